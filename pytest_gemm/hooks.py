@@ -74,7 +74,7 @@ class GemmRun:
         self._journals: Journals | None = None
         self._termination: Termination | None = None
         self._harvest: list[precompile.Harvest] | None = None
-        self._measured: list[Any] | None = None  # of speed.runner.Measured; a run without timed tests imports none
+        self._measured: list[Any] | None = None  # of speed.report.rows.Run; a run without timed tests imports none
         self._fuzzer: Any = None  # a fuzzing.check.TrialWorker, likewise
         self._guarded: Any = None  # a run.guarded.GuardedJudge, likewise
         self._fuzzed: list[str] = []
@@ -321,7 +321,7 @@ class GemmRun:
         state.narrowed = True  # a few shapes do not show that an entry of the ledger is stale
         cases = {(backend, line): test for backend, line, test in timed}
         measured += controller.measure(settings, cases, Project.of(config), self._display(), whole=whole)
-        state.undecided = any(controller.as_run(made, settings.speed).decided_too_little for made in measured)
+        state.undecided = any(made.decided_too_little for made in measured)
         for made in measured:
             state.lose(made.lost)
         return measured

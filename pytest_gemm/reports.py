@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 def show_speed(settings: GemmConfig, state: RunState, measured: Sequence[Any], reporter: Any) -> None:
     """The table of each device, and the pages that were asked for."""
-    from pytest_gemm.speed import controller
     from pytest_gemm.speed.report import page, text
 
-    runs = [controller.as_run(made, settings.speed) for made in measured if made.sessions]
+    runs = [made for made in measured if made.sessions]
     for run in runs:
         reporter.section(f"GEMM speed on {run.hardware}")
         for line in text.table(run):

@@ -12,15 +12,15 @@ import pytest
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import Judgement, Peaks, Sample
-from pytest_gemm.speed.report import rows, text
+from pytest_gemm.speed.data import Judgement, Sample
+from pytest_gemm.speed.report import text
+from pytest_gemm.speed.report.rows import Run
 from pytest_gemm.speed.runner import timed
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
     from pytest_gemm.judging.case import Case
     from pytest_gemm.run.check import GemmCheck
-    from pytest_gemm.speed.runner import Measured
 
 
 class Replay:
@@ -56,7 +56,7 @@ class SpeedCheck:
 
     config: GemmConfig
     check: GemmCheck
-    measured: Sequence[Measured]
+    measured: Sequence[Run]
     benchmark: Callable[[Callable[[], float]], Any]
     verdicts: list[str] = dataclasses.field(default_factory=list)
 
@@ -81,10 +81,10 @@ class SpeedCheck:
             return []
         if made is None or not samples:
             pytest.fail(f"{case.problem} on {case.backend.name} was not timed: no session has it", pytrace=False)
-        judged = [judgement for key, judgement in made.judgements.items() if timed(key) == this]
+        judged = [judgement for judgement in made.judgements if timed(judgement.case) == this]
         self._show(case.problem, made, samples, judged)
         self.check.finish(case, [_outcome(samples[0], case.seed)])
-        if made.mode == "record":
+        if made.mode == "none":
             texts = [made.refused[j.case] for j in judged if j.case in made.refused]
         else:
             self.verdicts += [str(j.verdict) for j in judged]
@@ -93,7 +93,7 @@ class SpeedCheck:
             pytest.fail("\n".join(texts), pytrace=False)
         return judged
 
-    def _show(self, problem: Problem, made: Measured, samples: Sequence[Sample], judged: Sequence[Judgement]) -> None:
+    def _show(self, problem: Problem, made: Run, samples: Sequence[Sample], judged: Sequence[Judgement]) -> None:
         """Hand the readings of the case, of its fastest candidate, to pytest-benchmark."""
         first = min(samples, key=lambda s: s.estimate).case
         of_it = [s for s in samples if s.case == first]
@@ -105,12 +105,10 @@ class SpeedCheck:
         benchmark.extra_info.update(_facts(problem, made, of_it, judgement))
         benchmark.pedantic(replay.step, rounds=len(readings), iterations=1)
 
-    def _failure(self, made: Measured, judgement: Judgement) -> str:
-        line = made.stored.get(judgement.case)
-        past = rows.Past(*line.history[-1]) if line is not None else None
+    def _failure(self, made: Run, judgement: Judgement) -> str:
+        past = made.history.get(judgement.case, (None,))[-1]
         rerun = self.check.rerun.line(Outcome(judgement.case, "", self.config.seed, Status.PASSED))
-        mode: Any = "against" if made.mode == "against" else "baseline"
-        return text.failure(judgement, rerun, stored=past, mode=mode, record=made.record)
+        return text.failure(judgement, rerun, stored=past, mode=made.mode, record=made.record)
 
 
 def _outcome(sample: Sample, seed: int) -> Outcome:
@@ -119,9 +117,9 @@ def _outcome(sample: Sample, seed: int) -> Outcome:
     return dataclasses.replace(outcome, kernels=sample.kernels, chosen=sample.selected)
 
 
-def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgement: Judgement | None) -> dict[str, Any]:
+def _facts(problem: Problem, made: Run, samples: Sequence[Sample], judgement: Judgement | None) -> dict[str, Any]:
     """What stands beside the rounds in pytest-benchmark's JSON."""
-    work, peaks = roofline.work(problem), Peaks.of(made.sessions)
+    work, peaks = roofline.work(problem), made.peaks
     estimate = statistics.median(s.estimate for s in samples)
     ratios = [s.comparator_estimate / s.estimate for s in samples if s.comparator_estimate is not None]
     facts: dict[str, Any] = {

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import pickle
 import shlex
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,20 +29,21 @@ from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.run.terminal import Display
 from pytest_gemm.speed.baseline import entry, record
 from pytest_gemm.speed.baseline import store as store_module
-from pytest_gemm.speed.data import Judgement, Peaks, Session, by_case
+from pytest_gemm.speed.data import Judgement, Peaks, by_case
 from pytest_gemm.speed.gate import design, estimates, selection
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.speed.report import rows
+from pytest_gemm.speed.report.rows import Run
 from pytest_gemm.speed.request import Group, Project, resolve
-from pytest_gemm.speed.runner import Measured, Runner, SessionFailed, Timed, timed, timed_apart
+from pytest_gemm.speed.runner import Runner, SessionFailed, Timed, timed, timed_apart
 
 if TYPE_CHECKING:
-    from pytest_gemm.config import GemmConfig, SpeedConfig
+    from pytest_gemm.config import GemmConfig
 
 
 def measure(
     config: GemmConfig, cases: Mapping[Timed, str], project: Project, display: Display, *, whole: bool
-) -> list[Measured]:
+) -> list[Run]:
     """Time the cases and come to verdicts, device by device.
 
     Args:
@@ -76,18 +79,11 @@ def measure(
                     if whole:
                         one.tidy()
                     found.append(made)
-                    count, seconds = len(made.sessions) + len(made.base), sum(made.seconds.values())
-                    display.line(f"speed: {count} sessions on {device} in {seconds:.0f} s")
+                    count = len(made.sessions) + len(made.base)
+                    display.line(f"speed: {count} sessions on {device} in {made.seconds:.0f} s")
         except (SessionFailed, entry.BaselineError) as error:
             raise pytest.UsageError(f"speed: {error}") from None
     return found
-
-
-class _Pairs(NamedTuple):
-    """Sessions of the base, where there is one, and of the head."""
-
-    base: list[Session]
-    head: list[Session]
 
 
 class _Measurement:
@@ -106,23 +102,31 @@ class _Measurement:
     ) -> None:
         hardware = key_module.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
         self.policy = policy_module.Policy.for_device(device)
-        self.made = Measured(device, hardware)
+        self.made = Run(
+            device=device,
+            hardware=hardware,
+            mode="none" if config.speed.record else "against" if base else "baseline",
+            delta=self.policy.delta,
+            fatal=config.speed.fatal,
+            undecided_share=config.speed.undecided_share if config.speed.gating else 1.0,
+        )
+        self.stored: dict[CaseId, entry.Baseline] = {}
         self.store = store_module.Store(config.speed.baselines, hardware)
         self.groups = [Group("head"), *([base] if base else [])]
         self._config = config
         self._runner = runner
         self._cases = cases
+        self._seconds: defaultdict[str, float] = defaultdict(float)  # by phase
         if (count := config.speed.sessions) and not config.speed.record:
             changed = {"screen_sessions": count} if base is None else {"screen_pairs": count}
             self.policy = dataclasses.replace(self.policy, **changed)
 
-    def measure(self, display: Display, project: Project) -> Measured:
+    def measure(self, display: Display, project: Project) -> Run:
         """Compile, time and judge."""
         made, runner, speed = self.made, self._runner, self._config.speed
         made.record = project.recording
-        made.mode = "record" if speed.record else "baseline" if len(self.groups) == 1 else "against"
         if made.mode != "against":  # a store that cannot be read is an error before anything is measured
-            made.stored = self.store.load_all(dict.fromkeys(backend for backend, _ in self._cases))
+            self.stored = self.store.load_all(dict.fromkeys(backend for backend, _ in self._cases))
         try:
             with self._clock("compile"):
                 for group in self.groups:
@@ -130,7 +134,7 @@ class _Measurement:
             made.notes += runner.notes
             if speed.record:
                 with self._clock("record"):
-                    self._sessions(self._cases, speed.sessions or entry.SESSIONS, "recording", _Pairs([], []))
+                    self._sessions(self._cases, speed.sessions or entry.SESSIONS, "recording")
                 self._record()
                 made.judgements = self._with_every_case({})
             else:
@@ -139,101 +143,103 @@ class _Measurement:
             for line in self._cut_short(project):
                 display.line(f"speed: {line}")
             raise
-        made.failed, made.lost = runner.failed, runner.lost
         order = {case: place for place, case in enumerate(self._cases)}  # each session has another one
-        made.judgements = dict(sorted(made.judgements.items(), key=lambda pair: order[timed(pair[0])]))
+        made.judgements = sorted(made.judgements, key=lambda judgement: order[timed(judgement.case)])
+        made.failed, made.lost = runner.failed, runner.lost
+        made.history = {case: [rows.Past(*past) for past in one.history] for case, one in self.stored.items()}
+        made.software = made.sessions[0].software if made.sessions else {}
+        made.peaks = Peaks.of(made.sessions)
+        inside = sum(
+            sum(s.phases.values()) for session in itertools.chain(made.base, made.sessions) for s in session.samples
+        )
+        made.seconds = sum(self._seconds.values())
+        made.harness_seconds = max(0.0, made.seconds - self._seconds["compile"] - inside)
         return made
 
     def judge(self) -> None:
         """Screen, confirm what needs it, and come to verdicts."""
         made, runner, policy, is_paired = self.made, self._runner, self.policy, len(self.groups) > 1
-        before = {key: line.selected for key, line in made.stored.items()}
+        before = {key: one.selected for key, one in self.stored.items()}
         runner.before = runner.selected(self.groups[-1]) if is_paired else before
-        first, more = _Pairs([], []), _Pairs([], [])
         with self._clock("screen"):
             count = policy.screen_pairs if is_paired else policy.screen_sessions
-            self._sessions(self._cases, count, "screening", first)
-        if not first.head:
+            self._sessions(self._cases, count, "screening")
+        if not (first := len(made.sessions)):
             return
-        how = design.Design(policy, None if is_paired else record.stored(made.stored, first.head[0]))
+        how = design.Design(policy, None if is_paired else record.stored(self.stored, made.sessions[0]))
 
         def confirming(cases: tuple[CaseId, ...], count: int) -> tuple[design.Readings, design.Readings]:
             with self._clock("confirm"):
-                if not more.head:
-                    again = set(cases).intersection(selection.changed(runner.before, first.head))
+                if not (done := len(made.sessions) - first):
+                    again = set(cases).intersection(selection.changed(runner.before, made.sessions))
                     for group in self.groups:
                         runner.select_again(group, again)
                     runner.before = runner.selected(self.groups[-1]) if is_paired else before
                 wanted = list(dict.fromkeys(map(timed, cases)))
-                self._sessions(wanted, count - len(more.head), "confirming", more)
-            return estimates.pair_readings(*more)
+                self._sessions(wanted, count - done, "confirming")
+            return estimates.pair_readings(made.base[first:], made.sessions[first:])
 
-        screened = how.screen(*estimates.pair_readings(*first))
+        screened = how.screen(*estimates.pair_readings(made.base, made.sessions))
         judgements = how.confirm(screened, confirming)
         made.anchor = screened.anchor
-        made.judgements = self._with_every_case(selection.annotate(judgements, runner.before, made.sessions))
+        made.judgements = self._with_every_case(selection.annotate(judgements, runner.before, self.made.sessions))
         if is_paired:
             return
-        if not made.stored:
-            made.notes.append(str(self.store.no_baseline(made.record)))
-        elif other := record.incomparable(made.stored, first.head[0]):
-            made.notes.append(f"{len(other)} baselines were timed in another way and do not compare: record them again")
+        if not self.stored:
+            self.made.notes.append(str(self.store.no_baseline(made.record)))
+        elif other := record.incomparable(self.stored, made.sessions[0]):
+            self.made.notes.append(
+                f"{len(other)} baselines were timed in another way and do not compare: record them again"
+            )
 
     def tidy(self) -> None:
         """Report the baselines of cases that the suite no longer has, or drop them."""
-        made = self.made
-        gone = [key for key in made.stored if timed(key) not in frozenset(self._cases)]
+        gone = [key for key in self.stored if timed(key) not in frozenset(self._cases)]
         if gone and self._config.speed.prune:
-            dropped = self.store.prune(made.stored.keys() - set(gone), {key.backend for key in gone})
-            made.notes += [f"pruned {key}" for key in dropped]
+            dropped = self.store.prune(self.stored.keys() - set(gone), {key.backend for key in gone})
+            self.made.notes += [f"pruned {key}" for key in dropped]
         elif gone:
             names = ", ".join(map(str, gone[:3])) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
-            made.notes.append(
+            self.made.notes.append(
                 f"{len(gone)} baselines are of no case of the suite ({names}): --gemm-record=prune drops them"
             )
 
-    def _sessions(self, cases: Sequence[Timed], count: int, what: str, into: _Pairs) -> None:
+    def _sessions(self, cases: Sequence[Timed], count: int, what: str) -> None:
         """Time the cases in ``count`` sessions of each group.
 
         Which group begins changes from pair to pair, so that a drift hits both alike.
         """
-        made, unit = self.made, "session" if len(self.groups) == 1 else "pair"
+        unit = "session" if len(self.groups) == 1 else "pair"
         for number in range(1, count + 1):
             if not self._runner.left(cases):
                 break
-            index = len(made.sessions)
+            index = len(self.made.sessions)
             groups = self.groups[:: 1 if index % 2 else -1]
             found = self._runner.sessions(groups, cases, index, f"{what}, {unit} {number} of {count}")
-            for name, sessions, these in (("base", made.base, into.base), ("head", made.sessions, into.head)):
-                if name in found:
-                    sessions.append(found[name])
-                    these.append(found[name])
+            for name, session in found.items():
+                (self.made.base if name == "base" else self.made.sessions).append(session)
 
-    def _with_every_case(self, judgements: Mapping[CaseId, Judgement]) -> dict[CaseId, Judgement]:
+    def _with_every_case(self, judgements: Mapping[CaseId, Judgement]) -> list[Judgement]:
         """The judgements in the order of measurement; a timed case without one has no baseline."""
         reason = Reason("no-baseline", "nothing is stored for it on this hardware")
-        found = {}
+        found = []
         for key, samples in by_case(self.made.sessions).items():
-            found[key] = judgements.get(key) or Judgement(
-                key,
-                Verdict.NO_BASELINE,
-                reason,
-                seconds=samples[0].estimate,
-                comparator_seconds=samples[0].comparator_estimate,
-                sessions=len(samples),
-            )
+            first, count = samples[0], len(samples)
+            none = Judgement(key, Verdict.NO_BASELINE, reason, seconds=first.estimate, sessions=count)
+            comparator = first.comparator_estimate
+            found.append(judgements.get(key) or dataclasses.replace(none, comparator_seconds=comparator))
         return found
 
     def _record(self) -> None:
         """Store what was measured; a case that got slower only if it was accepted."""
-        made, speed = self.made, self._config.speed
-        if not made.sessions:
+        made, speed, head = self.made, self._config.speed, self.made.sessions
+        if not head:
             return
         k = speed.sessions or entry.SESSIONS
-        done, made.refused = record.record_sessions(self.store, made.sessions, self.policy, k=k, force=speed.force)
+        done, made.refused = record.record_sessions(self.store, head, self.policy, k=k, force=speed.force)
         if lines := done.lines():
-            made.notes += [f"baselines in {self.store.place}:", *lines]
-        made.stored = self.store.load_all({key.backend for key in by_case(made.sessions)})
+            self.made.notes += [f"baselines in {self.store.place}:", *lines]
+        self.stored = self.store.load_all({key.backend for key in by_case(head)})
 
     def _cut_short(self, project: Project) -> list[str]:
         """What is left of a run that does not come to its end, and the command that records from it."""
@@ -255,33 +261,9 @@ class _Measurement:
     @contextlib.contextmanager
     def _clock(self, phase: str) -> Iterator[None]:
         """Adds up the seconds of a phase."""
-        started, seconds = time.perf_counter(), self.made.seconds
+        started = time.perf_counter()
         yield
-        seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
-
-
-def as_run(made: Measured, speed: SpeedConfig) -> rows.Run:
-    """What the reports need to know of it, and of what fails the run."""
-    mode: Any = made.mode if made.mode in {"baseline", "against"} else "none"
-    inside = sum(sum(s.phases.values()) for session in (*made.sessions, *made.base) for s in session.samples)
-    whole = sum(made.seconds.values())
-    return rows.Run(
-        judgements=tuple(made.judgements.values()),
-        sessions=tuple(made.sessions),
-        hardware=made.hardware,
-        software=made.sessions[0].software if made.sessions else {},
-        peaks=Peaks.of(made.sessions),
-        mode=mode,
-        anchor=made.anchor,
-        notes=tuple(made.notes),
-        history={key: tuple(rows.Past(*past) for past in line.history) for key, line in made.stored.items()},
-        seconds=whole,
-        harness_seconds=max(0.0, whole - made.seconds.get("compile", 0.0) - inside),
-        record=made.record,
-        delta=policy_module.Policy.for_device(made.device).delta,
-        fatal=speed.fatal,
-        undecided_share=speed.undecided_share if speed.gating else 1.0,
-    )
+        self._seconds[phase] += time.perf_counter() - started
 
 
 # -- between the processes of xdist ----------------------------------------------------------------------------

@@ -25,8 +25,7 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.run.terminal import Display
-from pytest_gemm.speed.baseline import entry
-from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session, SessionError, read_session, session_text
+from pytest_gemm.speed.data import Peaks, Sample, Session, SessionError, read_session, session_text
 from pytest_gemm.speed.report import units
 from pytest_gemm.speed.request import LOST, NOW, REQUEST, SESSION, Group, Project, Request, TimedCase
 from pytest_gemm.storage import files
@@ -55,42 +54,6 @@ _HUGE_PAGES: Final = {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.mall
 def timed(case: CaseId) -> Timed:
     """The case that a candidate is of."""
     return case.backend, case.problem
-
-
-@dataclasses.dataclass
-class Measured:
-    """What a run measured on one device, and what follows.
-
-    Attributes:
-        device, hardware: where.
-        record: the command that records baselines of its cases.
-        mode: ``baseline``, ``against`` or ``record``.
-        sessions: of the head, those of the confirmation included.
-        base: of the other environment.
-        failed: cases without an estimate: the sample with the reason.
-        judgements: of every timed case.
-        stored: the baselines that were compared with.
-        anchor: the comparators moved as a whole.
-        refused: cases that were to be recorded and were not, with the reason.
-        notes: further sentences about the run.
-        seconds: by the clock, and by phase.
-        lost: why a requested file is not complete, by the option with its value.
-    """
-
-    device: str
-    hardware: str = ""
-    record: str = ""
-    mode: str = "baseline"
-    sessions: list[Session] = dataclasses.field(default_factory=list)
-    base: list[Session] = dataclasses.field(default_factory=list)
-    failed: dict[Timed, Sample] = dataclasses.field(default_factory=dict)
-    judgements: dict[CaseId, Judgement] = dataclasses.field(default_factory=dict)
-    stored: dict[CaseId, entry.Baseline] = dataclasses.field(default_factory=dict)
-    anchor: Reason | None = None
-    refused: dict[CaseId, str] = dataclasses.field(default_factory=dict)
-    notes: list[str] = dataclasses.field(default_factory=list)
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    lost: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 # -- running sessions ----------------------------------------------------------------------------------------
@@ -136,7 +99,7 @@ class Runner:
         tests: name of the test function of each case.
         before: what was selected for the baseline, or in the base environment.
         failed: of each case that failed, the sample with the reason.
-        notes, lost: see :class:`Measured`.
+        notes, lost: see :class:`rows.Run`.
         pinned: candidates of the backends that select by timing, by group and case; the selected one is the first.
         peaks: of the machine, once a session has measured them.
         samples: folder that keeps the sessions' files.

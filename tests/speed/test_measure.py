@@ -32,8 +32,8 @@ from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import store
 from pytest_gemm.speed.check import SpeedCheck
 from pytest_gemm.speed.data import Sample, Session, read_session
+from pytest_gemm.speed.report.rows import Run
 from pytest_gemm.speed.request import SESSION, Group, Project, Request, TimedCase
-from pytest_gemm.speed.runner import Measured
 from pytest_gemm.speed.worker import Meter
 from pytest_gemm.tools import cli
 
@@ -157,7 +157,7 @@ def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_tim
 ) -> None:
     other = Sample(CaseId("several", MM.line, "medium"), "cpu", left_out)
     timed = Sample(CaseId("several", MM.line, "big"), "cpu", Status.PASSED, subject=(1e-3,) * 4)
-    made = Measured("cpu", sessions=[Session("amd", samples=(other,) if alone else (other, timed))])
+    made = Run(sessions=[Session("amd", samples=(other,) if alone else (other, timed))])
     bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
     config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
     ends: Any = Ends()
@@ -171,7 +171,7 @@ def test_a_timed_outcome_names_the_distribution_that_was_timed(distribution: str
     readings = (1e-3,) * 4 if distribution else ()
     status = Status.PASSED if distribution else Status.CRASHED
     sample = Sample(CaseId("several", MM.line), "cpu", status, subject=readings, distribution=distribution)
-    made, found = Measured("cpu", sessions=[Session("amd", samples=(sample,))]), []
+    made, found = Run(sessions=[Session("amd", samples=(sample,))]), []
     made.failed = {} if distribution else {("several", MM.line): sample}
     bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
     config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)

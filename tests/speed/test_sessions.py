@@ -555,9 +555,9 @@ def test_a_selection_that_makes_a_case_slower_has_to_recur(
     config: Any = SimpleNamespace(speed=SpeedConfig(baselines=tmp_path))
     runner = Selecting(selects)
     measurement = controller._Measurement(config, runner, "cuda", [(CASE.backend, CASE.problem)], None)
-    measurement.made.stored = {CASE: stored}
+    measurement.stored = {CASE: stored}
     measurement.judge()
-    (judgement,) = measurement.made.judgements.values()
+    (judgement,) = measurement.made.judgements
     assert judgement.verdict is verdict, judgement.reason
     assert judgement.selection.startswith(told)
     assert bool(judgement.selection) is bool(told)

@@ -71,14 +71,14 @@ def test_a_wide_table_has_the_figures_of_a_case() -> None:
     ],
 )
 def test_the_rate_is_of_what_limits_the_case(line: str, peaks: Peaks, rate: str) -> None:
-    (row,) = rows_module.rows(run_of(measured([(1e-3, None)], CaseId("triton", line)), peaks=peaks))
+    (row,) = run_of(measured([(1e-3, None)], CaseId("triton", line)), peaks=peaks).rows
     assert row.rate == rate
     assert (row.share is None) == (not peaks.flops)
 
 
 def test_cases_of_a_problem_stand_together() -> None:
     keys = [CaseId("triton", LINE), CaseId("triton", OTHER), CaseId("cpp", LINE), CaseId("cpp", OTHER)]
-    found = rows_module.rows(run_of(*(measured([(1e-3, None)], key) for key in keys)))
+    found = run_of(*(measured([(1e-3, None)], key) for key in keys)).rows
     assert [row.judgement.case for row in found] == [keys[0], keys[2], keys[1], keys[3]]
 
 
@@ -99,11 +99,11 @@ def test_an_interval_is_students_over_sessions_and_disturbed_ones_do_not_count()
     spoilt = measured([(1e-3, 9e-3)], disturbed="load")
     logs = [math.log(ratio) for ratio in ratios]
     low, high = stats.t.interval(0.95, 3, statistics.fmean(logs), stats.sem(logs))
-    speedup = rows_module.rows(run_of(samples + spoilt))[0].speedup
+    speedup = run_of(samples + spoilt).rows[0].speedup
     assert speedup is not None
     assert (speedup.low, speedup.high) == pytest.approx((math.exp(low), math.exp(high)))
     assert speedup.sessions == 4
-    (only,) = rows_module.rows(run_of(spoilt, peaks=PEAKS))
+    (only,) = run_of(spoilt, peaks=PEAKS).rows
     assert (only.doubtful, only.speedup, only.share) == (True, None, None)
 
 
@@ -118,7 +118,7 @@ def test_what_was_disturbed_is_said_and_nothing_is_derived_from_it() -> None:
     assert told in lines
     assert "no roofline: nothing was calm" in lines
     assert "fastest of 1 problem: too close to call 1" in lines
-    assert [mean.entrant for mean in rows_module.geomean(run)] == ["triton"]
+    assert [mean.entrant for mean in run.means] == ["triton"]
     assert "disturbed and left out" in reports.markdown(run, "speed")
 
 
@@ -127,7 +127,7 @@ def test_who_is_fastest_and_the_ratio_beside_a_case_are_one_estimate() -> None:
     slower = measured([(1e-3, ratio * 1e-3) for ratio in (0.55, 0.56, 0.54)])
     own = measured([(seconds, None) for seconds in (26e-3, 25e-3, 27e-3)], CaseId("aten", LINE))
     run = run_of(slower, own, verdict=Verdict.NO_BASELINE)
-    (found,) = rows_module.winners(run)
+    (found,) = run.winners
     assert (found.entrant, found.runner_up, found.clear) == ("aten", "triton", True)
     assert found.lead is not None
     assert found.lead.middle == pytest.approx(1 / 0.55, rel=0.01)
@@ -150,7 +150,7 @@ def test_a_memory_that_is_no_limit_has_no_share(line: str, seconds: float, cell:
     problem = Problem.parse(line)
     least = roofline.attainable_seconds(roofline.work(problem), "f16", PEAKS)
     assert least
-    (row,) = rows_module.rows(run_of(measured([(10 * least * seconds, None)], CaseId("triton", line)), peaks=PEAKS))
+    (row,) = run_of(measured([(10 * least * seconds, None)], CaseId("triton", line)), peaks=PEAKS).rows
     assert row.peak == cell
 
 
@@ -179,7 +179,7 @@ def test_the_winner_is_clear_when_its_lead_within_sessions_is(
         )
         for name in jitter
     ]
-    (found,) = rows_module.winners(run_of(*cases))
+    (found,) = run_of(*cases).winners
     assert (found.entrant, found.runner_up, found.clear) == (winner, runner_up, clear)
     assert list(found.seconds_by) == sorted(seconds, key=lambda name: seconds[name])
     assert found.lead is not None
@@ -191,14 +191,14 @@ def test_the_winner_is_clear_when_its_lead_within_sessions_is(
 
 def test_a_backend_without_rivals_wins_nothing() -> None:
     run = run_of(measured([(1.0, None)]))
-    (found,) = rows_module.winners(run)
+    (found,) = run.winners
     assert (found.runner_up, found.lead, found.clear) == ("", None, False)
     assert not any("fastest" in line for line in reports.summary(run))
 
 
 def test_the_mean_speed_up_is_geometric() -> None:
     run = run_of(measured([(1.0, 4.0)]), measured([(1.0, 0.25)], CaseId("triton", OTHER)))
-    (mean,) = rows_module.geomean(run)
+    (mean,) = run.means
     assert (mean.entrant, mean.comparator, mean.cases) == ("triton", "aten", 2)
     assert (mean.speedup, mean.worst, mean.best) == pytest.approx((1.0, 0.25, 4.0))
     told = "triton over aten: 1.00x, the geometric mean of 2 cases from 0.25x to 4.00x"

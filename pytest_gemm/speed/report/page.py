@@ -6,26 +6,14 @@ import itertools
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.report import figures
 from pytest_gemm.speed.report.figures import chunks, kind_of
-from pytest_gemm.speed.report.rows import (
-    VERDICTS,
-    Row,
-    Run,
-    Winner,
-    change_text,
-    columns,
-    comparator_of,
-    geomean,
-    rows,
-    winners,
-    wins,
-)
+from pytest_gemm.speed.report.rows import VERDICTS, Row, Run, Winner, change_text, columns, comparator_of
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.speed.report.text import lines
 
@@ -47,64 +35,56 @@ def page(run: Run, title: str) -> str:
             then and the page says so.
         title: of the page, plain text.
     """
-    found = rows(run)
-    fastest = winners(run)
+    found, fastest = run.rows, run.winners
     subjects = list(dict.fromkeys(row.entrant for row in found))
     comparator = comparator_of(found)
     names = dict.fromkeys(itertools.chain(subjects, *(w.seconds_by for w in fastest)))
-    leads, close = wins(fastest)
     text = render(
         "page.html.jinja",
         run=run,
         title=title,
-        rows=found,
-        fastest=fastest,
         columns=columns(run, found),
         change_text=change_text,
-        counts=run.counts(),
         verdict_words=VERDICTS,
         notes=lines(run, "disturbed", "notes"),
         untimed=lines(run, "untimed"),
         # The class that colours a backend or a comparator; the latter are grey.
         entrants={name: f"e{i % 6}" + " other" * (name not in subjects) for i, name in enumerate(names)},
         comparator="the comparator" if comparator == "comparator" else comparator,
-        leads=leads,
-        close=close,
-        contested=close + sum(map(len, leads.values())),
-        means={mean.entrant: mean for mean in geomean(run)},
+        means={mean.entrant: mean for mean in run.means},
         statistics=statistics,
         edges=_EDGES,
         ran=_ran(run),
-        **_verdicts(run, found),
-        **_rates(run, found, fastest, names),
-        **_speedups(found),
-        **_histories(run, found),
+        **_verdicts(run),
+        **_rates(run, names),
+        **_speedups(run),
+        **_histories(run),
     )
     return text + "\n"
 
 
-def _verdicts(run: Run, found: Sequence[Row]) -> dict[str, Any]:
+def _verdicts(run: Run) -> dict[str, Any]:
     """The forest plots, the largest slow-down first."""
-    compared = [row.judgement for row in found if row.judgement.change is not None]
+    compared = [row.judgement for row in run.rows if row.judgement.change is not None]
     compared.sort(key=lambda judgement: -(judgement.change or 0.0))
     same = [j for j in compared if j.verdict is Verdict.SAME]
     moved = [j for j in compared if j.verdict is not Verdict.SAME]
     return {
         "compared": bool(compared),
-        "why_nothing": Counter(f"{row.judgement.verdict}: {row.judgement.reason.text}" for row in found),
+        "why_nothing": Counter(f"{row.judgement.verdict}: {row.judgement.reason.text}" for row in run.rows),
         "moved": [figures.forest(piece, run.delta) for piece in chunks(moved, _FOREST_ROWS)],
         "same": [figures.forest(piece, run.delta) for piece in chunks(same, _FOREST_ROWS)],
         "same_count": len(same),
     }
 
 
-def _rates(run: Run, found: Sequence[Row], fastest: Sequence[Winner], names: Iterable[str]) -> dict[str, Any]:
+def _rates(run: Run, names: Iterable[str]) -> dict[str, Any]:
     """Bars by op, dtypes and layout, and roofline plots by dtype."""
-    problems = {row.problem.line: row.problem for row in found}
-    attainable = {row.problem.line: row.attainable for row in found if row.attainable}
+    problems = {row.problem.line: row.problem for row in run.rows}
+    attainable = {row.problem.line: row.attainable for row in run.rows if row.attainable}
     by_kind: dict[str, list[Winner]] = defaultdict(list)
     by_dtype: dict[str, list[Winner]] = defaultdict(list)
-    for winner in fastest:
+    for winner in run.winners:
         problem = problems[winner.problem]
         by_kind[kind_of(problem)].append(winner)
         dtype = roofline.dtype_name(problem)
@@ -123,10 +103,10 @@ def _rates(run: Run, found: Sequence[Row], fastest: Sequence[Winner], names: Ite
     }
 
 
-def _speedups(found: Iterable[Row]) -> dict[str, Any]:
+def _speedups(run: Run) -> dict[str, Any]:
     """Speed-ups as tables of M by N x K: a grid of numbers is a table, which can be read aloud and copied."""
     grids: dict[str, dict[str, dict[tuple[str, str], Row]]] = defaultdict(lambda: defaultdict(dict))
-    for row in found:
+    for row in run.rows:
         if row.speedup:
             shape = row.problem.shape
             m = f"{shape.batch}x{shape.m}" if shape.batch is not None else str(shape.m)
@@ -149,11 +129,11 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
-def _histories(run: Run, found: Iterable[Row]) -> dict[str, Any]:
-    told = [(row.judgement, past) for row in found if (past := list(run.history.get(row.judgement.case, ())))]
+def _histories(run: Run) -> dict[str, Any]:
+    told = [(row.judgement, past) for row in run.rows if (past := list(run.history.get(row.judgement.case, ())))]
     told.sort(key=lambda item: -abs(math.log((item[0].seconds or item[1][-1].seconds) / item[1][0].seconds)))
     shown = told[:_HISTORIES]
-    problems = {row.problem.line: row.problem for row in found}
+    problems = {row.problem.line: row.problem for row in run.rows}
     dates = [session.date for session in run.sessions]
     return {
         "history": [figures.history(piece, problems, dates) for piece in chunks(shown, 24)],

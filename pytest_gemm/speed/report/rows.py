@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -43,9 +44,9 @@ class Past(NamedTuple):
     commit: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Run:
-    """All that the reports need of a run.
+    """What a run measured on one device, what follows, and what the reports need of it.
 
     Attributes:
         judgements: one for each case, in the suite's order.
@@ -63,16 +64,21 @@ class Run:
         delta: slow-down that is tolerated, as a fraction; 0 where it is not to be shown.
         fatal: verdicts that fail a test.
         undecided_share: of the compared cases, beyond which the run fails for what stays undecided.
+        device: ``cpu`` or ``cuda``.
+        base: sessions of the other environment.
+        failed: cases without an estimate, by backend and problem line: the sample with the reason.
+        refused: cases that were to be recorded and were not, with the reason.
+        lost: why a requested file is not complete, by the option with its value.
     """
 
-    judgements: Sequence[Judgement]
-    sessions: Sequence[Session] = ()
+    judgements: Sequence[Judgement] = ()
+    sessions: list[Session] = dataclasses.field(default_factory=list)
     hardware: str = ""
     software: Mapping[str, str] = dataclasses.field(default_factory=dict)
     peaks: Peaks = dataclasses.field(default_factory=Peaks)
     mode: Mode = "baseline"
     anchor: Reason | None = None
-    notes: Sequence[str] = ()
+    notes: list[str] = dataclasses.field(default_factory=list)
     history: Mapping[CaseId, Sequence[Past]] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     harness_seconds: float = 0.0
@@ -80,6 +86,11 @@ class Run:
     delta: float = 0.0
     fatal: Collection[Verdict] = ()
     undecided_share: float = 1.0
+    device: str = "cpu"
+    base: list[Session] = dataclasses.field(default_factory=list)
+    failed: Mapping[tuple[str, str], Sample] = dataclasses.field(default_factory=dict)
+    refused: Mapping[CaseId, str] = dataclasses.field(default_factory=dict)
+    lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def counts(self) -> dict[Verdict, int]:
         """Cases by verdict, in the order of interest; verdicts that nothing got are left out."""
@@ -97,6 +108,78 @@ class Run:
         """Whether so many of the cases stayed undecided that the run fails for it."""
         undecided, compared = self.undecided
         return self.mode != "none" and undecided > self.undecided_share * compared
+
+    # What follows is derived once, from a run that has come to its end.
+
+    @functools.cached_property
+    def trusted(self) -> dict[CaseId, dict[int, Sample]]:
+        """The timed samples by case and by position of their session.
+
+        Disturbed ones are left out, unless a case has no others: an estimate that is marked is better than none.
+        """
+        good: dict[CaseId, dict[int, Sample]] = defaultdict(dict)
+        doubtful: dict[CaseId, dict[int, Sample]] = defaultdict(dict)
+        for position, session in enumerate(self.sessions):
+            for sample in session.samples:
+                if sample.is_timed:
+                    (doubtful if sample.disturbed else good)[sample.case][position] = sample
+        return {**doubtful, **good}
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """The cases with their rates, shares and speed-ups; those of one problem stand together.
+
+        Problems come in the order of the suite, and so do the backends of a problem.
+        """
+        place = {problem: i for i, problem in enumerate(dict.fromkeys(j.case.problem for j in self.judgements))}
+        ordered = sorted(self.judgements, key=lambda judgement: place[judgement.case.problem])
+        return [_row(judgement, self.trusted.get(judgement.case, {}), self.peaks) for judgement in ordered]
+
+    @functools.cached_property
+    def winners(self) -> list[Winner]:
+        """Who is fastest at each problem, the comparator included, in the order of the suite.
+
+        The lead is taken within sessions: what slows a whole process slows both.  Where all were timed beside one
+        comparator it is a quotient of their ratios to that one, the same that the reports show beside each case.  A
+        problem with a case whose sessions were all disturbed has no winner.
+        """
+        of_problem: dict[str, dict[str, Mapping[int, Sample]]] = defaultdict(dict)
+        for case, samples in self.trusted.items():
+            of_problem[case.problem][entrant(case)] = samples
+        problems = dict.fromkeys(j.case.problem for j in self.judgements)
+        return [_winner(problem, of_problem[problem]) for problem in problems if problem in of_problem]
+
+    @property
+    def contested(self) -> list[Winner]:
+        """The winners of the problems at which several were timed."""
+        return [winner for winner in self.winners if winner.lead is not None]
+
+    @property
+    def leads(self) -> dict[str, list[float]]:
+        """The clear winners' leads by entrant, most wins first."""
+        leads: dict[str, list[float]] = defaultdict(list)
+        for winner in self.winners:
+            if winner.lead is not None and winner.clear:
+                leads[winner.entrant].append(winner.lead.middle)
+        return dict(sorted(leads.items(), key=lambda item: -len(item[1])))
+
+    @property
+    def close(self) -> int:
+        """How many problems were too close to call."""
+        return sum(not winner.clear for winner in self.contested)
+
+    @property
+    def means(self) -> list[Mean]:
+        """The speed-up of each backend over its comparator, best first."""
+        found: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for row in self.rows:
+            if row.speedup:
+                found[row.entrant, row.comparator].append(row.speedup.middle)
+        means = [
+            Mean(*names, statistics.geometric_mean(ratios), min(ratios), max(ratios), len(ratios))
+            for names, ratios in found.items()
+        ]
+        return sorted(means, key=lambda mean: -mean.speedup)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,34 +291,9 @@ def entrant(case: CaseId) -> str:
     return case.backend + (f"@{case.candidate}" if case.candidate else "")
 
 
-def trusted(sessions: Iterable[Session]) -> dict[CaseId, dict[int, Sample]]:
-    """The timed samples by case and by position of their session.
-
-    Disturbed ones are left out, unless a case has no others: a doubtful estimate, marked by its verdict, beats none.
-    """
-    good: dict[CaseId, dict[int, Sample]] = defaultdict(dict)
-    doubtful: dict[CaseId, dict[int, Sample]] = defaultdict(dict)
-    for position, session in enumerate(sessions):
-        for sample in session.samples:
-            if sample.is_timed:
-                (doubtful if sample.disturbed else good)[sample.case][position] = sample
-    return {**doubtful, **good}
-
-
 def is_doubtful(samples: Mapping[int, Sample]) -> bool:
-    """Whether the case has no estimates but disturbed ones, see :func:`trusted`."""
+    """Whether the case has no estimates but disturbed ones, see :attr:`Run.trusted`."""
     return any(sample.disturbed for sample in samples.values())
-
-
-def rows(run: Run) -> list[Row]:
-    """The cases with their rates, shares and speed-ups; those of one problem stand together.
-
-    Problems come in the order of the suite, and so do the backends of a problem.
-    """
-    samples = trusted(run.sessions)
-    place = {problem: i for i, problem in enumerate(dict.fromkeys(j.case.problem for j in run.judgements))}
-    ordered = sorted(run.judgements, key=lambda judgement: place[judgement.case.problem])
-    return [_row(judgement, samples.get(judgement.case, {}), run.peaks) for judgement in ordered]
 
 
 def _row(judgement: Judgement, samples: Mapping[int, Sample], peaks: Peaks) -> Row:
@@ -261,23 +319,6 @@ def _row(judgement: Judgement, samples: Mapping[int, Sample], peaks: Peaks) -> R
         speedup=interval(ratios) if ratios else None,
         doubtful=doubtful,
     )
-
-
-def winners(run: Run) -> list[Winner]:
-    """Who is fastest at each problem, the comparator included, in the order of the suite.
-
-    The lead is taken within sessions: what slows a whole process slows both.  Where all were timed beside one
-    comparator it is a quotient of their ratios to that one, the same that the reports show beside each case.  A problem
-    with a case whose sessions were all disturbed has no winner.
-    """
-    of_problem: dict[str, dict[str, Mapping[int, Sample]]] = {}
-    for case, samples in trusted(run.sessions).items():
-        of_problem.setdefault(case.problem, {})[entrant(case)] = samples
-    return [
-        _winner(problem, of_problem[problem])
-        for problem in dict.fromkeys(j.case.problem for j in run.judgements)
-        if problem in of_problem
-    ]
 
 
 # One estimate a session, by entrant and position of the session.
@@ -349,33 +390,6 @@ def _is_clear(lead: Interval) -> bool:
 # The lead that a single session has to show: three times the 0.7% by which paired ratios of fresh processes differ on
 # an idle GPU, the only machine that is screened with one session.
 _SINGLE = 1.02
-
-
-def geomean(run: Run) -> list[Mean]:
-    """The speed-up of each backend over its comparator, best first."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in rows(run):
-        if row.speedup:
-            found[row.entrant, row.comparator].append(row.speedup.middle)
-    means = [
-        Mean(entrant, comparator, statistics.geometric_mean(ratios), min(ratios), max(ratios), len(ratios))
-        for (entrant, comparator), ratios in found.items()
-    ]
-    return sorted(means, key=lambda mean: -mean.speedup)
-
-
-def wins(found: Iterable[Winner]) -> tuple[dict[str, list[float]], int]:
-    """The clear winners' leads by entrant, most wins first, and how many problems were too close to call.
-
-    Problems that only one was timed at are in neither.
-    """
-    leads: dict[str, list[float]] = defaultdict(list)
-    close = 0
-    for winner in found:
-        if winner.lead is not None and winner.clear:
-            leads[winner.entrant].append(winner.lead.middle)
-        close += winner.lead is not None and not winner.clear
-    return dict(sorted(leads.items(), key=lambda item: -len(item[1]))), close
 
 
 # -- the columns of all tables -------------------------------------------------------------------------------

@@ -21,22 +21,7 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.data import Judgement, Sample
 from pytest_gemm.speed.report import units
-from pytest_gemm.speed.report.rows import (
-    VERDICTS,
-    Column,
-    Mode,
-    Past,
-    Row,
-    Run,
-    columns,
-    entrant,
-    geomean,
-    is_doubtful,
-    rows,
-    trusted,
-    winners,
-    wins,
-)
+from pytest_gemm.speed.report.rows import VERDICTS, Column, Mode, Past, Row, Run, columns, entrant, is_doubtful
 from pytest_gemm.speed.report.templates import escaped, render
 from pytest_gemm.text import table as text_table
 
@@ -56,10 +41,9 @@ def table(run: Run, width: int = 120) -> list[str]:
         width: of the terminal in characters.  Problem lines are shortened in the middle and columns left out, the
             least important first, where they do not fit.
     """
-    found = rows(run)
-    if not found:
+    if not (found := run.rows):
         return ["no case was timed", *summary(run)]
-    first = {(w.problem, w.entrant) for w in winners(run) if w.clear}
+    first = {(w.problem, w.entrant) for w in run.winners if w.clear}
     shown = columns(run, found)
     order = ("problem", "backend", "time", "rate", "peak", "speedup", "change", "verdict")
     cells = {name: [shown[name].text(row) for row in found] for name in order if name in shown}
@@ -131,8 +115,6 @@ def lines(run: Run, *parts: str) -> list[str]:
     phases: Counter[str] = Counter()
     for sample in samples:
         phases.update(sample.phases)
-    fastest = winners(run)
-    leads, close = wins(fastest)
     text = render(
         "lines.txt.jinja",
         run=run,
@@ -140,15 +122,10 @@ def lines(run: Run, *parts: str) -> list[str]:
         verdicts=run.counts(),
         by_code=by_code,
         timed=[sample for sample in samples if sample.is_timed],
-        doubtful=[case for case, some in trusted(run.sessions).items() if is_doubtful(some)],
+        doubtful=[case for case, some in run.trusted.items() if is_doubtful(some)],
         untimed_cases=_untimed(run),
         least_regret=_REGRET,
         statistics=statistics,
-        leads=leads,
-        close=close,
-        contested=close + sum(map(len, leads.values())),
-        single=sum(w.lead is not None and w.lead.low is None for w in fastest),
-        geomeans=geomean(run),
         phases=phases,
         commands=_commands(run),
     )
@@ -157,9 +134,8 @@ def lines(run: Run, *parts: str) -> list[str]:
 
 def _untimed(run: Run) -> dict[str, list[CaseId]]:
     """Cases of which no session has an estimate, by how they ended and why."""
-    timed = trusted(run.sessions)
     first: dict[CaseId, Sample] = {}
-    for sample in (sample for session in run.sessions for sample in session.samples if sample.case not in timed):
+    for sample in (s for session in run.sessions for s in session.samples if s.case not in run.trusted):
         first.setdefault(sample.case, sample)
     groups: dict[str, list[CaseId]] = defaultdict(list)
     for case, sample in first.items():
@@ -224,9 +200,7 @@ def markdown(run: Run, title: str) -> str:
         run: what is reported.
         title: of the page, plain text.
     """
-    found = rows(run)
-    interesting = list(VERDICTS)[:3]
-    moved = [row for verdict in interesting for row in found if row.judgement.verdict is verdict]
+    moved = [row for verdict in list(VERDICTS)[:3] for row in run.rows if row.judgement.verdict is verdict]
     counts = run.counts()
     commits = dict.fromkeys(session.commit for session in run.sessions if session.commit)
     software = ", ".join(f"{name} {version}" for name, version in run.software.items())
@@ -238,8 +212,7 @@ def markdown(run: Run, title: str) -> str:
             _code(w.runner_up),
             str(w.lead),
         ]
-        for w in winners(run)
-        if w.lead is not None
+        for w in run.contested
     ]
     text = render(
         "summary.md.jinja",
@@ -256,7 +229,7 @@ def markdown(run: Run, title: str) -> str:
         contested_count=len(contested),
         lines=lines(run, *_FINDINGS, "gate"),
         commands=_commands(run),
-        cases=_markdown_table(run, found, is_open=False) if found else "",
+        cases=_markdown_table(run, run.rows, is_open=False) if run.rows else "",
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
