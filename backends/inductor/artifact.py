@@ -16,11 +16,10 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 from weakref import finalize
 
 import torch
@@ -32,31 +31,35 @@ from pytest_gemm.backends.cpp import machine_code, micro_kernels
 from pytest_gemm.backends.inductor import generated_code, torch_compat
 from pytest_gemm.backends.inductor.bindings import (
     Binding,
-    Program,
     RecompileError,
     Tensors,
     bindings,
     constant_names,
-    flatten,
     m_dimensions,
     same_bits,
     stand_in,
     stand_ins,
+    straight_line,
 )
 from pytest_gemm.backends.inductor.compilation import CompileSpec, Session
+from pytest_gemm.backends.inductor.hooks import patched
 from pytest_gemm.backends.inductor.poisoning import poisoned_memory
-from pytest_gemm.backends.inductor.pruned import IN_CPP, after_failure, left_out
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.numerics.precision import settings
+from pytest_gemm.numerics.precision import cpu_threads, settings
 from pytest_gemm.operands import guard_pages
-from pytest_gemm.outcome import Reason, Unsupported
+from pytest_gemm.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
+from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
+
+
+# Modes in which C++ calls the kernels: calls cannot be counted, and are read in the program's text.
+IN_CPP = frozenset({"aoti", "cpp-wrapper"})
 
 
 # -- one compile -------------------------------------------------------------------------------------------
@@ -88,15 +91,10 @@ class _Counted:
         return counted
 
 
-@contextlib.contextmanager
-def _uncounted(modules: tuple[ModuleType, ...]) -> Iterator[None]:
+def _uncounted(modules: tuple[ModuleType, ...]) -> contextlib.AbstractContextManager[None]:
     """Let these generated modules call their kernels directly."""
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            for name, value in list(vars(module).items()):
-                if isinstance(value, _Counted):
-                    stack.enter_context(patch.object(module, name, value.kernel))
-        yield
+    globals_of = ((module, name, value) for module in modules for name, value in vars(module).items())
+    return patched([(module, name, it.kernel) for module, name, it in globals_of if isinstance(it, _Counted)])
 
 
 @dataclasses.dataclass
@@ -137,23 +135,9 @@ def _source(module: ModuleType) -> str:
 
 
 @contextlib.contextmanager
-def threads_for(count: int) -> Iterator[None]:
-    """Compile with that many CPU threads."""
-    before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
 def _calling(problem: Problem, spec: CompileSpec) -> Iterator[None]:
     """Call the compiled program as it was compiled, and never compile it again."""
-    with threads_for(spec.threads), settings(problem), torch.no_grad(), torch_compat.never_recompile():
+    with cpu_threads(spec.threads), settings(problem), torch.no_grad(), torch_compat.never_recompile():
         yield
 
 
@@ -162,27 +146,8 @@ def _compiling(
     problem: Problem, spec: CompileSpec, candidate: int | str | None = None, listing: bool = False
 ) -> Iterator[Session]:
     """A session under the problem's settings: templates read them, and Dynamo guards on them."""
-    with threads_for(spec.threads), settings(problem), torch_compat.session(spec, candidate, listing) as seen:
+    with cpu_threads(spec.threads), settings(problem), torch_compat.session(spec, candidate, listing) as seen:
         yield seen
-
-
-def traced(problem: Problem, tensors: Tensors, constants: Tensors) -> tuple[torch.nn.Module, list[torch.Tensor]]:
-    """The program with these constants inside as straight-line code, and its arguments, marked where M is dynamic."""
-    inputs = example_inputs(tensors, constants)
-    args = [tensors[n] for n in inputs]
-    if problem.has("m.dynamic"):
-        dims = m_dimensions(problem)
-        # Fresh views: the mark is an attribute, and the operands are not ours to mark.
-        args = [t.as_strided(t.shape, t.stride(), t.storage_offset()) for t in args]
-        for name, t in zip(inputs, args, strict=True):
-            if name in dims:
-                torch_compat.mark_dynamic(t, dims[name])
-    return flatten(Program(problem, constants, inputs), inputs), args
-
-
-def example_inputs(tensors: Tensors, constants: Tensors) -> tuple[str, ...]:
-    """Names of the tensors that stay arguments of the program, in order."""
-    return tuple(n for n in tensors if n not in constants)
 
 
 def constant_tensors(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
@@ -193,28 +158,40 @@ def constant_tensors(problem: Problem, tensors: Tensors, spec: CompileSpec) -> t
     return tuple(n for n in tensors if n in names)
 
 
-def entry_point(
-    problem: Problem, module: torch.nn.Module, args: list[torch.Tensor], inputs: tuple[str, ...], spec: CompileSpec
+def _started(
+    problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec
 ) -> tuple[Callable[..., torch.Tensor], str]:
-    """The program as a user of the mode calls it, and its generated text where no Python module has it."""
-    if spec.mode != "aoti":
-        return torch.compile(module, fullgraph=True, dynamic=True if spec.mode == "dynamic" else None), ""
+    """The program as a user of the mode calls it, after a call that compiles it with these constants inside.
+
+    Returns:
+        the program, and its generated text where no Python module has it.
+    """
+    inputs = tuple(name for name in tensors if name not in constants)
+    args = [tensors[name] for name in inputs]
     dims = m_dimensions(problem) if problem.has("m.dynamic") else {}
-    return torch_compat.ahead_of_time(module, args, [dims.get(name) for name in inputs], spec.options)
+    if dims:
+        # Fresh views: the mark is an attribute, and the operands are not ours to mark.
+        args = [t.as_strided(t.shape, t.stride(), t.storage_offset()) for t in args]
+        for name, t in zip(inputs, args, strict=True):
+            if name in dims:
+                torch._dynamo.mark_dynamic(t, dims[name])
+    module = straight_line(problem, constants, inputs)
+    if spec.mode == "aoti":
+        function, text = torch_compat.ahead_of_time(module, args, [dims.get(name) for name in inputs], spec.options)
+    else:
+        function, text = torch.compile(module, fullgraph=True, dynamic=spec.mode == "dynamic" or None), ""
+    function(*args)
+    return function, text
 
 
 def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec) -> _Compiled:
     """Compile the program with these constants inside, and run it once on the inputs."""
-    inputs = example_inputs(tensors, constants)
     pruned: dict[str, Reason] = {}
     candidate = spec.candidate
     while True:
-        module, args = traced(problem, tensors, constants)
         with _compiling(problem, spec, candidate) as seen:
             try:
-                # In here: it makes Inductor set its folder in the environment.
-                function, text = entry_point(problem, module, args, inputs, spec)
-                function(*args)
+                function, text = _started(problem, tensors, constants, spec)
                 break
             except Exception as error:
                 after_failure(problem, spec, seen, error, pruned)
@@ -241,11 +218,67 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
             if kernel is not None:
                 setattr(loaded, name, _Counted(name, kernel, calls))
     # Once more, now that the kernels are counted: this shows their order and what went through the dispatcher.
+    inputs = tuple(name for name in tensors if name not in constants)
     with _calling(problem, spec), record_products() as observed:
-        function(*args)
+        function(*(tensors[name] for name in inputs))
     order = tuple(calls) if in_cpp is None else in_cpp.calls
     foreign = dict.fromkeys((*observed, *products_in_source(source), *(in_cpp.foreign if in_cpp else ())))
     return _Compiled(function, inputs, seen, modules, kernels, tuple(foreign), order, calls, text, in_cpp is not None)
+
+
+# -- candidates that are left out ----------------------------------------------------------------------------
+
+
+def after_failure(
+    problem: Problem, spec: CompileSpec, seen: Session, error: Exception, pruned: dict[str, Reason]
+) -> None:
+    """A compile has failed: note that its candidate is pruned and return when another one is to be tried.
+
+    Raises:
+        Unsupported: when Inductor has no candidate.
+        Pruned: when there is none left that could be tried.
+        Exception: what the candidate has failed with, when autotuning has no reason to drop it.
+    """
+    if seen.empty:
+        ops = ", ".join(seen.empty)
+        text = f"Inductor has no {spec.inductor_name} candidate for {ops} of {problem}"
+        raise Unsupported("no-candidate", text) from error
+    if spec.candidate is None:
+        # Inductor has tried them all, and raises that no choice is valid.
+        causes = {name: why for name, why in seen.failed.items() if isinstance(why, Exception)}
+        reasons = {name: reason for name, why in causes.items() if (reason := torch_compat.why_pruned(why))}
+        if reasons and set(reasons) >= set(seen.choices):
+            raise _all_pruned(reasons) from error
+        raise next((why for name, why in causes.items() if name not in reasons), error)
+    cause = seen.failed.get(seen.tried)
+    if not isinstance(cause, Exception):
+        cause = error
+    reason = torch_compat.why_pruned(cause)
+    # Once a candidate is part of the program, autotuning has no part in it any more: a kernel with its epilogue that
+    # nvcc rejects is what a user gets.  (Triton's kernels are another matter: they may have been chosen unseen.)
+    if reason is None or (reason.code == "compile-error" and seen.chosen and spec.inductor_name == "CUTLASS"):
+        raise cause
+    if isinstance(spec.candidate, str):
+        raise Pruned(reason.code, reason.text) from error
+    pruned[seen.tried] = reason
+    if len(pruned) >= len(set(seen.choices)):
+        raise _all_pruned(pruned) from error
+
+
+def _all_pruned(pruned: Mapping[str, Reason]) -> Pruned:
+    first, reason = next(iter(pruned.items()))
+    return Pruned("all-pruned", f"all {len(pruned)} candidates were pruned, {first} because {reason.text}")
+
+
+def left_out(why: Exception | Reason) -> Reason:
+    """What becomes of a candidate that Inductor left out after a failure, whatever that was."""
+    if isinstance(why, Reason):
+        return why
+    first = first_line(why)
+    return torch_compat.why_pruned(why) or Reason("benchmark-failed", f"{type(why).__name__}: {first}"[:200])
+
+
+# -- lists -------------------------------------------------------------------------------------------------
 
 
 def list_candidates(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Candidates:
@@ -257,12 +290,9 @@ def list_candidates(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Ca
 def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Session:
     """What Inductor's first selection for the program was given; compiles and runs nothing."""
     constants = stand_ins(constant_tensors(problem, tensors, spec), tensors)
-    inputs = example_inputs(tensors, constants)
-    module, args = traced(problem, tensors, constants)
     with _compiling(problem, spec, listing=True) as seen:
         try:
-            function, _ = entry_point(problem, module, args, inputs, spec)
-            function(*args)
+            _started(problem, tensors, constants, spec)
         except Exception as error:
             if not torch_compat.listed(error):
                 raise  # something else ended the compile

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from pytest_gemm.backends.inductor.compilation import Packing, Session
+from pytest_gemm.backends.inductor.hooks import hooked
 from pytest_gemm.problem.ops.woq import THIRDS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -89,39 +91,78 @@ def stand_in(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     return view.to(tensor.device) if tensor.device.type != "cpu" else view
 
 
-class Program(torch.nn.Module):
-    """The problem's program with its constants as frozen parameters."""
+def straight_line(problem: Problem, constants: Tensors, inputs: tuple[str, ...]) -> torch.nn.Module:
+    """The problem's program as straight-line code, with its constants as frozen parameters.
 
-    def __init__(self, problem: Problem, constants: Tensors, inputs: tuple[str, ...]) -> None:
-        super().__init__()
-        packed = "b" in constants  # an argument is packed by the program itself
-        for name, tensor in (program.packed(problem, dict(constants)) if packed else constants).items():
-            self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
-        self._build = program.build(problem, is_packed=packed)
-        self._constants = tuple(constants)
-        self._inputs = inputs
+    That is what a user would have written by hand.  Dynamo traces half a dozen lines instead of this package's
+    dispatch, and every artifact has a code object of its own, so that Dynamo's limits on recompiling one function never
+    count two artifacts.
 
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        """The result for the tensors that stayed arguments, in their order."""
-        tensors = dict(zip(self._inputs, args, strict=True))
-        tensors.update((name, getattr(self, name)) for name in self._constants)
-        result: torch.Tensor = self._build(**tensors)
-        return result
-
-
-def flatten(module: Program, inputs: tuple[str, ...]) -> torch.nn.Module:
-    """The program as straight-line code, what a user would have written by hand.
-
-    Dynamo then traces half a dozen lines instead of this package's dispatch, and every artifact has a
-    code object of its own, so that Dynamo's limits on recompiling one function never count two artifacts.
+    Args:
+        problem: what is computed.
+        constants: by name; a weight that is an argument is packed by the program itself.
+        inputs: names of the tensors that stay arguments, in their order.
     """
+    is_packed = "b" in constants
+    stored = program.packed(problem, dict(constants)) if is_packed else constants
+    parameters = {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in stored.items()}
     graph = torch.fx.Graph()
     tracer = torch.fx.proxy.GraphAppendingTracer(graph)
-    tensors = {name: torch.fx.Proxy(graph.placeholder(name), tracer) for name in inputs}
-    tensors.update((n, torch.fx.Proxy(graph.get_attr(n), tracer)) for n in module._constants)
-    result: Any = module._build(**cast("Any", tensors))  # a Proxy stands for a tensor
+    nodes = {name: graph.placeholder(name) for name in inputs} | {name: graph.get_attr(name) for name in constants}
+    tensors: Any = {name: torch.fx.Proxy(node, tracer) for name, node in nodes.items()}  # a Proxy stands for a tensor
+    result: Any = program.build(problem, is_packed=is_packed)(**tensors)
     graph.output(tuple(one.node for one in result) if isinstance(result, tuple) else result.node)
-    return torch.fx.GraphModule(module, graph)
+    return torch.fx.GraphModule(parameters, graph)
+
+
+# -- packing ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def watch_packing(seen: Session) -> Iterator[None]:
+    """Note every packing of a constant weight by a C++ template, with the means to do it again.
+
+    The template of several linears blocks each of its weights and packs what came out.
+    """
+    blocked: dict[int, tuple[torch.Tensor, torch.Tensor, tuple[Any, ...], Any]] = {}
+
+    def prepare(call: Any, inputs: Any, layout: Any, *args: Any, **kwargs: Any) -> Any:
+        result = call(inputs, layout, *args, **kwargs)
+        source, packed = inputs[1], result[0][1]
+        # Nodes of the graph pass here too: only constants are tensors.
+        if isinstance(source, torch.Tensor) and isinstance(packed, torch.Tensor):
+            before, after = inputs[0], list(inputs[2:])
+
+            def replay(weight: torch.Tensor) -> torch.Tensor:
+                again = call([before, weight, *after], layout, *args, **kwargs)[0][1]
+                assert isinstance(again, torch.Tensor)
+                return again
+
+            seen.packings.append(Packing(source, packed, replay))
+        return result
+
+    def block(call: Any, weight: Any, *args: Any) -> Any:
+        made = call(weight, *args)
+        if isinstance(weight, torch.Tensor):
+            blocked[id(made)] = made, weight, args, call
+        return made
+
+    def pack(call: Any, weight: Any, *args: Any) -> Any:
+        made = call(weight, *args)
+        if id(weight) in blocked and isinstance(made, torch.Tensor):
+            _, source, how, block_again = blocked.pop(id(weight))
+            seen.packings.append(Packing(source, made, lambda new: call(block_again(new, *how), *args)))
+        return made
+
+    template = "torch._inductor.codegen.cpp_gemm_template:CppGemmTemplate"
+    grouped = "torch._inductor.codegen.cpp_grouped_gemm_template:CppGroupedGemmTemplate"
+    hooks: dict[str, Callable[..., Any]] = {
+        f"{template}.prep_weight": prepare,
+        f"{grouped}.block_weight": block,
+        f"{grouped}.pack_vnni_weight": pack,
+    }
+    with hooked(hooks, optional=True):
+        yield
 
 
 # -- rebinding -------------------------------------------------------------------------------------------
@@ -142,10 +183,6 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return torch.equal(a.detach().contiguous().view(kind), b.detach().contiguous().view(kind))
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.stride() == b.stride() and same_bits(a, b)
 
 
 def _geometry_kept(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
-from pytest_gemm.backends.inductor import torch_compat
+from pytest_gemm.backends.inductor.hooks import patched
 from pytest_gemm.operands import guard_pages
 
 # Every byte of memory that a generated program gets: NaN as a float of any width, -1 as an integer.
@@ -34,15 +33,16 @@ def _poisoning(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return poisoned
 
 
-@contextlib.contextmanager
-def poisoned_memory(modules: tuple[ModuleType, ...]) -> Iterator[None]:
+def allocators_of(module: ModuleType) -> tuple[str, ...]:
+    """Names of the functions by which a generated module gets memory for results, intermediates and workspaces."""
+    return tuple(n for n, value in vars(module).items() if n.startswith("empty_strided") and callable(value))
+
+
+def poisoned_memory(modules: tuple[ModuleType, ...]) -> AbstractContextManager[None]:
     """Let these generated modules find poison in whatever they allocate: results, intermediates, workspaces.
 
     The allocator hands out the memory of the last result again and again, and an element that is not written, or a
     workspace that is taken for zero, would show the right value of the call before.
     """
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            for name in torch_compat.allocators_of(module):
-                stack.enter_context(patch.object(module, name, _poisoning(getattr(module, name))))
-        yield
+    places = [(module, name) for module in modules for name in allocators_of(module)]
+    return patched((module, name, _poisoning(getattr(module, name))) for module, name in places)

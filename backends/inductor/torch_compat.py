@@ -25,10 +25,10 @@ from weakref import finalize
 
 import torch
 
+from pytest_gemm.backends.inductor.bindings import watch_packing
 from pytest_gemm.backends.inductor.compilation import CompileSpec, Session
 from pytest_gemm.backends.inductor.cpu_isa import generating_for, levels_of, libraries_of, watch_libraries
 from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
-from pytest_gemm.backends.inductor.packing import watch_packing
 from pytest_gemm.backends.inductor.selection import Listed, watch_selection
 from pytest_gemm.outcome import Reason
 from pytest_gemm.storage.datafile import document
@@ -218,11 +218,6 @@ def option(*names: str) -> str:
     raise AttributeError(f"torch {torch.__version__} has no Inductor option {' or '.join(names)}")
 
 
-def mark_dynamic(tensor: torch.Tensor, dimension: int) -> None:
-    """Ask Dynamo to compile for any size of this dimension."""
-    torch._dynamo.mark_dynamic(tensor, dimension)
-
-
 def never_recompile() -> contextlib.AbstractContextManager[Any]:
     """A block in which a compiled function raises instead of compiling again; see :func:`recompiled`."""
     stance: Any = torch.compiler.set_stance("fail_on_recompile")
@@ -334,11 +329,6 @@ def graphs_skipped() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"]["cudagraph_skips"])
-
-
-def allocators_of(module: ModuleType) -> tuple[str, ...]:
-    """Names of the functions by which a generated module gets memory for results, intermediates and workspaces."""
-    return tuple(n for n, value in vars(module).items() if n.startswith("empty_strided") and callable(value))
 
 
 def forget_programs() -> None:

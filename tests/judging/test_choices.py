@@ -31,7 +31,6 @@ from pytest_gemm.backends import triton as triton_module
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import artifact as artifact_module
 from pytest_gemm.backends.inductor import compilation, naming, poisoning, selection, torch_compat
-from pytest_gemm.backends.inductor import pruned as pruned_module
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device
@@ -400,10 +399,10 @@ def test_a_refusal_by_nvcc_is_pruned_until_the_candidate_is_part_of_the_program(
     pruned: dict[str, Any] = {}
     if chosen:
         with pytest.raises(type(error)):
-            pruned_module.after_failure(Problem.parse("bmm:f16:nn:3x32x16x24:add"), spec, seen, error, pruned)
+            artifact_module.after_failure(Problem.parse("bmm:f16:nn:3x32x16x24:add"), spec, seen, error, pruned)
         assert not pruned
     else:
-        pruned_module.after_failure(Problem.parse("mm:f16:nn:32x16x24"), spec, seen, error, pruned)
+        artifact_module.after_failure(Problem.parse("mm:f16:nn:32x16x24"), spec, seen, error, pruned)
         assert pruned["a"].code == "compile-error"
 
 
@@ -920,7 +919,7 @@ def test_a_timed_call_gets_memory_as_a_users_program_does(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(poisoning, "poison", counting)
     (module,) = prepared.artifact._compiled.modules
-    before = {name: getattr(module, name) for name in torch_compat.allocators_of(module)}
+    before = {name: getattr(module, name) for name in poisoning.allocators_of(module)}
     assert "empty_strided_cpu" in before
     with prepared.timed(first) as call:
         seen = len(poisoned)
