@@ -183,7 +183,7 @@ class GemmConfig:
     speed: SpeedConfig = dataclasses.field(default_factory=SpeedConfig)
 
     @property
-    def choices(self) -> str:
+    def wanted_candidates(self) -> str:
         """Which candidates are judged, as ``candidates`` and the level have it; "": each backend's own."""
         return self.candidates or ("" if self.level == "quick" else "all")
 

@@ -14,7 +14,7 @@ class Phase(Word):
 
     SUPPORTS = "supports"
     OPERANDS = "operands"
-    CANDIDATES = "choices"
+    CANDIDATES = "candidates"
     PREPARE = "prepare"
     COMPILE = "compile"
     RUN = "run"

@@ -242,7 +242,7 @@ def case_of(parameter: Parameter, config: GemmConfig) -> Case:
     wanted = tuple(name for name in config.distributions if name in apply) or config.distributions
     distributions = parameter.distributions or wanted or apply[: DISTRIBUTIONS[config.level]]
     device = config.device_of(backend)
-    case = Case(backend, problem, distributions, config.seed, device, CandidateSelection(config.choices))
+    case = Case(backend, problem, distributions, config.seed, device, CandidateSelection(config.wanted_candidates))
     return dataclasses.replace(case, mode=asked.mode, isa=asked.isa, threads=asked.threads)
 
 

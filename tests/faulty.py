@@ -35,7 +35,7 @@ from pytest_gemm.problem.problem import Problem
 GUILTY: Final = 8
 CONTROLS: Final = 9
 # Where an exception can be raised.
-PLACES: Final = ("supports", "prepare", "run", "run again", "proof", "contract", "choices")
+PLACES: Final = ("supports", "prepare", "run", "run again", "proof", "contract", "candidates")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -477,7 +477,7 @@ class Faulty:
 
 class Choosing(Faulty):
     def candidates(self, problem: Problem, operands: Any, request: object) -> Candidates:
-        self.strike("choices", problem)
+        self.strike("candidates", problem)
         return Candidates(("only",))
 
 
@@ -488,4 +488,4 @@ def pytest_gemm_register_backends(registry: Registry) -> None:
     wanted = os.environ["FAULTS"].split(",")
     for fault in faults():
         if fault.name in wanted:
-            add((Choosing if fault.where == "choices" else Faulty)(fault.name, fault))
+            add((Choosing if fault.where == "candidates" else Faulty)(fault.name, fault))

@@ -121,7 +121,7 @@ def judged(
     from pytest_gemm.judging.case import Case, Judged
     from pytest_gemm.run.orchestrator import Orchestrator
 
-    device, candidates = config.device_of(backend), CandidateSelection(config.choices)
+    device, candidates = config.device_of(backend), CandidateSelection(config.wanted_candidates)
     cases = [Case(backend, problem, trial.distributions, trial.seed, device, candidates) for problem in trial.problems]
     well = True
 

@@ -54,10 +54,15 @@ def in_dtype(x: float, dtype: DType = _F32) -> float:
     return float(round_to(torch.tensor(x, dtype=torch.float64), dtype))
 
 
+def converted(x: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """Values after a cast, in float64: rounded to a float type, cut toward zero to an integer, as in C and PyTorch."""
+    return round_to(x, dtype) if dtype.is_float else torch.trunc(x) + 0.0  # integers have one zero
+
+
 def apply(step: Step, x: torch.Tensor, r: torch.Tensor | None) -> torch.Tensor:
     """One pass in float64, without rounding except for a cast."""
     if step.kind is StepKind.CAST:
-        return round_to(x, step.dtype)
+        return converted(x, step.dtype)
     function = step.spec.function
     assert function is not None, step
     made: torch.Tensor = function(_F, x, *([] if r is None else [r]), *step.numbers)
@@ -213,7 +218,7 @@ _OTHERS: Final[Mapping[str, Callable[[_Pass], Span]]] = {"div": _div, "clamp": _
 
 
 def cast(span: Span, source: DType, target: DType, passing: bool) -> Span:
-    """After a cast.  int32 and f64 go to a 16-bit float through f32 in torch: both are accepted.
+    """After a cast, see :func:`converted`.  int32 and f64 go to a 16-bit float through f32 in torch: both are accepted.
 
     Args:
         span: before it.
@@ -222,7 +227,7 @@ def cast(span: Span, source: DType, target: DType, passing: bool) -> Span:
         passing: the value goes on in fused code, which may keep it in f32: between two steps of one kernel Inductor
             drops a conversion to a narrower type (its option ``emulate_precision_casts``).
     """
-    found = span.round(target)
+    found = span.map(lambda x: converted(x, target))
     if target.precision >= _F32.precision or not target.is_float:
         return found
     if not source.is_float or source.precision > _F32.precision:

@@ -31,6 +31,8 @@ _DYNAMIC_ZERO: Final = {"u8": 121, "i8": -9, "half": 57}
 
 # What zero points of up to 8 make of a code of 4 bits at most: 1 becomes 9, in a power of two.
 _INT4_GROWTH: Final = 16
+# Wanted magnitude of a product of floats that is cast to an integer: the fraction that the cast cuts off tells nothing.
+_INTEGER_TARGET: Final = 2.0**20
 # The smallest scale of an exact distribution, and the root mean square of its scales.
 _SCALE_STEP: Final = 0.125
 _SCALE_RMS: Final = 0.576
@@ -210,6 +212,8 @@ def headroom_of(problem: Problem, draw: Callable[[str], Stream] = Stream) -> Hea
             raise Unsupported("exp-of-integers", text)
     # The bounds of a clamp; 1 if both are 0.
     targets = [(max(map(abs, s.numbers)) or 1.0) if s.numbers else s.spec.target for s in saturating_steps(problem)]
+    if out.is_float and not all(d.is_float for d in chain):
+        targets.append(_INTEGER_TARGET)
     a, b, zero = _multiplied(problem)
     batch = 1 if shape.batch is None else shape.batch
     # All groups of a grouped product lie in one matrix.

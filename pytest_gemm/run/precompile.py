@@ -193,7 +193,9 @@ def compile_for(
         with Farm(store, config.jobs) as farm:
             while todo:
                 chunks = [todo[at : at + _CHUNK] for at in range(0, len(todo), _CHUNK)]
-                waiting = {pool.submit(_ask, backend, one, architecture, config.choices): one for one in chunks}
+                waiting = {
+                    pool.submit(_ask, backend, one, architecture, config.wanted_candidates): one for one in chunks
+                }
                 fresh: dict[str, set[str]] = {}
                 for chunk, answers in _as_answered(waiting, farm, backend.name, display):
                     if isinstance(answers, str):

@@ -122,7 +122,7 @@ class RunState:
 
     def unknown_choice(self) -> str:
         """The name in ``--gemm-candidates`` that no candidate of any problem has; "" where there is none such."""
-        wanted = self.config.choices
+        wanted = self.config.wanted_candidates
         named = CandidateSelection(wanted).by_name
         return wanted if named and self.outcomes and not any(outcome.candidate for outcome in self.outcomes) else ""
 

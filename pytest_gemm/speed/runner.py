@@ -141,7 +141,9 @@ class Runner:
         if jobs > 1:
             crowded = self._compile(group, cases, jobs, "compiling and judging", {})
             tuned = {timed(sample.case) for sample in crowded if sample.ranking}
-        if self.config.choices in {"", "winner"} and (todo := [case for case in self.left(cases) if case in tuned]):
+        if self.config.wanted_candidates in {"", "winner"} and (
+            todo := [case for case in self.left(cases) if case in tuned]
+        ):
             self._select(group, todo, crowded)
 
     def _select(self, group: Group, cases: Sequence[Timed], crowded: Sequence[Sample]) -> None:

@@ -495,7 +495,7 @@ def answer(request: Request, folder: Path, config: GemmConfig) -> None:
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     meter = Meter(request, folder, config)
-    device, candidates = Device(request.device), CandidateSelection(config.choices)
+    device, candidates = Device(request.device), CandidateSelection(config.wanted_candidates)
     for wanted in request.cases:
         backend, problem = config.registry[wanted.backend], Problem.parse(wanted.problem)
         meter(Case(backend, problem, (), config.seed, device, candidates), wanted)

@@ -526,7 +526,7 @@ LINES = (
 
 @pytest.fixture
 def settings() -> Any:
-    return SimpleNamespace(jobs=2, compile_timeout=60.0, choices="", arch="90a", compile_only=True)
+    return SimpleNamespace(jobs=2, compile_timeout=60.0, wanted_candidates="", arch="90a", compile_only=True)
 
 
 @pytest.fixture
@@ -637,7 +637,7 @@ def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, 
 @asks
 @pytest.mark.usefixtures("one_asks")
 def test_candidates_that_are_asked_for_by_name_are_compiled(backend: CutlassBackend, settings: Any) -> None:
-    settings.choices = "*128x128x64_*pingpong*"
+    settings.wanted_candidates = "*128x128x64_*pingpong*"
     names = {job.configuration for job in harvest(backend, settings, LINES[0]).kernels.values()}
     # torch 2.11 has each of them twice: with a source operand, and without (void).
     assert {cluster for name in names for cluster in re.findall(r"_(\dx\dx1)_0_", name)} == {"1x2x1", "2x1x1"}
@@ -653,7 +653,7 @@ def test_who_wants_the_fastest_needs_all_candidates(
     backend: CutlassBackend, settings: Any, choices: str, kernels: int
 ) -> None:
     backend.allowlist = "f16_128x128x64_1x2x1_0_tnn_align8_warpspecialized_(cooperative|pingpong)_epi_tma"
-    settings.choices = choices
+    settings.wanted_candidates = choices
     names = {job.configuration for job in harvest(backend, settings, LINES[0]).kernels.values()}
     assert len({word for name in names for word in re.findall("cooperative|pingpong", name)}) == kernels
 

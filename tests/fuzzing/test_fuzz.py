@@ -124,7 +124,7 @@ class Clock:
 
 
 def config(ledger: Ledger) -> GemmConfig:
-    return cast("GemmConfig", SimpleNamespace(ledger=ledger, choices="", device_of=lambda _: "cpu"))
+    return cast("GemmConfig", SimpleNamespace(ledger=ledger, wanted_candidates="", device_of=lambda _: "cpu"))
 
 
 def fuzz(
@@ -350,7 +350,7 @@ def test_a_rerun_judges_the_distributions_that_it_names_where_they_apply() -> No
         level="quick",
         seed=3,
         device_of=lambda _: "cpu",
-        choices="",
+        wanted_candidates="",
         distributions=("specials", "rand"),
     )
     for line, names in (("mm:f32:nn:4x4x4", ("specials", "rand")), ("mm:f32:nn:4x4x0", ("rand",))):

@@ -419,6 +419,16 @@ def test_a_tapped_value_is_decoded_with_the_digits_of_its_distribution() -> None
     assert "k = 99 dropped" in found.mismatch.cause
 
 
+@pytest.mark.parametrize("dtype", ["f8e4m3fn", "f8e5m2"])
+def test_a_result_in_fp8_stands_beside_eagers(dtype: str) -> None:
+    case = given(f"mm:f32:nn:9x9x40:cast-{dtype}", "int-1")
+    assert beside(case, case.result, case.result) == "bit-equal"
+    other = (case.result.float() * 2.0).to(case.result.dtype)
+    assert " ulp apart in " in beside(case, case.result, other)
+    negative = case.result.float().abs().zero_().neg().to(case.result.dtype)
+    assert beside(case, negative.float().abs().to(negative.dtype), negative) == "equal but for the sign of zeros"
+
+
 def test_two_results_stand_beside_eagers_two() -> None:
     problem = Problem.parse("mm:f32:nn:8x8x8:relu:program.multi_output")
     made = ops.make(problem, "rand", 11)

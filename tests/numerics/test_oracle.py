@@ -841,3 +841,23 @@ def test_a_cast_from_f64_may_go_through_f32(to: str, bits: int) -> None:
     o = fixed(f"mm:f64:nn:1x1x1:cast-{to}", [[1.0 + 2.0**-bits + 2.0**-40]], [[1.0]])
     interval = interval_module.interval(o.problem, o, reference.reference(o.problem, o), Contract("f64", "eager"))
     assert (float(interval.lo), float(interval.hi)) == (1.0, 1.0 + 2.0 ** (1 - bits))
+
+
+@pytest.mark.parametrize(
+    "line", ["mm:f32:nn:33x17x65:cast-i32", "mm:bf16:nn:9x9x40:relu+cast-i32", "mm:f64:nn:9x9x40:cast-i32"]
+)
+def test_a_cast_to_an_integer_cuts_toward_zero(line: str) -> None:
+    # As torch does: rounded to nearest, half of the elements would be others.
+    for distribution in distributions_for(Problem.parse(line)):
+        bad, span = judged(line, distribution)
+        assert bad == 0, distribution
+        assert sensitivity.insensitive(Problem.parse(line), span) is None, distribution
+        if distribution == "rand":
+            assert rejected(span.before.lo + torch.where(span.value < 0, -1.0, 1.0), span) > span.lo.numel() // 2
+
+
+def test_the_reference_of_a_cast_to_an_integer_has_one_zero() -> None:
+    o = fixed("mm:f32:nn:1x1x1:cast-i32", [[-0.75]], [[1.0]])
+    interval = interval_module.interval(o.problem, o, reference.reference(o.problem, o), Contract())
+    assert math.copysign(1.0, float(interval.expected)) == 1.0
+    assert float(interval.lo) == float(interval.hi) == 0.0

@@ -250,7 +250,7 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
     registry.add(Timing())
     registry.add(Compilers())
     speed = SpeedConfig(root=tmp_path)
-    config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=2, choices="")
+    config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=2, wanted_candidates="")
     runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cuda", tmp_path)
     crowd = {f"c{i}": 1.0 + 0.2 * i for i in range(12)}
     asked: list[dict[tuple[str, str], Sequence[str]]] = []
@@ -328,7 +328,9 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     registry = Registry()
     registry.add(Several())
     speed = SpeedConfig(record=True, sessions=5, baselines=tmp_path / "b", samples=tmp_path / "mine")
-    config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
+    config: Any = SimpleNamespace(
+        speed=speed, seed=0, registry=registry, jobs=1, wanted_candidates="", device_of=lambda _: "cpu"
+    )
     display = Lines()
     with pytest.raises(raised):
         controller.measure(config, {("several", MM.line): ""}, Project(str(tmp_path)), display, whole=False)
@@ -363,7 +365,9 @@ def test_any_other_run_that_is_cut_short_says_how_far_it_was(
     registry.add(Several())
     samples = tmp_path / "mine" if kept else None
     speed = SpeedConfig(record=record, sessions=5, baselines=tmp_path / "b", root=tmp_path, samples=samples)
-    config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
+    config: Any = SimpleNamespace(
+        speed=speed, seed=0, registry=registry, jobs=1, wanted_candidates="", device_of=lambda _: "cpu"
+    )
     display = Lines()
     with pytest.raises(KeyboardInterrupt):
         controller.measure(config, {("several", MM.line): ""}, Project(str(tmp_path)), display, whole=False)
