@@ -111,9 +111,9 @@ def judge(
             )
             for case, one in stored.items()
         }
-    screened = design.screen_stored(stored, first, policy)
+    screened = Design(policy, stored).screen({}, first)
     head = {case: more[case] for case in screened.wanted}
-    return screened, design.confirm_stored(stored, head, screened, policy)
+    return screened, Design(policy, stored).look({}, head, screened)
 
 
 def judge_pair(
@@ -134,11 +134,9 @@ def judge_pair(
         parts.append(lab.sessions(count, states=states, subject=subject, comparator=comparator))
     base, head, more_base, more_head = parts
     edit(base, head, more_base, more_head)
-    screened = design.screen_pairs(base, head, policy)
+    screened = Design(policy).screen(base, head)
     wanted = screened.wanted
-    return screened, design.confirm_pairs(
-        {c: more_base[c] for c in wanted}, {c: more_head[c] for c in wanted}, screened, policy
-    )
+    return screened, Design(policy).look({c: more_base[c] for c in wanted}, {c: more_head[c] for c in wanted}, screened)
 
 
 def words(judgements: Mapping[CaseId, Judgement]) -> set[tuple[str, str]]:
@@ -280,17 +278,17 @@ def test_a_judgement_says_all_that_it_rests_on() -> None:
 def test_the_label_of_the_baseline_ends_every_sentence() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12), note="recorded with torch 2.12")
-    judgements = design.screen_stored(stored, lab.sessions(3), policy).judgements
+    judgements = Design(policy, stored).screen({}, lab.sessions(3)).judgements
     assert all(j.reason.text.endswith("; recorded with torch 2.12") for j in judgements.values())
 
 
 def test_a_wanted_case_stays_undecided_until_it_is_confirmed() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12))
-    screened = design.screen_stored(stored, lab.sessions(3, subject={FIRST: 1.2, CASES[1]: 0.8}), policy)
+    screened = Design(policy, stored).screen({}, lab.sessions(3, subject={FIRST: 1.2, CASES[1]: 0.8}))
     assert (screened.slower, screened.faster) == ((FIRST,), (CASES[1],))
     assert screened.wanted == (FIRST, CASES[1])
-    for judgements in (screened.judgements, design.confirm_stored(stored, {}, screened, policy)):
+    for judgements in (screened.judgements, Design(policy, stored).look({}, {}, screened)):
         assert {judgements[c].reason.code for c in screened.wanted} == {"to-confirm"}
         assert {judgements[c].verdict for c in screened.wanted} == {Verdict.UNDECIDED}
 
@@ -373,9 +371,9 @@ def test_what_is_detectable_is_detected(device: str) -> None:
             scaled(head[case], range(len(head[case])), 1 + change)
             scaled(more[case], range(len(more[case])), 1 + change)
         for case in stated:  # each alone beside calm ones: the screen of a case does not depend on the others' subjects
-            screened = design.screen_stored(then, first, policy)
+            screened = Design(policy, then).screen({}, first)
             alone = dataclasses.replace(screened, slower=tuple(c for c in screened.slower if c == case), faster=())
-            judgements = design.confirm_stored(then, {case: more[case]}, alone, policy)
+            judgements = Design(policy, then).look({}, {case: more[case]}, alone)
             found += judgements[case].verdict is Verdict.SLOWER
             planted += 1
     assert 0.90 < found / planted < 0.995, (found, planted)
@@ -552,8 +550,8 @@ def test_a_machine_somewhat_slower_is_allowed_for_in_raw_cases() -> None:
 def test_the_shift_says_how_many_comparators_moved() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12))
-    assert design.screen_stored(stored, lab.sessions(3), policy).anchor is None
-    reason = design.screen_stored(stored, lab.sessions(3, comparator=0.9), policy).anchor
+    assert Design(policy, stored).screen({}, lab.sessions(3)).anchor is None
+    reason = Design(policy, stored).screen({}, lab.sessions(3, comparator=0.9)).anchor
     assert reason is not None
     assert "12 of 12" in reason.text
 

@@ -72,8 +72,9 @@ def got_slower(
     if not sessions:
         return {}
     known = stored(baselines, sessions[0])
-    screened = design.screen_stored(known, estimates.readings(sessions[: policy.screen_sessions]), policy)
-    judgements = design.confirm_stored(known, estimates.readings(sessions[policy.screen_sessions :]), screened, policy)
+    how, count = design.Design(policy, known), policy.screen_sessions
+    screened = how.screen({}, estimates.readings(sessions[:count]))
+    judgements = how.look({}, estimates.readings(sessions[count:]), screened)
 
     def seems_slower(judgement: Judgement) -> bool:
         estimated = [one.estimate for one in timed.get(judgement.case, ()) if not one.disturbed]

@@ -20,21 +20,8 @@ from typing import Final, NamedTuple, TypeAlias
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.speed.data import Judgement
-from pytest_gemm.speed.gate.estimates import (
-    FEWEST_CASES,
-    Learnt,
-    Location,
-    Reading,
-    Screened,
-    Share,
-    View,
-    change,
-    fewest,
-    location,
-    median_comparator,
-    smallest,
-    undisturbed,
-)
+from pytest_gemm.speed.gate import estimates
+from pytest_gemm.speed.gate.estimates import Learnt, Location, Reading, Screened, Share, View
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.gate.sentences import many, percent, reason, words
 
@@ -81,7 +68,9 @@ class Evidence:
 
     def _view(self, share: Share) -> View:
         prior = self.learnt.priors[share]
-        return change(self.values(share), self.then.get(share), prior, self.policy, own_spread=self.own_spread)
+        return estimates.change(
+            self.values(share), self.then.get(share), prior, self.policy, own_spread=self.own_spread
+        )
 
     @property
     def weight(self) -> float:
@@ -115,8 +104,10 @@ class Evidence:
         priors, policy = self.learnt.priors, self.policy
         if self.then:
             spread = self.then[share]
-            return smallest(spread, priors[share], spread.sessions, policy.sessions, policy)
-        return smallest(location(self.values(share), policy.floor), priors[share], 0, policy.pairs, policy)
+            return estimates.smallest(spread, priors[share], spread.sessions, policy.sessions, policy)
+        return estimates.smallest(
+            estimates.location(self.values(share), policy.floor), priors[share], 0, policy.pairs, policy
+        )
 
     def seen(self, view: View, unit: str) -> str:
         """A change with the sessions that it rests on."""
@@ -190,7 +181,7 @@ def judged(e: Evidence, verdict: Verdict, why: Reason, shown: View, *, before: i
         high=math.expm1(high),
         minimum_effect=e.minimum_effect if math.isfinite(e.minimum_effect) else None,
         seconds=statistics.median(r.subject for r in e.head),
-        comparator_seconds=median_comparator(e.head),
+        comparator_seconds=estimates.median_comparator(e.head),
         stored_seconds=statistics.median(r.subject for r in e.base),
         weight=weight,
         sessions=before + len(e.head),
@@ -215,13 +206,13 @@ def without(
 
 def no_baseline(case: CaseId, head: Sequence[Reading], against: str) -> Judgement:
     """The judgement on a case without a baseline."""
-    usable = undisturbed(head) or list(head)
+    usable = estimates.undisturbed(head) or list(head)
     return Judgement(
         case,
         Verdict.NO_BASELINE,
         reason("no-baseline", against=against),
         seconds=statistics.median(r.subject for r in usable) if usable else None,
-        comparator_seconds=median_comparator(usable) if usable else None,
+        comparator_seconds=estimates.median_comparator(usable) if usable else None,
         sessions=len(usable),
     )
 
@@ -269,7 +260,7 @@ def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
         along = sum(m * move > 0 for m in moves)
         why = reason("comparators-moved", move=words(move), along=along, count=len(moves))
         return Anchor(why, move, raw_moved=middle * move > 0 and abs(middle - move) <= limit)
-    if len(raw) >= FEWEST_CASES and abs(middle) > limit:
+    if len(raw) >= estimates.FEWEST_CASES and abs(middle) > limit:
         alike = sum(abs(m - middle) <= limit for m in raw)
         if alike >= 0.75 * len(raw):
             why = reason("all-moved", move=words(middle), alike=alike, count=len(raw))
@@ -370,7 +361,7 @@ def confirmed(
     """
     judgements = dict(screened.judgements)
     looks = policy.looks((policy.pairs if unit == "pair" else policy.sessions)[1])
-    needed = fewest(looks[-1] if last else looks[0])
+    needed = estimates.fewest(looks[-1] if last else looks[0])
     for cases, mirrored in ((screened.slower, False), (screened.faster, True)):
         known = []
         for case in cases:
@@ -412,7 +403,7 @@ class _Look:
         """The judgements on those of the cases that are clear."""
         same_machine = self.unit == "pair"
         moves = [e.comparator.estimate for e in evidence if e.comparator]
-        now = statistics.median(moves) if len(moves) >= FEWEST_CASES else 0.0
+        now = statistics.median(moves) if len(moves) >= estimates.FEWEST_CASES else 0.0
         # A few pairs on a noisy machine look like a shift; only what the confirmation itself measures counts there.
         earlier = 0.0 if same_machine else self.screened.move
         shifted = max(abs(now), abs(earlier)) > math.log1p(self.policy.anchor_shift)

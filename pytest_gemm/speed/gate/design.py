@@ -17,18 +17,7 @@ from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate import decide, estimates
 from pytest_gemm.speed.gate.decide import Anchor, Evidence, Gathered
-from pytest_gemm.speed.gate.estimates import (
-    Learnt,
-    Reading,
-    Screened,
-    Share,
-    Spreads,
-    Stored,
-    View,
-    logs,
-    paired,
-    undisturbed,
-)
+from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Share, Spreads, Stored, View, logs, paired
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.gate.sentences import many, reason
 
@@ -49,9 +38,7 @@ class Design:
 
     def screen(self, base: Readings, head: Readings) -> Screened:
         """Judge the first sessions; ``base`` is without effect where baselines are stored."""
-        if self.stored is None:
-            return screen_pairs(base, head, self.policy)
-        return screen_stored(self.stored, head, self.policy)
+        return self._screen_pairs(base, head) if self.stored is None else self._screen_stored(self.stored, head)
 
     def confirm(
         self, screened: Screened, more: Callable[[tuple[CaseId, ...], int], tuple[Readings, Readings]]
@@ -63,18 +50,14 @@ class Design:
             more: readings of base and head for the open cases, after how many sessions of the confirmation, or pairs.
         """
         policy = self.policy
-        judgements = dict(screened.judgements)
+        judgements, known = dict(screened.judgements), screened.judgements
         counts = policy.looks(policy.confirm_pairs if self.stored is None else policy.confirm_sessions)
         for count in counts:
-            cases, known = screened.wanted, screened.judgements
+            cases = screened.wanted
             if not cases:
                 break
             base, head = ({case: some[case] for case in cases if case in some} for some in more(cases, count))
-            last = count == counts[-1]
-            if self.stored is None:
-                found = confirm_pairs(base, head, screened, policy, last=last)
-            else:
-                found = confirm_stored(self.stored, head, screened, policy, last=last)
+            found = self.look(base, head, screened, last=count == counts[-1])
             judgements.update((case, found[case]) for case in cases)
             screened = dataclasses.replace(
                 screened,
@@ -83,51 +66,95 @@ class Design:
             )
         return judgements
 
+    def look(self, base: Readings, head: Readings, screened: Screened, *, last: bool = True) -> dict[CaseId, Judgement]:
+        """Judge all cases: the wanted ones by the sessions of the confirmation alone, the others as screened.
 
-# -- against stored baselines: sessions of the head, each against all stored ones -------------------------------
+        The rule is that of :func:`decide.confirmed`.  Weight and common variance are those of the screen.  A wanted
+        case that ``head`` lacks stays to be confirmed.
+        """
+        gather: Callable[[CaseId, int], Evidence | Sequence[Reading] | None]
+        if self.stored is None:
+            gather = functools.partial(self._further_pairs, base, head, screened)
+        else:
+            gather = functools.partial(self._further_sessions, self.stored, head, screened.learnt)
+        return decide.confirmed(screened, gather, self.policy, "pair" if self.stored is None else "session", last=last)
 
+    # -- against stored baselines: sessions of the head, each against all stored ones -------------------------------
 
-def screen_stored(stored: Mapping[CaseId, Stored], head: Readings, policy: Policy) -> Screened:
-    """Judge the first sessions of the head against what is stored.
+    def _screen_stored(self, stored: Mapping[CaseId, Stored], head: Readings) -> Screened:
+        """Judge the first sessions of the head against what is stored.
 
-    The estimate is the median of the sessions against that of the stored ones, with the spread of the baseline.
-    """
-    learnt = estimates.learn(_spreads(stored, policy))
-    needed = estimates.fewest(policy.screen_sessions)
+        The estimate is the median of the sessions against that of the stored ones, with the spread of the baseline.
+        """
+        policy = self.policy
+        learnt = estimates.learn(_spreads(stored, policy))
+        needed = estimates.fewest(policy.screen_sessions)
 
-    def gather(case: CaseId, some: Sequence[Reading]) -> Gathered:
-        if case not in stored or not stored[case].readings:
-            return decide.no_baseline(case, some, "no baseline is stored for this case")
-        if case not in learnt.at:
-            return _thin(case, stored[case], some, policy)
-        found = _against_stored(stored[case], some, learnt, policy, needed, confirming=False)
-        return found or decide.without(case, some, needed, "session")
+        def gather(case: CaseId, some: Sequence[Reading]) -> Gathered:
+            if case not in stored or not stored[case].readings:
+                return decide.no_baseline(case, some, "no baseline is stored for this case")
+            if case not in learnt.at:
+                return _thin(case, stored[case], some, policy)
+            found = _against_stored(stored[case], some, learnt, policy, needed, confirming=False)
+            return found or decide.without(case, some, needed, "session")
 
-    gathered = {case: gather(case, some) for case, some in head.items()}
-    anchor = decide.anchor_of((e for e in gathered.values() if isinstance(e, Evidence) and not e.is_far), policy)
-    return decide.screened(gathered, policy, "session", learnt, anchor)
+        gathered = {case: gather(case, some) for case, some in head.items()}
+        anchor = decide.anchor_of((e for e in gathered.values() if isinstance(e, Evidence) and not e.is_far), policy)
+        return decide.screened(gathered, policy, "session", learnt, anchor)
 
-
-def confirm_stored(
-    stored: Mapping[CaseId, Stored],
-    head: Readings,
-    screened: Screened,
-    policy: Policy,
-    *,
-    last: bool = True,
-) -> dict[CaseId, Judgement]:
-    """Judge all cases: the wanted ones by ``head``, the sessions of the confirmation alone, the others as screened.
-
-    A wanted case that ``head`` lacks stays to be confirmed.
-    """
-    wanted = {case: stored[case] for case in screened.wanted}
-    learnt = screened.learnt._replace(at=_spreads(wanted, policy))
-
-    def gather(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
+    def _further_sessions(
+        self, stored: Mapping[CaseId, Stored], head: Readings, learnt: Learnt, case: CaseId, needed: int
+    ) -> Evidence | Sequence[Reading] | None:
         some = head.get(case)
-        return some and (_against_stored(stored[case], some, learnt, policy, needed, confirming=True) or some)
+        return some and (_against_stored(stored[case], some, learnt, self.policy, needed, confirming=True) or some)
 
-    return decide.confirmed(screened, gather, policy, "session", last=last)
+    # -- two builds side by side: the difference within a pair, which the state of the machine is not in ------------
+
+    def _screen_pairs(self, base: Readings, head: Readings) -> Screened:
+        """Judge the first pairs of sessions of two environments that ran in alternation.
+
+        The spread of the differences chooses the weight (a spread is independent of the location, so this does not
+        favour a verdict).  A comparator that itself differs between the environments is left out, case by case or, when
+        its median case moved, altogether.
+        """
+        policy = self.policy
+        needed = max(2, estimates.fewest(policy.screen_pairs))
+        pairs = {case: _Pairs.of(base[case], some) for case, some in head.items() if case in base}
+        enough = {case: one.whole for case, one in pairs.items() if len(one.whole.head) >= needed}
+        learnt = estimates.learn(
+            {
+                case: estimates.spreads(one.differences, policy.floor, has_comparator=one.has_comparator)
+                for case, one in enough.items()
+            }
+        )
+        whole = _median_case((one for one in enough.values() if one.has_comparator), learnt, policy)
+        why = reason("comparators-differ", whole=whole) if whole and _differs(whole, policy) else None
+        gathered: dict[CaseId, Gathered] = {}
+        for case, some in head.items():
+            if case in enough:
+                gathered[case] = _of_pairs(case, enough[case], learnt, policy, comparators_differ=why is not None)
+            elif not base.get(case):
+                gathered[case] = decide.no_baseline(case, some, "the base did not run this case")
+            else:
+                far = _far(case, pairs[case], learnt, policy, needed)
+                gathered[case] = far or decide.without(case, pairs[case].merged, needed, "pair")
+        weights = {case: one.weight for case, one in gathered.items() if isinstance(one, Evidence) and one.is_far}
+        learnt = learnt._replace(weights={**learnt.weights, **weights})
+        anchor = Anchor(why, whole.estimate if whole else 0.0, raw_moved=False)
+        return decide.screened(gathered, policy, "pair", learnt, anchor)
+
+    def _further_pairs(
+        self, base: Readings, head: Readings, screened: Screened, case: CaseId, needed: int
+    ) -> Evidence | Sequence[Reading] | None:
+        if case not in head or case not in base:
+            return None
+        pairs, learnt = _Pairs.of(base[case], head[case]), screened.learnt
+        if len(pairs.whole.head) >= needed:
+            return _of_pairs(case, pairs.whole, learnt, self.policy, comparators_differ=screened.anchor is not None)
+        return _far(case, pairs, learnt, self.policy, needed) or pairs.merged
+
+
+# -- the evidence against stored baselines ---------------------------------------------------------------------------
 
 
 def minimum_effect(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[CaseId, float]:
@@ -145,7 +172,7 @@ def minimum_effect(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[Case
 
 def _spreads(stored: Mapping[CaseId, Stored], policy: Policy) -> Spreads:
     """The spreads of the cases that have enough usable sessions."""
-    usable = {case: undisturbed(one.readings) for case, one in stored.items()}
+    usable = {case: estimates.undisturbed(one.readings) for case, one in stored.items()}
     return {
         case: estimates.spreads(functools.partial(logs, some), policy.floor, has_comparator=paired(some))
         for case, some in usable.items()
@@ -155,7 +182,7 @@ def _spreads(stored: Mapping[CaseId, Stored], policy: Policy) -> Spreads:
 
 def _thin(case: CaseId, stored: Stored, head: Sequence[Reading], policy: Policy) -> Judgement:
     """The judgement on a case whose baseline has too few sessions."""
-    usable = len(undisturbed(stored.readings))
+    usable = len(estimates.undisturbed(stored.readings))
     return dataclasses.replace(
         decide.no_baseline(case, head, ""),
         verdict=Verdict.UNDECIDED,
@@ -172,7 +199,7 @@ def _against_stored(
     A case is decided although its sessions are disturbed when each new session is far beyond the slowest stored one,
     by time and as a ratio.  Without a comparator the load and the code cannot be told apart.
     """
-    case, base, usable = stored.case, undisturbed(stored.readings), undisturbed(head)
+    case, base, usable = stored.case, estimates.undisturbed(stored.readings), estimates.undisturbed(head)
     is_far = len(usable) < needed
     if is_far:
         usable = list(head)
@@ -202,7 +229,7 @@ def _against_stored(
     )
 
 
-# -- two builds side by side: the difference within a pair, which the state of the machine is not in ------------
+# -- the evidence of pairs --------------------------------------------------------------------------------------------
 
 
 class _Pairs(NamedTuple):
@@ -243,64 +270,6 @@ class _Pairs(NamedTuple):
     def differences(self, share: Share) -> list[float]:
         """Of the logarithms, pair by pair."""
         return [h - b for b, h in zip(logs(self.base, share), logs(self.head, share), strict=True)]
-
-
-def screen_pairs(base: Readings, head: Readings, policy: Policy) -> Screened:
-    """Judge the first pairs of sessions of two environments that ran in alternation.
-
-    The spread of the differences chooses the weight (a spread is independent of the location, so this does not favour a
-    verdict).  A comparator that itself differs between the environments is left out, case by case or, when its median
-    case moved, altogether.
-    """
-    needed = max(2, estimates.fewest(policy.screen_pairs))
-    pairs = {case: _Pairs.of(base[case], some) for case, some in head.items() if case in base}
-    enough = {case: one.whole for case, one in pairs.items() if len(one.whole.head) >= needed}
-    learnt = estimates.learn(
-        {
-            case: estimates.spreads(one.differences, policy.floor, has_comparator=one.has_comparator)
-            for case, one in enough.items()
-        }
-    )
-    whole = _median_case((one for one in enough.values() if one.has_comparator), learnt, policy)
-    why = reason("comparators-differ", whole=whole) if whole and _differs(whole, policy) else None
-    gathered: dict[CaseId, Gathered] = {}
-    for case, some in head.items():
-        if case in enough:
-            gathered[case] = _of_pairs(case, enough[case], learnt, policy, comparators_differ=why is not None)
-        elif not base.get(case):
-            gathered[case] = decide.no_baseline(case, some, "the base did not run this case")
-        else:
-            far = _far(case, pairs[case], learnt, policy, needed)
-            gathered[case] = far or decide.without(case, pairs[case].merged, needed, "pair")
-    weights = {case: one.weight for case, one in gathered.items() if isinstance(one, Evidence) and one.is_far}
-    learnt = learnt._replace(weights={**learnt.weights, **weights})
-    anchor = Anchor(why, whole.estimate if whole else 0.0, raw_moved=False)
-    return decide.screened(gathered, policy, "pair", learnt, anchor)
-
-
-def confirm_pairs(
-    base: Readings,
-    head: Readings,
-    screened: Screened,
-    policy: Policy,
-    *,
-    last: bool = True,
-) -> dict[CaseId, Judgement]:
-    """Judge all cases: the wanted ones by the pairs of the confirmation alone, the others as screened.
-
-    The rule is that of :func:`decide.confirmed`, on the differences within pairs.  Weight and common variance are
-    those of the screen.
-    """
-
-    def gather(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
-        if case not in head or case not in base:
-            return None
-        pairs = _Pairs.of(base[case], head[case])
-        if len(pairs.whole.head) >= needed:
-            return _of_pairs(case, pairs.whole, screened.learnt, policy, comparators_differ=screened.anchor is not None)
-        return _far(case, pairs, screened.learnt, policy, needed) or pairs.merged
-
-    return decide.confirmed(screened, gather, policy, "pair", last=last)
 
 
 def _of_pairs(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy, *, comparators_differ: bool) -> Evidence:
