@@ -46,7 +46,7 @@ def example(
     for line in lines:
         problem = Problem.parse(line)
         dtype = roofline.dtype_name(problem)
-        best = roofline.attainable_seconds(roofline.work(problem), dtype, PEAKS)
+        best, _ = roofline.limit(roofline.work(problem), dtype, PEAKS) or (0.0, "")
         assert best
         aten = best / rng.uniform(0.6, 0.9)
         for backend in backends:

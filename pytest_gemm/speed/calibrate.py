@@ -198,17 +198,15 @@ class Sessions:
         ]
         self.cases = tuple(cases)
         self._are_interleaved = [session.is_interleaved for session in sessions]
-        self._readings = [
-            {case: Reading(s.estimate, s.comparator_estimate, s.disturbed) for case, s in by.items()}
-            for by in self.samples
-        ]
+        self._readings = [estimates.readings([session]) for session in sessions]
 
     def take(self, numbers: Iterable[int]) -> dict[CaseId, list[Reading]]:
         """The readings of these sessions by case, numbered in this order."""
         found: dict[CaseId, list[Reading]] = {case: [] for case in self.cases}
         for position, number in enumerate(numbers):
-            for case, reading in self._readings[number].items():
-                found[case].append(dataclasses.replace(reading, session=position))
+            for case, (reading,) in self._readings[number].items():
+                if case in found:
+                    found[case].append(dataclasses.replace(reading, session=position))
         return found
 
     def take_pairs(

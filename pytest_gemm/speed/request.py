@@ -20,6 +20,8 @@ from pytest_gemm.speed.data import Peaks
 REQUEST: Final = "request.json"
 SESSION: Final = "session.jsonl"
 NOW: Final = "now.txt"
+UNWRITTEN: Final = "unwritten.json"
+"""Why files of a session's failures could not be written, by the option that asks for them; absent without failures."""
 LOST: Final = 75
 """Exit status of a worker that lost the device to a case, whose sample is written; another worker takes the rest."""
 WORKER: Final = "gemm-speed-worker"

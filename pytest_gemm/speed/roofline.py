@@ -130,16 +130,8 @@ def peak_rate(name: str, peaks: Peaks) -> float | None:
     return peaks.flops.get(name) or peaks.flops.get(_ALIKE.get(name, "")) or None
 
 
-def _least_seconds(work: Work, dtype_name: str, peaks: Peaks) -> dict[Literal["compute", "memory"], float]:
-    """The least time of a call by each peak; empty where one of them was not measured."""
-    rate = peak_rate(dtype_name, peaks)
-    if rate is None or peaks.bandwidth <= 0.0:
-        return {}
-    return {"compute": work.flops / rate, "memory": work.bytes / peaks.bandwidth}
-
-
-def attainable_seconds(work: Work, dtype_name: str, peaks: Peaks) -> float | None:
-    """The least time of a call by the roofline, data coming from memory.
+def limit(work: Work, dtype_name: str, peaks: Peaks) -> tuple[float, Literal["compute", "memory"]] | None:
+    """The least time of a call by the roofline, data coming from memory, and the peak that it is due to.
 
     Args:
         work: of the problem.
@@ -147,15 +139,13 @@ def attainable_seconds(work: Work, dtype_name: str, peaks: Peaks) -> float | Non
         peaks: of the machine.
 
     Returns:
-        Seconds; ``None`` where a peak that is needed was not measured.
+        Seconds and peak; ``None`` where a peak that is needed was not measured.
     """
-    return max(_least_seconds(work, dtype_name, peaks).values(), default=None)
-
-
-def bound(work: Work, dtype_name: str, peaks: Peaks) -> Literal["compute", "memory"] | None:
-    """Which peak a problem meets first; ``None`` where one was not measured."""
-    found = _least_seconds(work, dtype_name, peaks)
-    return max(found, key=found.__getitem__, default=None)
+    rate = peak_rate(dtype_name, peaks)
+    if rate is None or peaks.bandwidth <= 0.0:
+        return None
+    compute, memory = work.flops / rate, work.bytes / peaks.bandwidth
+    return (memory, "memory") if memory > compute else (compute, "compute")
 
 
 def share(seconds: float, work: Work, dtype_name: str, peaks: Peaks) -> float | None:
@@ -164,8 +154,8 @@ def share(seconds: float, work: Work, dtype_name: str, peaks: Peaks) -> float | 
     Operands that stay in a cache between the calls can bring it above 1 for a problem that is bound by memory;
     :func:`excess` has the limit.
     """
-    least = attainable_seconds(work, dtype_name, peaks)
-    return None if least is None else least / seconds
+    least = limit(work, dtype_name, peaks)
+    return least and least[0] / seconds
 
 
 def excess(seconds: float, work: Work, dtype_name: str, peaks: Peaks, *, cache: int) -> Reason | None:

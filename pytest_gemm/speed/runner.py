@@ -27,7 +27,7 @@ from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.run.terminal import Display
 from pytest_gemm.speed.data import Peaks, Sample, Session, SessionError, read_session, session_text
 from pytest_gemm.speed.report import units
-from pytest_gemm.speed.request import LOST, NOW, REQUEST, SESSION, Group, Project, Request, TimedCase
+from pytest_gemm.speed.request import LOST, NOW, REQUEST, SESSION, UNWRITTEN, Group, Project, Request, TimedCase
 from pytest_gemm.storage import files
 
 if TYPE_CHECKING:
@@ -414,6 +414,8 @@ class _Open:
         file = self._folder / SESSION
         if not file.exists():
             raise self._failed(f"a session ended with status {status} before it had begun; its log:")
+        if unwritten := self._text(UNWRITTEN):
+            self._runner.lost |= msgspec.json.decode(unwritten)
         try:
             part = read_session(file)
         except SessionError as error:

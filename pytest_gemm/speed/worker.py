@@ -23,6 +23,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -41,7 +42,7 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
 from pytest_gemm.speed.lockstep import Interleaving
-from pytest_gemm.speed.request import LOST, NOW, SESSION, WORKER, Request, TimedCase
+from pytest_gemm.speed.request import LOST, NOW, SESSION, UNWRITTEN, WORKER, Request, TimedCase
 from pytest_gemm.speed.timing import cpu, cuda, paired
 from pytest_gemm.text import first_line
 
@@ -125,6 +126,7 @@ class Meter:
         self._interleaving = Interleaving(request.socket, first=request.begins)
         self._parent = os.getppid()
         self._is_cross_checked = False
+        self._lost: dict[str, str] = {}  # why a file could not be written, by the option that asks for it
         self._works: list[_Work] = []
         self._peaks = request.peaks or self._measured_peaks()
         self._write(session_line(self._head()))
@@ -258,7 +260,10 @@ class Meter:
         if any(judged.evidence for judged in found) and not self._judge.has_lost(case.device):
             # Judged by the conformance suite, which takes any problem: the test that timed it would time it again.
             rerun = effect.rerun_options(self._config, case.backend.name, timed=False)
-            run.keep(case, run.explained(case, found)[0], Rerun("--pyargs pytest_gemm.conformance", rerun))
+            self._lost |= run.keep(
+                case, run.explained(case, found)[0], Rerun("--pyargs pytest_gemm.conformance", rerun)
+            )
+            (self.folder / UNWRITTEN).write_bytes(msgspec.json.encode(self._lost))
         ranking = tuple(sorted(filter(lambda name: math.isfinite(timings[name]), timings), key=timings.__getitem__))
         phases = spent()
         for outcome in last.values():  # what is not timed: a case that failed, or a session that only judges

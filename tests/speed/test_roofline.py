@@ -105,10 +105,9 @@ def test_the_rate_is_that_of_what_is_multiplied(line: str, name: str) -> None:
 def test_the_later_of_both_peaks_is_what_can_be_attained(
     work: Work, name: str, seconds: float | None, bound: str | None
 ) -> None:
-    assert roofline.attainable_seconds(work, name, PEAKS) == seconds
-    assert roofline.bound(work, name, PEAKS) == bound
+    assert roofline.limit(work, name, PEAKS) == (None if seconds is None else (seconds, bound))
     assert roofline.share(4.0, work, name, PEAKS) == (None if seconds is None else seconds / 4.0)
-    assert roofline.attainable_seconds(work, name, Peaks(PEAKS.flops)) is None
+    assert roofline.limit(work, name, Peaks(PEAKS.flops)) is None
 
 
 @pytest.mark.parametrize(

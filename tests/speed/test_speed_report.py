@@ -148,7 +148,7 @@ def test_who_is_fastest_and_the_ratio_beside_a_case_are_one_estimate() -> None:
 )
 def test_a_memory_that_is_no_limit_has_no_share(line: str, seconds: float, cell: str) -> None:
     problem = Problem.parse(line)
-    least = roofline.attainable_seconds(roofline.work(problem), "f16", PEAKS)
+    least, _ = roofline.limit(roofline.work(problem), "f16", PEAKS) or (0.0, "")
     assert least
     (row,) = run_of(measured([(10 * least * seconds, None)], CaseId("triton", line)), peaks=PEAKS).rows
     assert row.peak == cell

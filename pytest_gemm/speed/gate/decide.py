@@ -23,7 +23,8 @@ from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate import estimates
 from pytest_gemm.speed.gate.estimates import Learnt, Location, Reading, Screened, Share, View
 from pytest_gemm.speed.gate.policy import Policy
-from pytest_gemm.speed.gate.sentences import many, percent, reason, words
+from pytest_gemm.speed.gate.sentences import reason, words
+from pytest_gemm.speed.report.units import percent, plural
 
 # A change that is not above zero at this level will not be found beyond the limit by the last look either.
 _HOPELESS: Final = 0.25
@@ -111,7 +112,7 @@ class Evidence:
 
     def seen(self, view: View, unit: str) -> str:
         """A change with the sessions that it rests on."""
-        return f"{view} over {many(len(self.head), unit)}"
+        return f"{view} over {plural(len(self.head), unit)}"
 
 
 Gathered: TypeAlias = Evidence | Judgement
@@ -195,9 +196,9 @@ def without(
     lost = [r.disturbed for r in head if r.disturbed]
     usable = len(head) - len(lost)
     if lost:
-        why = reason("disturbed", lost=len(lost), sessions=many(len(head), unit), cause=lost[0], needed=needed)
+        why = reason("disturbed", lost=len(lost), sessions=plural(len(head), unit), cause=lost[0], needed=needed)
     else:
-        why = reason("too-few", sessions=many(usable, unit), needed=needed)
+        why = reason("too-few", sessions=plural(usable, unit), needed=needed)
     if shown:
         return dataclasses.replace(shown, verdict=Verdict.UNDECIDED, reason=why, sessions=shown.sessions + usable)
     seconds = statistics.median(r.subject for r in head) if head else None
@@ -464,7 +465,7 @@ class _Look:
         """Slower, faster, or drifted."""
         view, limit = claim.needed[0]
         beyond = sum(change > limit for change in view.changes)
-        often = f"in {beyond} of {many(len(view.changes), self.unit)} (p {claim.p_value:.1g})"
+        often = f"in {beyond} of {plural(len(view.changes), self.unit)} (p {claim.p_value:.1g})"
         if claim.code == "drift":
             drift = self.policy.drift
             total = words(view.estimate + math.log1p(drift) - limit)

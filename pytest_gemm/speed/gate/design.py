@@ -19,7 +19,8 @@ from pytest_gemm.speed.gate import decide, estimates
 from pytest_gemm.speed.gate.decide import Anchor, Evidence, Gathered
 from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Share, Spreads, Stored, View, logs, paired
 from pytest_gemm.speed.gate.policy import Policy
-from pytest_gemm.speed.gate.sentences import many, reason
+from pytest_gemm.speed.gate.sentences import reason
+from pytest_gemm.speed.report.units import plural
 
 Readings = Mapping[CaseId, Sequence[Reading]]
 
@@ -186,7 +187,7 @@ def _thin(case: CaseId, stored: Stored, head: Sequence[Reading], policy: Policy)
     return dataclasses.replace(
         decide.no_baseline(case, head, ""),
         verdict=Verdict.UNDECIDED,
-        reason=reason("thin-baseline", usable=many(usable, "usable session"), needed=policy.fewest_stored),
+        reason=reason("thin-baseline", usable=plural(usable, "usable session"), needed=policy.fewest_stored),
         stored_seconds=statistics.median(r.subject for r in stored.readings),
     )
 

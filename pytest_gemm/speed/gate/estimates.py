@@ -8,13 +8,14 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from scipy import optimize, special
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason
-from pytest_gemm.speed.data import Judgement, Sample, Session, by_case
+from pytest_gemm.speed.data import Judgement, Sample, Session
 from pytest_gemm.speed.gate.policy import POWER, WEIGHTS, Policy
 from pytest_gemm.speed.gate.sentences import words
 
@@ -110,10 +111,9 @@ def readings(sessions: Iterable[Session]) -> dict[CaseId, list[Reading]]:
     """
     found: dict[CaseId, list[Reading]] = {}
     for number, session in enumerate(sessions):
-        for case, samples in by_case([session]).items():
-            for sample in samples:
-                reading = Reading(sample.estimate, sample.comparator_estimate, sample.disturbed, number)
-                found.setdefault(case, []).append(reading)
+        for sample in filter(attrgetter("is_timed"), session.samples):
+            reading = Reading(sample.estimate, sample.comparator_estimate, sample.disturbed, number)
+            found.setdefault(sample.case, []).append(reading)
     return found
 
 

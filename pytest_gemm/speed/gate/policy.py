@@ -10,6 +10,12 @@ WEIGHTS: Final = (1.0, 0.5, 0.0)
 
 POWER: Final = 0.95
 
+# Sessions, of which the baseline has the spread, and pairs, which are the only source of theirs.
+_LEAST: Final = {"screen_sessions": 1, "screen_pairs": 2, "fewest_stored": 4} | dict.fromkeys(
+    ("confirm_sessions", "confirm_pairs", "first_look"), 3
+)
+_FRACTIONS: Final = ("delta", "floor", "underpowered_from", "anchor_shift", "guard", "drift")
+
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
@@ -53,24 +59,15 @@ class Policy:
     fewest_stored: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("screen_level", "confirm_level"):
-            if not 0 < getattr(self, name) < 0.5:
-                raise ValueError(f"{name} is {getattr(self, name)}; a level lies between 0 and 0.5")
-        for name in ("delta", "floor", "underpowered_from", "anchor_shift", "guard", "drift"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is a fraction between 0 and 1 (2% is 0.02)")
+        for name, value in vars(self).items():
+            if name in _LEAST and value < _LEAST[name]:
+                raise ValueError(f"{name} is {value}; it takes at least {_LEAST[name]}")
+            if name.endswith("_level") and not 0 < value < 0.5:
+                raise ValueError(f"{name} is {value}; a level lies between 0 and 0.5")
+            if name in _FRACTIONS and not 0 < value < 1:
+                raise ValueError(f"{name} is {value}; it is a fraction between 0 and 1 (2% is 0.02)")
         if not self.guard < self.far < math.inf:
             raise ValueError(f"far is {self.far}; it is a fraction above guard, {self.guard} (300% is 3.0)")
-        for name, least in (
-            ("screen_sessions", 1),  # the baseline has the spread
-            ("confirm_sessions", 3),
-            ("screen_pairs", 2),  # pairs are the only source of the spread
-            ("confirm_pairs", 3),
-            ("first_look", 3),
-            ("fewest_stored", 4),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it takes at least {least}")
 
     @property
     def sessions(self) -> tuple[int, int]:
@@ -96,17 +93,21 @@ class Policy:
         Raises:
             ValueError: for any other device.
         """
-        if device == "cpu":
-            return cls()
-        if device == "cuda":
-            return cls(
-                delta=0.01,
-                screen_sessions=1,
-                confirm_sessions=5,
-                screen_pairs=3,
-                confirm_pairs=8,
-                screen_level=0.10,
-                confirm_level=0.01,
-                anchor_shift=0.01,
-            )
-        raise ValueError(f"there is no speed policy for device {device!r}; known are cpu and cuda")
+        if device not in _DEVICES:
+            raise ValueError(f"there is no speed policy for device {device!r}; known are {' and '.join(_DEVICES)}")
+        return _DEVICES[device]
+
+
+_DEVICES: Final = {
+    "cpu": Policy(),
+    "cuda": Policy(
+        delta=0.01,
+        screen_sessions=1,
+        confirm_sessions=5,
+        screen_pairs=3,
+        confirm_pairs=8,
+        screen_level=0.10,
+        confirm_level=0.01,
+        anchor_shift=0.01,
+    ),
+}

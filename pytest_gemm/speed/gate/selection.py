@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.speed.data import Judgement, Sample, Session, by_case
-from pytest_gemm.speed.gate.sentences import percent
+from pytest_gemm.speed.report.units import percent
 
 
 def _losses(sample: Sample) -> dict[str, float]:

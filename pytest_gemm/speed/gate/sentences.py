@@ -8,24 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gemm.outcome import Reason
-from pytest_gemm.storage.datafile import TableFile
-from pytest_gemm.storage.errors import FileError
-
-
-def percent(change: float) -> str:
-    """A change in percent."""
-    return f"{100 * change:.1f}%"
+from pytest_gemm.speed.report.units import percent
+from pytest_gemm.storage.datafile import document
 
 
 def words(log_change: float) -> str:
     """A difference of logarithms of times in words: ``5.0% slower``."""
     change = math.expm1(log_change)
     return f"{percent(abs(change))} {'slower' if change >= 0 else 'faster'}"
-
-
-def many(count: int, unit: str) -> str:
-    """A count with its unit."""
-    return f"{count} {unit}" + ("" if count == 1 else "s")
 
 
 def reason(name: str, **values: object) -> Reason:
@@ -36,4 +26,4 @@ def reason(name: str, **values: object) -> Reason:
 
 @functools.cache
 def _table() -> dict[str, Any]:
-    return TableFile(Path(__file__).with_name("sentences.toml"), "reason", FileError).document()
+    return document(Path(__file__).with_name("sentences.toml"))

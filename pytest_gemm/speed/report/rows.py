@@ -191,7 +191,6 @@ class Row:
         problem: the parsed problem.
         flop_rate: FLOP/s (operations, for integers); ``None`` untimed.
         byte_rate: byte/s of operands read once and results written once; ``None`` untimed.
-        intensity: FLOP per byte.
         memory_bound: whether the roofline limits it by bandwidth; ``None`` without them.
         attainable: the roofline's FLOP/s at this intensity, ``None`` without them.
         share: part of the roofline that was reached; above 1 where the operands stay in cache.
@@ -204,7 +203,6 @@ class Row:
     problem: Problem
     flop_rate: float | None
     byte_rate: float | None
-    intensity: float
     memory_bound: bool | None
     attainable: float | None
     share: float | None
@@ -298,12 +296,8 @@ def is_doubtful(samples: Mapping[int, Sample]) -> bool:
 
 def _row(judgement: Judgement, samples: Mapping[int, Sample], peaks: Peaks) -> Row:
     problem = Problem.parse(judgement.case.problem)
-    work = roofline.work(problem)
-    dtype = roofline.dtype_name(problem)
-    least = roofline.attainable_seconds(work, dtype, peaks)
-    limit = roofline.bound(work, dtype, peaks)
-    seconds = judgement.seconds
-    doubtful = is_doubtful(samples)
+    work, seconds, doubtful = roofline.work(problem), judgement.seconds, is_doubtful(samples)
+    least, bound = roofline.limit(work, roofline.dtype_name(problem), peaks) or (None, None)
     paired = [] if doubtful else [(s.comparator_estimate, s.estimate) for s in samples.values()]
     ratios = [theirs / ours for theirs, ours in paired if theirs is not None]
     return Row(
@@ -311,8 +305,7 @@ def _row(judgement: Judgement, samples: Mapping[int, Sample], peaks: Peaks) -> R
         problem=problem,
         flop_rate=work.flops / seconds if seconds else None,
         byte_rate=work.bytes / seconds if seconds else None,
-        intensity=work.intensity,
-        memory_bound=None if limit is None else limit == "memory",
+        memory_bound=None if bound is None else bound == "memory",
         attainable=work.flops / least if least else None,
         share=least / seconds if least and seconds and not doubtful else None,
         comparator=next((s.comparator_name for s in samples.values() if s.comparator_name), ""),

@@ -119,7 +119,6 @@ def lines(run: Run, *parts: str) -> list[str]:
         "lines.txt.jinja",
         run=run,
         parts=parts,
-        verdicts=run.counts(),
         by_code=by_code,
         timed=[sample for sample in samples if sample.is_timed],
         doubtful=[case for case, some in run.trusted.items() if is_doubtful(some)],
