@@ -67,13 +67,13 @@ class AtenBackend:
         Raises:
             Unsupported: what the checks of ``_int_mm``, ``_scaled_mm`` and ``_grouped_mm`` on the device reject.
         """
-        if reason := self.refusal(problem, operands.device):
+        if reason := self.unsupported(problem, operands.device):
             raise reason
         if request.mode not in _EAGER:
             return self.compiled.prepare(problem, operands, request)
         return AtenPrepared(problem, operands.device)
 
-    def refusal(self, problem: Problem, device: str) -> Unsupported | None:
+    def unsupported(self, problem: Problem, device: str) -> Unsupported | None:
         """What the eager program does not support on a device."""
         own = ("aten-on-cuda", "scaled", "aten-by-cublas") if device == "cuda" else ("aten-on-cpu",)
         return check(("aten", "grouped", *own), problem, DEFAULT)

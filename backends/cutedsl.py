@@ -19,7 +19,7 @@ from pytest_gemm.api.protocols import Availability, Candidates
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import naming
-from pytest_gemm.backends.inductor.backend import installed, no_cuda, not_on
+from pytest_gemm.backends.inductor.backend import installed, no_device
 from pytest_gemm.backends.rules import check
 from pytest_gemm.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -63,9 +63,7 @@ class CuteDslBackend:
 
     def availability(self, device: str) -> Availability:
         """A CUDA device of compute capability 8.0 or more, and the two packages."""
-        if device != "cuda":
-            return not_on(self.name, self.devices, device)
-        if reason := no_cuda():
+        if reason := no_device(self.name, self.devices, device):
             return Availability(reason)
         versions = installed("nvidia-cutlass-dsl", "nvidia-cutlass-operators")
         missing = {"nvidia-cutlass-dsl", "nvidia-cutlass-operators"} - {name for name, _ in versions}

@@ -705,7 +705,7 @@ def flooded(seed: int, count: int, journal: Path | None = None) -> Flood:
     while found.ends.total() < count:
         problem = drawn_problem(draw)
         names = distributions_for(problem)
-        if not names or AtenBackend().refusal(problem, "cpu"):
+        if not names or AtenBackend().unsupported(problem, "cpu"):
             continue
         if ledger().applicable("aten", problem, "test_product", environment) is not None:
             continue  # it can kill the process

@@ -63,21 +63,12 @@ class CppBackend(InductorBackend):
     and that its checks admit, each with its register blocking; the first is the one that the heuristic selects,
     and the last the reference one.  Beside that one there are variants of the template's own blockings, see
     :func:`micro_kernels.variants`; others can be requested by name.
-
-    Args:
-        listing: candidates of any instruction set can be listed, whether or not this CPU executes it: nothing of this
-            machine shows in the lists, and nothing can be compiled.
-        settings: see :class:`InductorBackend`.
     """
 
     name: str = "cpp"
     inductor_name: str = "CPP"
     devices: tuple[str, ...] = ("cpu",)
     capabilities = InductorBackend.capabilities | {Capability.ISA}
-
-    def __init__(self, *, listing: bool = False, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.listing = listing
 
     def selected(
         self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT

@@ -17,7 +17,7 @@ from pytest_gemm.api import compile_farm
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import Setting, folder, matching, natural
-from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir, installed, no_cuda, not_on
+from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir, installed, no_device
 from pytest_gemm.case_id import Device
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Pruned, Unsupported
@@ -186,16 +186,11 @@ class CutlassBackend(InductorBackend):
 
     def availability(self, device: str) -> Availability:
         """A CUDA device, nvcc, and CUTLASS's sources."""
-        if device != "cuda":
-            return not_on(self.name, self.devices, device)
-        ahead = self.installation()
-        if reason := no_cuda():
-            if reason.code == "no-cuda-device" and ahead.ok:
-                here = "--gemm-compile-only --gemm-set=cutlass.arch=90a compiles its kernels here, for a Hopper"
-                remedy = f"{reason.remedy}; {here}"
-                reason = dataclasses.replace(reason, remedy=remedy)
-            return Availability(reason)
-        return ahead
+        reason, ahead = no_device(self.name, self.devices, device), self.installation()
+        if reason and reason.code == "no-cuda-device" and ahead.ok:
+            here = "--gemm-compile-only --gemm-set=cutlass.arch=90a compiles its kernels here, for a Hopper"
+            reason = dataclasses.replace(reason, remedy=f"{reason.remedy}; {here}")
+        return Availability(reason) if reason else ahead
 
     def compiles_ahead(self) -> Availability:
         """Whether kernels can be compiled here, which needs no device."""

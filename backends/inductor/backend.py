@@ -11,9 +11,11 @@ import abc
 import contextlib
 import dataclasses
 import fnmatch
+import shutil
 import zlib
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -55,7 +57,6 @@ _RECIPES: Mapping[str, Literal["dynamic", "aoti"]] = {"dynamic": "dynamic", "aot
 # template beside it.
 _CUDA_OPTIONS: Mapping[str, Any] = {"freezing": False, "shape_padding": False, "triton.num_decompose_k_splits": 0}
 
-_KEPT_ARTIFACTS = 16
 # Artifacts of single candidates that are kept: those for any M, which many problems share.
 _KEPT_CANDIDATES = 64
 # Lists of candidates that are kept, by the problem's geometry.
@@ -96,21 +97,22 @@ def cache_dir(isa: str = "") -> Path:
     return cache.use() / f"inductor-{torch.__version__}" / isa
 
 
-class _Recent(OrderedDict[tuple[Any, ...], _T]):
-    """The values that were used last, so many of them."""
+class _Recent:
+    """The values that were used last, so many of each kind; a pickled one is empty."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
+    def __init__(self) -> None:
+        self._kinds: defaultdict[Hashable, dict[Hashable, Any]] = defaultdict(dict)
 
-    def obtain(self, key: tuple[Any, ...], make: Callable[[], _T]) -> _T:
+    def __reduce__(self) -> tuple[type[_Recent], tuple[()]]:
+        return _Recent, ()
+
+    def obtain(self, kind: Hashable, most: int, key: Hashable, make: Callable[[], _T]) -> _T:
         """The value that is kept under a key, or that is made now."""
-        if key not in self:
-            self[key] = make()
-        self.move_to_end(key)
-        found = self[key]
-        while len(self) > self._most:
-            self.popitem(last=False)
+        values = self._kinds[kind]
+        found: _T = values.pop(key) if key in values else make()
+        values[key] = found
+        while len(values) > most:
+            del values[next(iter(values))]
         return found
 
 
@@ -123,21 +125,23 @@ class InductorBackend(abc.ABC):
         threads: number of threads that generated CPU code uses (it is part of the code); ``None`` takes
             ``torch.get_num_threads()`` at the time of the compile.  It is set for the time of a run too.
         rebind: give new constants to a compiled program instead of compiling again, see ``artifact.py``.
-        keep: how many artifacts of each kind of request to keep alive.
         selection: ``winner``: Inductor compiles and benchmarks every candidate and takes the fastest, as for a user;
             ``one``: a single candidate is compiled and nothing is benchmarked.  Which one follows from the problem's
             line alone, so that a rerun meets the same kernel and a matrix of problems meets many different ones.  A
             candidate that does not fit the device gives way to the next, see ``Artifact.pruned``.  "" takes the
             backend's own default.
+        listing: candidates of any instruction set can be listed, whether or not this CPU executes it: nothing of this
+            machine shows in the lists, and nothing can be compiled.
 
     Attributes:
+        log: what has been compiled.
         name: what ``--gemm-backends`` takes.
         inductor_name: what ``max_autotune_gemm_backends`` takes.
         devices: where it computes.
         rules: what it does not support: groups of ``backends/rules.toml``.
         device_kernel: pattern of its kernels' names on the device; "" where they are those of the generated code.
-        listing: candidates are listed for instruction sets that the CPU may not execute, and nothing can be compiled.
         variety: over how many of its candidates ``one`` spreads the problems.
+        keep: how many artifacts of each kind of request to keep alive.
     """
 
     name: str = ""
@@ -148,44 +152,24 @@ class InductorBackend(abc.ABC):
     selection: Selection = Selection.WINNER
     device_kernel: str = ""
     variety: int = 1 << 31
-    listing: bool = False
+    keep: int = 16
 
     def __init__(
-        self, *, threads: int | None = None, rebind: bool = True, keep: int = _KEPT_ARTIFACTS, selection: str = ""
+        self, *, threads: int | None = None, rebind: bool = True, selection: str = "", listing: bool = False
     ) -> None:
         self.threads = threads
         self.selection = Selection(selection) or type(self).selection
         self.rebind = rebind
-        self._keep = keep
-        self._begin()
-
-    def _begin(self) -> None:
-        """Set everything that is no setting: nothing has been compiled or listed."""
-        self._log = CompileLog()
-        # Artifacts of single candidates share a place, those of every other kind of request have one each.
-        self._artifacts: defaultdict[BuildRequest, _Recent[Artifact]] = defaultdict(lambda: _Recent(self._keep))
-        self._candidates: _Recent[Artifact] = _Recent(min(self._keep, 1) * _KEPT_CANDIDATES)
-        self._lists: _Recent[Candidates] = _Recent(_KEPT_LISTS)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The settings: what was compiled belongs to this process."""
-        return {
-            name: vars(self)[name] for name in vars(self) if name not in {"log", "_artifacts", "_candidates", "_lists"}
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._begin()
+        self.listing = listing
+        self.log = CompileLog()
+        self._recent = _Recent()
 
     # -- for subclasses ------------------------------------------------------------------------------
 
     def availability(self, device: str) -> Availability:
         """Whether it can run here: a device of its kind, and what :meth:`installation` looks for."""
-        if device not in self.devices:
-            return not_on(self.name, self.devices, device)
-        if device == "cuda" and (reason := no_cuda()):
-            return Availability(reason)
-        return self.installation()
+        reason = no_device(self.name, self.devices, device)
+        return Availability(reason) if reason else self.installation()
 
     @abc.abstractmethod
     def installation(self) -> Availability:
@@ -318,17 +302,21 @@ class InductorBackend(abc.ABC):
         if request.user_caches or (name and not problem.has("m.dynamic")):
             return compiled()  # its caller holds it, and no other problem has a use for it
         request = request.replace(selection=self.selects(request))
-        kept = self._candidates if name else self._artifacts[request]
-        return kept.obtain((request, *self._key(first, tensors)), compiled)
+        # Artifacts of single candidates share a place, those of every other kind of request have one each.
+        kind, most = ("candidates", _KEPT_CANDIDATES) if name else (request, self.keep)
+        return self._recent.obtain(kind, most, (request, *self._key(first, tensors)), compiled)
 
     def _first(self, problem: Problem, operands: Operands) -> tuple[Problem, dict[str, torch.Tensor]]:
         """The problem whose program is compiled, and tensors of its geometry: for ``m.dynamic`` another M."""
+        from pytest_gemm.backends.inductor.bindings import m_dimensions
         from pytest_gemm.programs import program
 
         tensors = program.args(problem, operands)
         if not problem.has("m.dynamic"):
             return problem, tensors
-        return problem.with_m(DYN_M_HINT), self._at_hint(problem, tensors)
+        dims = m_dimensions(problem)
+        at_hint = {n: _at_hint(t, dims[n], problem.shape.m) if n in dims else t for n, t in tensors.items()}
+        return problem.with_m(DYN_M_HINT), at_hint
 
     def _key(self, first: Problem, tensors: dict[str, torch.Tensor]) -> tuple[Any, ...]:
         return (first.line, self._threads(), tuple((n, t.shape, t.stride()) for n, t in tensors.items()))
@@ -345,7 +333,7 @@ class InductorBackend(abc.ABC):
             device_kernel=self.device_kernel,
             wanted=self.wanted(problem),
             beyond=self.listing,
-            log=self._log,
+            log=self.log,
         )
 
     def _list(self, problem: Problem, operands: Operands, request: BuildRequest, space: Space) -> Candidates:
@@ -356,7 +344,7 @@ class InductorBackend(abc.ABC):
         request = request.replace(candidate="")
         key = (space, request, *self._key(first, tensors))
         spec = self._spec(problem, request, space)
-        found = self._lists.obtain(key, lambda: artifact.list_candidates(first, tensors, spec))
+        found = self._recent.obtain("lists", _KEPT_LISTS, key, lambda: artifact.list_candidates(first, tensors, spec))
         names = (f"{name}{space.suffix}" for name in found.names if fnmatch.fnmatchcase(name, space.only))
         return dataclasses.replace(found, names=tuple(names))
 
@@ -374,88 +362,54 @@ class InductorBackend(abc.ABC):
                 return space
         raise Unsupported("unknown-candidate", f"Inductor has no {self.inductor_name} candidate {name} for {problem}")
 
-    @property
-    def log(self) -> CompileLog:
-        """What has been compiled."""
-        return self._log
-
     def _threads(self) -> int:
         import torch
 
         return self.threads or torch.get_num_threads()
 
-    @staticmethod
-    def _at_hint(problem: Problem, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors with M at :data:`DYN_M_HINT`: contents do not matter, only the geometry does."""
-        from pytest_gemm.backends.inductor.bindings import m_dimensions
 
-        dims = m_dimensions(problem)
-        m = problem.shape.m
-        found = {}
-        for name, tensor in tensors.items():
-            if name not in dims:
-                found[name] = tensor
-                continue
-            shape = list(tensor.shape)
-            shape[dims[name]] = DYN_M_HINT
-            stride = _strides_at(tensor, dims[name], m)
-            extent = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-            storage = tensor.new_zeros(extent)  # of its kind: a tensor without memory stays one
-            found[name] = storage.as_strided(shape, stride, tensor.storage_offset())
-        return found
-
-
-def _strides_at(tensor: torch.Tensor, dim: int, m: int) -> list[int]:
-    """Strides of ``tensor`` when its dimension ``dim`` has :data:`DYN_M_HINT` elements instead of ``m``.
+def _at_hint(tensor: torch.Tensor, dim: int, m: int) -> torch.Tensor:
+    """A tensor with :data:`DYN_M_HINT` elements in a dimension that has ``m``: contents do not matter.
 
     A stride that spans the dimension grows with it: by whole multiples of ``m`` steps of the dimension, or of the next
     smaller stride that spans it, plus what padding there was.
     """
-    step = tensor.stride(dim)
-    found = list(tensor.stride())
+    step, shape, strides = tensor.stride(dim), list(tensor.shape), list(tensor.stride())
     old, new = m * step, DYN_M_HINT * step
     for place in sorted(range(tensor.dim()), key=tensor.stride):
         stride = tensor.stride(place)
         # Another dimension steps over all of this one: (K, M).T has strides (1, M), a batch has M * row, or K * M.
         if stride >= m * step > 0 and stride != step and tensor.shape[place] > 1:
-            found[place] = stride // old * new + stride % old
-            old, new = stride, found[place]
-    return found
+            strides[place] = stride // old * new + stride % old
+            old, new = stride, strides[place]
+    shape[dim] = DYN_M_HINT
+    extent = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    # Of its kind: a tensor without memory stays one.
+    return tensor.new_zeros(extent).as_strided(shape, strides, tensor.storage_offset())
 
 
-def not_on(name: str, devices: tuple[str, ...], device: str) -> Availability:
-    """A backend that does not compute on a device."""
-    own = " and ".join(devices)
-    article = "the " if own == "cpu" else ""
-    return Availability.lacking(
-        "device", f"{name} computes on {article}{own}, not on {device}", f"--gemm-device={devices[0]}"
-    )
-
-
-def no_cuda() -> Reason | None:
-    """Why there is no CUDA device here, from the cheapest facts on: device files first, torch last."""
-    import shutil
-
+def no_device(name: str, devices: tuple[str, ...], device: str) -> Reason | None:
+    """Why a backend of these devices cannot compute on one, from the cheapest facts on: device files before torch."""
+    if device not in devices:
+        own = " and ".join(devices)
+        article = "the " if own == "cpu" else ""
+        return Reason("device", f"{name} computes on {article}{own}, not on {device}", f"--gemm-device={devices[0]}")
+    if device == "cpu":
+        return None
     if not any(Path("/dev").glob("nvidia[0-9]*")) and shutil.which("nvidia-smi") is None:
         return Reason("no-cuda-device", "there is no CUDA device", "run on a machine with an NVIDIA GPU and its driver")
     import torch
 
+    if torch.version.cuda is None and not torch.cuda.is_available():
+        text = f"torch {torch.__version__} is built without CUDA"
+        return Reason("no-cuda-torch", text, "install a build of PyTorch for CUDA")
     if not torch.cuda.is_available():
-        built = torch.version.cuda
-        if built is None:
-            return Reason(
-                "no-cuda-torch",
-                f"torch {torch.__version__} is built without CUDA",
-                "install a build of PyTorch for CUDA",
-            )
         return Reason("no-cuda-device", "PyTorch sees no CUDA device", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
     return None
 
 
 def installed(*distributions: str) -> tuple[tuple[str, str], ...]:
     """Versions of installed distributions, for a report; what is not installed is left out."""
-    from importlib import metadata
-
     found = []
     for name in distributions:
         with contextlib.suppress(metadata.PackageNotFoundError):

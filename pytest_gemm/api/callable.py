@@ -7,9 +7,10 @@ error need none.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from importlib import metadata
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.proof import Proof
@@ -25,26 +26,17 @@ if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
 
 
+@dataclasses.dataclass(eq=False)
 class CallableBackend:
-    """The backend behind ``backend.Registry.add_callable``, which documents the arguments."""
+    """The backend behind ``Registry.add_callable``, which documents the attributes."""
 
-    devices = ("cpu", "cuda")
-
-    def __init__(
-        self,
-        name: str,
-        matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        dtypes: frozenset[str],
-        batched: bool,
-        accumulate: Literal["f64", "f32", "f16"] | None,
-        deterministic: bool,
-    ) -> None:
-        self.name = name
-        self.matmul = matmul
-        self.dtypes = dtypes
-        self.batched = batched
-        self.accumulate = accumulate
-        self.deterministic = deterministic
+    name: str
+    matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    dtypes: frozenset[str]
+    batched: bool
+    accumulate: Literal["f64", "f32", "f16"] | None
+    deterministic: bool
+    devices: ClassVar = ("cpu", "cuda")
 
     def contract(self, problem: Problem) -> Contract:
         """The arithmetic of a problem: sums in the registered type; without one in f64 for f64, in f32 for others."""

@@ -246,7 +246,7 @@ def eager_refusal(ledger: Ledger) -> Callable[[Problem, str], str]:
         if ledger.applicable("aten", problem, "test_product", environment(device)) is not None:
             return "eager is not run: it can kill the process"
         # Some of what eager refuses would be a fault of the device if it were tried.
-        refused = AtenBackend().refusal(problem, device)
+        refused = AtenBackend().unsupported(problem, device)
         return f"eager cannot: {refused}" if refused else ""
 
     return refusal

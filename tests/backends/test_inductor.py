@@ -325,7 +325,8 @@ def test_the_default_that_inductor_sets_by_itself_is_nobodys_wish(monkeypatch: p
 
 @pytest.mark.compiler
 def test_few_artifacts_are_kept() -> None:
-    backend = CppBackend(threads=1, keep=1)
+    backend = CppBackend(threads=1)
+    backend.keep = 1
     for line in ("mm:f32:nn:20x33x40", "linear:f32:nt:20x33x40:bias+relu", "mm:f32:nn:20x33x40"):
         problem = Problem.parse(line)
         given = operands.make(problem, "rand", 1)

@@ -830,7 +830,7 @@ def test_the_eager_program_of_a_weight_that_is_its_own_input() -> None:
 
 
 def test_eager_refuses_a_weight_with_gaps_before_it_is_asked() -> None:
-    refusal = AtenBackend().refusal(Problem.parse("woq_int8:f32-i8-f32:nt:7x7x51:b.padded"), "cpu")
+    refusal = AtenBackend().unsupported(Problem.parse("woq_int8:f32-i8-f32:nt:7x7x51:b.padded"), "cpu")
     assert refusal is not None
     assert refusal.reason.code == "b-strided"
 

@@ -348,7 +348,7 @@ def test_the_backends_of_cuda_refuse_quantised_weights(line: str) -> None:
 def test_aten_computes_it(line: str) -> None:
     backend = AtenBackend()
     assert backend.supports(Problem.parse(line)) is None
-    if refusal := backend.refusal(Problem.parse(line), "cpu"):
+    if refusal := backend.unsupported(Problem.parse(line), "cpu"):
         pytest.skip(str(refusal))  # of this release
     for distribution in ("int-2", "rand"):
         operands = make(line, distribution)
