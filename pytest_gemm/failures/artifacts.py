@@ -22,7 +22,7 @@ from pytest_gemm.text import first_line
 if TYPE_CHECKING:
     from pytest_gemm.failures.text import Rerun
     from pytest_gemm.judging.case import Case, Evidence, Judged
-    from pytest_gemm.numerics.span import Interval
+    from pytest_gemm.numerics.interval import Interval
     from pytest_gemm.outcome import Outcome
 
 
@@ -47,7 +47,7 @@ def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: 
         found: outcomes; those with evidence have failed.
         case: that they are of.
         rerun: how to run it again.
-        warm: ``here`` or ``elsewhere`` where it was compiled before with other constants, see :class:`repro.Case`.
+        warm: ``here`` or ``elsewhere`` where it was compiled before with other constants, see :func:`repro.script`.
 
     Returns:
         why the folder of a case is not complete, a full disk for instance; "" where all was written.
@@ -130,7 +130,7 @@ def _write_script(path: Path, outcome: Outcome, evidence: Evidence, case: Case, 
         raise Unsupported("no-script", f"{backend.name} has no recipe by which PyTorch alone reaches its kernels")
     with precision.cpu_threads(case.threads):
         recipe = backend.recipe(case.problem, evidence.operands, case.request(candidate))
-    made = repro.script(repro.Case(outcome, recipe, evidence, warm))
+    made = repro.script(outcome, recipe, evidence, warm)
     beside = path.with_suffix(".pt")
     path.parent.mkdir(parents=True, exist_ok=True)
     beside.unlink(missing_ok=True)

@@ -39,25 +39,6 @@ LONGEST: Final = 60
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-    """What a script is written about.
-
-    Attributes:
-        outcome: how the case ended.
-        recipe: how PyTorch alone comes to the kernel.
-        evidence: operands, result and interval; its compiled problem is asked whether operands of the script's own fail
-            as well.
-        warm: ``here`` or ``elsewhere``: it fails after the same problem was compiled with other constants, in
-            this process or in another one; ``others``: after other problems were compiled in this process.
-    """
-
-    outcome: Outcome
-    recipe: Recipe
-    evidence: Evidence
-    warm: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class Script:
     """A script's text, and the tensors that it loads from the file of its own name with the suffix ``.pt``."""
 
@@ -214,27 +195,31 @@ def _statement(text: str, indent: int) -> str:
     return "\n".join(lines).replace("\0", " ")
 
 
-def script(case: Case) -> Script:
+def script(outcome: Outcome, recipe: Recipe, evidence: Evidence, warm: str = "") -> Script:
     """The script of a failing case.
 
     Args:
-        case: what failed, and how PyTorch comes to it.
+        outcome: how the case ended.
+        recipe: how PyTorch alone comes to the kernel.
+        evidence: operands, result and interval; its compiled problem is asked whether operands of the script's own fail
+            as well.
+        warm: ``here`` or ``elsewhere``: it fails after the same problem was compiled with other constants, in
+            this process or in another one; ``others``: after other problems were compiled in this process.
 
     Raises:
         Unsupported: when PyTorch alone cannot show it.
     """
-    outcome, evidence = case.outcome, case.evidence
     code = outcome.reason.code if outcome.reason else ""
     wrong = evidence.interval is not None and evidence.actual is not None
     if outcome.status is Status.INCORRECT and not wrong:
         raise Unsupported("no-script", f"a script shows a wrong result, a crash or a fallback, not {code}")
-    if case.warm == "others":
+    if warm == "others":
         raise Unsupported("no-script", "it fails after other programs were compiled, and a script holds one program")
     if code in {"other-isa", "other-micro-kernel"}:
         raise Unsupported("no-script", "a disassembly shows the wrong instruction set, and a script has none")
     own = _own(evidence) if outcome.status is Status.INCORRECT else None
     saved = wrong and own is None
-    lines = _rendered(case, own, code, saved=saved).splitlines()
+    lines = _rendered(outcome, recipe, evidence, warm, own, saved=saved).splitlines()
     if len(lines) >= LONGEST:  # one empty line between two functions does
         lines = [line for line, before in zip(lines, ["", *lines], strict=False) if line or before]
     if len(lines) >= LONGEST:
@@ -262,9 +247,9 @@ def _template() -> jinja2.Template:
     return made.get_template("repro.py.j2")
 
 
-def _rendered(case: Case, own: _Own | None, code: str, *, saved: bool) -> str:
+def _rendered(outcome: Outcome, recipe: Recipe, evidence: Evidence, warm: str, own: _Own | None, *, saved: bool) -> str:
     """The template ``repro.py.j2`` with the facts of the case."""
-    outcome, recipe, given = case.outcome, case.recipe, case.evidence.operands
+    given, code = evidence.operands, outcome.reason.code if outcome.reason else ""
     tensors, compiled = program.args(given.problem, given), recipe.how != "eager"
     kind = code.rpartition("-")[2]
     return _template().render(
@@ -272,17 +257,17 @@ def _rendered(case: Case, own: _Own | None, code: str, *, saved: bool) -> str:
         reason=outcome.reason.text if outcome.reason else "",
         recipe=recipe,
         problem=given.problem,
-        place=case.evidence.place,
+        place=evidence.place,
         torch_version=torch.__version__,
         own=own,
-        wrong=case.evidence.interval is not None,
+        wrong=evidence.interval is not None,
         saved=saved,
         compiled=compiled,
         fallback=outcome.status is Status.FALLBACK and compiled,
         died=code in {"process-died", "can-crash", "page-guard"},
         cuda=given.device == "cuda",
-        warm=case.warm,
-        formula=_VALUES[own.kind if own else "small integers"] if not saved or case.warm or recipe.dynamic else "",
+        warm=warm,
+        formula=_VALUES[own.kind if own else "small integers"] if not saved or warm or recipe.dynamic else "",
         traced=traced(given.problem, list(tensors), recipe.matmul is not None),
         inputs=[n for n in tensors if n not in recipe.constants],
         constants=[n for n in tensors if n in recipe.constants],

@@ -411,31 +411,6 @@ def _restored_functions(functions: _Functions) -> list[str]:
     return replaced
 
 
-class _Interrupt:
-    """Tells a Ctrl-C, or a SIGTERM, from a ``KeyboardInterrupt`` that foreign code raises itself."""
-
-    def __init__(self) -> None:
-        self.came = False
-        self._handlers: dict[int, Callable[..., Any]] = {}
-        if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-            self._handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
-
-    def __enter__(self) -> _Interrupt:
-        for number in self._handlers:
-            signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            if signal.getsignal(number) == self._note:
-                signal.signal(number, handler)
-
-    def _note(self, number: int, frame: Any) -> None:
-        self.came = True
-        self._handlers[number](number, frame)
-
-
 @contextlib.contextmanager
 def asking() -> Iterator[None]:
     """A block that reads facts from foreign code.
@@ -443,14 +418,29 @@ def asking() -> Iterator[None]:
     Raises:
         Escape: for what is raised in the block and is no ``Exception``.  A Ctrl-C of the user passes.
     """
-    interrupt = _Interrupt()
+    came = False
+    handlers: dict[int, Callable[..., Any]] = {}
+    if threading.current_thread() is threading.main_thread():
+        found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: handler for number, handler in found.items() if callable(handler)}
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal came
+        came = True
+        handlers[number](number, frame)
+
+    for number in handlers:
+        signal.signal(number, note)
     try:
-        with interrupt:
-            yield
+        yield
     except BaseException as error:
-        if isinstance(error, Exception) or (isinstance(error, KeyboardInterrupt) and interrupt.came):
+        if isinstance(error, Exception) or (isinstance(error, KeyboardInterrupt) and came):
             raise
         raise Escape(error) from error
+    finally:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is note:
+                signal.signal(number, handler)
 
 
 def _restored(switches: Iterable[tuple[_Switch, Any]], functions: _Functions, compiling: bool) -> list[str]:

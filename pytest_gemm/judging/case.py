@@ -10,7 +10,7 @@ from pytest_gemm.api.protocols import Backend, Prepared
 from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device, Mode
 from pytest_gemm.judging import sampled
-from pytest_gemm.numerics import span
+from pytest_gemm.numerics.interval import Interval
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.outcome import Outcome
 from pytest_gemm.problem.problem import Problem
@@ -77,7 +77,7 @@ class Evidence:
 
     operands: operands.Operands
     actual: torch.Tensor | None = None
-    interval: span.Interval | None = None
+    interval: Interval | None = None
     source: str = ""
     prepared: Prepared | None = None
     place: int = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 import torch.nn.functional as F
 
-from pytest_gemm.numerics.span import Interval
+from pytest_gemm.numerics.interval import Interval
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -298,14 +298,10 @@ def _period(bad: torch.Tensor, axis: int, name: str) -> str:
 def _elbow(bad: torch.Tensor) -> str:
     """An M-tail and an N-tail together."""
     m, n = bad.shape
-    rows, columns = bad.sum(1), bad.sum(0)
-    heavy_rows, heavy_columns = (rows >= n / 2).nonzero().flatten(), (columns >= m / 2).nonzero().flatten()
-    if not len(heavy_rows) or not len(heavy_columns):
-        return ""
-    r0, c0 = int(heavy_rows[0]), int(heavy_columns[0])
-    if r0 == 0 or c0 == 0 or len(heavy_rows) != m - r0 or len(heavy_columns) != n - c0:
-        return ""
-    if int(bad[:r0, :c0].sum()) > (1 - COVER) * int(bad.sum()):
+    rows, columns = bad.sum(1) >= n / 2, bad.sum(0) >= m / 2
+    r0, c0 = m - int(rows.sum()), n - int(columns.sum())
+    tails = 0 < r0 < m and 0 < c0 < n and bool(rows[r0:].all()) and bool(columns[c0:].all())
+    if not tails or int(bad[:r0, :c0].sum()) > (1 - COVER) * int(bad.sum()):
         return ""
     return f"the bad elements have row >= {r0} or column >= {c0}: the tails of M and N"
 

@@ -25,7 +25,7 @@ import torch
 
 from pytest_gemm.case_id import Device
 from pytest_gemm.judging import locate, verdict
-from pytest_gemm.numerics import freivalds, sensitivity, span
+from pytest_gemm.numerics import freivalds
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import product as product_module
 from pytest_gemm.numerics import reference as reference_module
@@ -80,7 +80,7 @@ class ResultVerdict:
     note: str
     operands: Operands
     actual: object
-    interval: span.Interval
+    interval: interval_module.Interval
 
 
 # -- lines -----------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class _Lines:
         """The product of these lines."""
         return reference_module.reference(self.operands.problem, self.operands)
 
-    def interval(self, output: Problem, contract: Contract) -> span.Interval:
+    def interval(self, output: Problem, contract: Contract) -> interval_module.Interval:
         """What these lines of one of the program's results may be."""
         return interval_module.interval(self.shape(output), self.operands, self.reference, contract)
 
@@ -197,7 +197,7 @@ class _Lines:
 @dataclasses.dataclass(frozen=True)
 class _Verdict:
     lines: _Lines
-    interval: span.Interval
+    interval: interval_module.Interval
     actual: torch.Tensor
     comparison: verdict.Comparison
     bad: torch.Tensor
@@ -291,7 +291,7 @@ class Sample:
             places = torch.linspace(0, len(rows) - 1, min(_SUSPECTS, len(rows))).round().long()
             lines = _Lines(self._operands, rows[places], -2)
             verdicts.append(lines.judge(output, actual, contract, others or {}))
-        doubt = sensitivity.insensitive(first.shape(output), verdicts[0].interval)
+        doubt = interval_module.insensitive(first.shape(output), verdicts[0].interval)
         comparison = _together(verdicts, actual, suspects if len(verdicts) > len(self._lines) else None, tier)
         shown = next((v for v in reversed(verdicts) if v.comparison.mismatch is not None), verdicts[0])
         shape = self._operands.problem.result_shape

@@ -14,7 +14,6 @@ from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.drive import as_tuple, wait_for
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
-from pytest_gemm.numerics import sensitivity, span
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import settings
 from pytest_gemm.operands import tensors, views
@@ -43,7 +42,7 @@ class Truth:
     digest: str
     spoiled: bool = False
     # Of the contract that came last: the candidates of a backend mostly share one.
-    _intervals: tuple[Contract, tuple[span.Interval, ...]] | None = None
+    _intervals: tuple[Contract, tuple[interval_module.Interval, ...]] | None = None
     _eager: tuple[torch.Tensor, ...] | str | None = None
 
     @property
@@ -59,7 +58,7 @@ class Truth:
     def _sample(self) -> sampled.Sample:
         return sampled.Sample(self.operands)
 
-    def intervals(self, contract: Contract) -> tuple[span.Interval, ...]:
+    def intervals(self, contract: Contract) -> tuple[interval_module.Interval, ...]:
         """What each result may be under ``contract``; the reference behind it is computed once."""
         if self._intervals is None or self._intervals[0] != contract:
             found = interval_module.intervals(self.problem, self.operands, self._reference, contract)
@@ -68,7 +67,7 @@ class Truth:
 
     def answers(
         self, results: tuple[torch.Tensor, ...], contract: Contract
-    ) -> Iterator[tuple[Problem, Operands, span.Interval]]:
+    ) -> Iterator[tuple[Problem, Operands, interval_module.Interval]]:
         """For each result the problem that it answers, its operands and its interval.
 
         The second product of a chained GEMM is judged on what the first one returned, if that can be an operand.
@@ -93,7 +92,7 @@ class Truth:
         for result, other, (output, used, interval) in zip(
             results, others, self.answers(results, contract), strict=False
         ):
-            doubt = sensitivity.insensitive(output, interval) if used is self.operands else None
+            doubt = interval_module.insensitive(output, interval) if used is self.operands else None
             compared = verdict.compare(result, interval, output, used, others=other)
             found.append(sampled.ResultVerdict(compared, interval.tier, doubt, "", self.operands, result, interval))
         return found

@@ -18,8 +18,8 @@ import torch
 
 from pytest_gemm.judging.explain import cause_of
 from pytest_gemm.judging.locate import Wrong, described_pattern, inside, mostly
+from pytest_gemm.numerics.interval import Interval
 from pytest_gemm.numerics.rounding import ulp_distance
-from pytest_gemm.numerics.span import Interval
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.problem import Problem
 
@@ -185,10 +185,15 @@ def ratios(x: torch.Tensor, interval: Interval) -> torch.Tensor:
     Returns:
         At most 1 iff the element is accepted; infinity for a NaN or an infinity that is not.
     """
-    bad = rejected(x, interval)
-    found = _ratio(x, interval.lo, interval.hi, interval.expected)
+    return _limited(x, interval.lo, interval.hi, interval.expected, rejected(x, interval))
+
+
+def _limited(
+    x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, expected: torch.Tensor, bad: torch.Tensor
+) -> torch.Tensor:
+    found = _ratio(x, lo, hi, expected)
     found = torch.where(bad, found.clamp(min=_ABOVE_ONE), found.clamp(max=1.0))
-    return torch.where(bad & ~(x.isfinite() & interval.expected.isfinite()), math.inf, found)
+    return torch.where(bad & ~(x.isfinite() & expected.isfinite()), math.inf, found)
 
 
 @dataclasses.dataclass
@@ -204,31 +209,16 @@ def scored(x: torch.Tensor, interval: Interval) -> Score:
     """One walk over a result, in pieces whose intermediates stay in a core's cache."""
     score = Score()
     whole = (x, interval.lo, interval.hi, interval.expected)
-    for piece in zip(*(t.reshape(-1).split(CHUNK) for t in whole), strict=True):
-        _score_chunk(score, *piece)
+    for part, lo, hi, expected in zip(*(t.reshape(-1).split(CHUNK) for t in whole), strict=True):
+        equal = part == expected
+        if bool((equal & inside(part, lo, hi)).all()):
+            score.equal += part.numel()
+            continue
+        bad = ~_accepted(part, lo, hi)
+        score.equal += int((equal | (part.isnan() & expected.isnan())).sum())
+        score.bad += int(bad.sum())
+        score.ratio = max(score.ratio, float(_limited(part, lo, hi, expected, bad).amax()))
     return score
-
-
-def _score_chunk(score: Score, x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, expected: torch.Tensor) -> None:
-    count = x.numel()
-    score.equal += (equal := int((x == expected).sum()))
-    good = inside(x, lo, hi)
-    accepted = int(good.sum())
-    if equal == accepted == count:
-        return
-    if accepted < count:
-        good = _accepted(x, lo, hi)
-        score.equal += int((x.isnan() & expected.isnan()).sum())
-        accepted = int(good.sum())
-    score.bad += count - accepted
-    worst = float(_ratio(x, lo, hi, expected).amax())
-    if accepted == count:
-        worst = min(worst, 1.0)
-    elif not bool(x[~good].isfinite().all()):
-        worst = math.inf  # a NaN or an infinity has no distance
-    else:
-        worst = max(worst, _ABOVE_ONE)
-    score.ratio = max(score.ratio, worst)
 
 
 def _ratio(x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

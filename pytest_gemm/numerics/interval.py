@@ -19,24 +19,69 @@ PeerJ Comput. Sci. 7 (2021), for tensor cores.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.numerics.epilogue import apply, cast, requantised, step_span, undefined_at
-from pytest_gemm.numerics.product import Bounding, Product, either, product_of
+from pytest_gemm.numerics.epilogue import Arithmetic, Span, apply, cast, requantised, step_span, undefined_at
+from pytest_gemm.numerics.product import Bounding, Product, Tier, either, product_of
 from pytest_gemm.numerics.reference import Reference, as_added, underflowed, widened
 from pytest_gemm.numerics.rounding import round_to
-from pytest_gemm.numerics.span import Arithmetic, Interval, Span, Tier
+from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
 
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """What a correct result may be, element by element.  All tensors float64, of the problem's result shape.
+
+    Where ``lo`` and ``hi`` are NaN the result must be NaN, where they are the same infinity it must be that
+    infinity.  ``lo = -Inf`` with ``hi = Inf`` accepts everything: there a partial sum may or may not overflow
+    depending on the order, so NaN is right as well.
+
+    Attributes:
+        lo: smallest accepted value, representable in the result's dtype.
+        hi: largest accepted value, representable too.
+        expected: the reference after an exact epilogue, rounded to the result's dtype once.
+        value: the same before that rounding.
+        product: the reference before any pass: with alpha, the op's own bias and scale.
+        tier: what decided: ``exact`` (no error before the epilogue is possible), ``hard`` (a violation proves a
+            bug under the contract) or ``statistical`` (zero-mean data; false alarm 1e-9 a result).
+        signs: computes where the sign bit of a result may be set, and where it may not be; ``None`` where the sign of a
+            zero is not judged.
+    """
+
+    lo: torch.Tensor
+    hi: torch.Tensor
+    expected: torch.Tensor
+    value: torch.Tensor
+    product: torch.Tensor
+    tier: Tier
+    signs: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    @functools.cached_property
+    def signed(self) -> torch.Tensor:
+        """Where a zero must have the sign of ``expected``; bool.  Costs as much as the interval."""
+        negative = self.expected.signbit()
+        if self.signs is None:
+            return torch.zeros_like(negative)
+        minus, plus = self.signs()
+        found = torch.where(negative, minus & ~plus, plus & ~minus)
+        return found & ~((self.lo == -math.inf) & (self.hi == math.inf))
+
+    def wrong_zeros(self, x: torch.Tensor) -> torch.Tensor:
+        """Which elements are zeros of the wrong sign; of a result in float64, of the interval's shape."""
+        found = (x == 0.0) & (x.signbit() != self.expected.signbit())
+        return found & self.signed if bool(found.any()) else found
 
 
 def intervals(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> tuple[Interval, ...]:
@@ -224,7 +269,7 @@ class _Passage:
         problem, value, before = self._given.problem, self._value, self._span
         target, tier = problem.result_dtype, self._product.tier
         if problem.step("requant") is not None:
-            last, before = requantised(problem, before)
+            last = requantised(problem, before)[0]
             expected, value = (span.lo for span in requantised(problem, Span.of(value)))
         else:
             last = before.round(target)
@@ -233,7 +278,7 @@ class _Passage:
         lo, hi = last.lo, last.hi
         if self._free is not None:
             lo, hi = torch.where(self._free, -math.inf, lo), torch.where(self._free, math.inf, hi)
-        return Interval(lo, hi, expected, value, self._product.value, tier, before)
+        return Interval(lo, hi, expected, value, self._product.value, tier)
 
 
 def _of_one(given: Bounding) -> Interval:
@@ -246,8 +291,61 @@ def _of_one(given: Bounding) -> Interval:
     one = torch.tensor([problem.is_one_of("steps", i) for i in range(problem.several)]).reshape(-1, 1, 1)
     tier: Tier = next(t for t in ("statistical", "hard", "exact") if t in {bare.tier, done.tier})
 
-    def of(field: str, of_done: Interval | Span = done, of_bare: Interval | Span = bare) -> torch.Tensor:
-        return torch.where(one, getattr(of_done, field), getattr(of_bare, field))
+    fields = ("lo", "hi", "expected", "value")
+    lo, hi, expected, value = (torch.where(one, getattr(done, name), getattr(bare, name)) for name in fields)
+    return Interval(lo, hi, expected, value, bare.product, tier)
 
-    before = Span(of("lo", done.before, bare.before), of("hi", done.before, bare.before))
-    return Interval(of("lo"), of("hi"), of("expected"), of("value"), bare.product, tier, before)
+
+# -- whether a case can tell a right result from a wrong one ---------------------------------------------
+
+# Fewer elements than this are no evidence for or against a distribution: a 1 x 1 output of int-1 data is 0
+# one time in three or so.  Other distributions of the same problem stand in.
+_ENOUGH_ELEMENTS: Final = 32
+
+# Share of one value above which an output carries no information.  relu leaves half zeros, relu of a product with
+# a sparse residual more; at 32 fair coins 15/16 heads has a chance of 8e-9.
+_DOMINANT_SHARE: Final = 15 / 16
+
+# Share of elements where 0 would be accepted as well, above which a kernel that computes nothing might pass.  gelu and
+# silu of large integers leave half of them; at 32 elements chance makes 3/4 of that one time in 400.
+_BLIND_SHARE: Final = 3 / 4
+
+# Elements that are looked at; evenly spread over the output.
+_SAMPLE: Final = 4096
+
+
+def _dominant(x: torch.Tensor) -> tuple[float, float]:
+    """The most frequent value, NaN counted as infinity, and its share."""
+    values, counts = x.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf).unique(return_counts=True)
+    top = int(counts.argmax())
+    return float(values[top]), int(counts[top]) / x.numel()
+
+
+def insensitive(problem: Problem, interval: Interval) -> Reason | None:
+    """Why this case could not tell a right result from a wrong one; ``None`` when it could.
+
+    Judged by what is expected, not by how the operands were made: an output dominated by one value, or
+    intervals so wide that zero would be accepted for most elements.  K = 0 and alpha = 0 are exempt:
+    there a constant is the point of the case.
+    """
+    count = interval.expected.numel()
+    if count < _ENOUGH_ELEMENTS or problem.shape.k == 0 or problem.alpha == 0.0:
+        return None
+    # An odd stride, so that the sample does not run down one column of a power-of-two output.
+    stride = max(1, count // _SAMPLE) | 1
+    expected = interval.expected.flatten()[::stride]
+    lo, hi = interval.lo.flatten()[::stride], interval.hi.flatten()[::stride]
+    constant, share = _dominant(expected)
+    if share > _DOMINANT_SHARE and constant == 0.0:
+        text = f"{share:.0%} of the expected elements are 0: a kernel that computes nothing could pass"
+        return Reason("mostly-zero", text, "choose a distribution with more non-zero products")
+    # A constant that the products already have is made on purpose (k-cover); one that comes after them is not.
+    if share > _DOMINANT_SHARE and _dominant(interval.product.flatten()[::stride])[1] <= _DOMINANT_SHARE:
+        text = f"the epilogue turns {share:.0%} of the elements into {constant:g} whatever the product is"
+        return Reason("saturated", text, "choose a distribution of smaller magnitude or of both signs")
+    # Elements that must be exactly what they are (the zeros of a relu) are not blind.
+    blind = int(((lo != hi) & (lo <= 0.0) & (hi >= 0.0)).sum()) / expected.numel()
+    if blind > _BLIND_SHARE:
+        text = f"the bound admits 0 for {blind:.0%} of the elements"
+        return Reason("bound-too-wide", text, "choose an exact distribution, or a contract with a wider accumulator")
+    return None

@@ -6,20 +6,21 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import torch
 
 from pytest_gemm.numerics.contract import Contract, smallest_of
-from pytest_gemm.numerics.epilogue import cast, in_dtype
+from pytest_gemm.numerics.epilogue import Arithmetic, Span, cast, in_dtype, powers_of_two, wrap_int32
 from pytest_gemm.numerics.reference import Reference, addend_of, as_added, grid, largest_of, widened, with_addend
 from pytest_gemm.numerics.rounding import round_to
-from pytest_gemm.numerics.span import Arithmetic, Span, Tier, powers_of_two, wrap_int32
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
+
+Tier = Literal["exact", "hard", "statistical"]
 
 _F32: Final = DTYPES["f32"]
 

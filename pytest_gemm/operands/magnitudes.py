@@ -31,8 +31,9 @@ _DYNAMIC_ZERO: Final = {"u8": 121, "i8": -9, "half": 57}
 
 # What zero points of up to 8 make of a code of 4 bits at most: 1 becomes 9, in a power of two.
 _INT4_GROWTH: Final = 16
-# Wanted magnitude of a product of floats that is cast to an integer: the fraction that the cast cuts off tells nothing.
-_INTEGER_TARGET: Final = 2.0**20
+# Wanted magnitude of a product of floats that is cast to an integer: more than the fraction, which is cut off, and not
+# so much that the error of an f32 sum hides how it is cut off.
+_INTEGER_TARGET: Final = 2.0**12
 # The smallest scale of an exact distribution, and the root mean square of its scales.
 _SCALE_STEP: Final = 0.125
 _SCALE_RMS: Final = 0.576

@@ -51,7 +51,7 @@ class Orchestrator:
             case: that was judged.
             found: explained by the ledger.
             rerun: how to run the test again.
-            warm: as :class:`repro.Case` has it.
+            warm: as :func:`repro.script` has it.
 
         Returns:
             Why a file could not be written, by the option that asks for it.

@@ -126,8 +126,8 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
         reference = reference_module.reference(problem, given)
         interval = interval_module.intervals(problem, given, reference, Contract("f32", "either"))[0]
         facts = {"interval": interval, "actual": interval.expected.float()}
-    case = repro.Case(failed(line, *outcome), backend.recipe(problem, given, request), Evidence(given, **facts), warm)
-    made = repro.script(case)
+    recipe = backend.recipe(problem, given, request)
+    made = repro.script(failed(line, *outcome), recipe, Evidence(given, **facts), warm)
     assert len(made.text.splitlines()) < repro.LONGEST
     assert max(map(len, made.text.splitlines())) <= 120
     assert has in made.text
@@ -146,7 +146,7 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
 def test_a_script_sets_the_precision_of_the_problem(line: str, high: bool, full: bool) -> None:
     problem = Problem.parse(line)
     given = dataclasses.replace(tensors.make(problem, "int-2", 0), device=Device.CUDA)
-    text = repro.script(repro.Case(failed(line, Status.CRASHED, "prepare-X"), Recipe(), Evidence(given))).text
+    text = repro.script(failed(line, Status.CRASHED, "prepare-X"), Recipe(), Evidence(given)).text
     assert ('torch.set_float32_matmul_precision("high")' in text) is high
     assert ("allow_fp16_reduced_precision_reduction = False" in text) is full
 
@@ -156,7 +156,7 @@ def test_operands_beside_a_guard_page_keep_their_distance_from_an_aligned_addres
     problem = Problem.parse("woq_int8:bf16-i8-bf16:nt:1x16x32:a.offset")
     given = tensors.make(problem, "int-2", 0)
     outcome = failed(problem.line, Status.CRASHED, "process-died")
-    text = repro.script(repro.Case(outcome, CppBackend().recipe(problem, given), Evidence(given))).text
+    text = repro.script(outcome, CppBackend().recipe(problem, given), Evidence(given)).text
     scope: dict[str, Any] = {}
     exec(
         text[: text.index("def program")].replace("import torch, torch._inductor.config", "import torch"), scope
@@ -175,9 +175,7 @@ def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monke
     given = tensors.make(problem, "int-2", 0)
     name = f"cutlass3x_sm90_{'f16_' * 20}128x256x64,swizzle=1"  # which Inductor has with a space for the comma
     recipe = CutlassBackend().recipe(problem, given, BuildRequest(candidate=name))
-    text = repro.script(
-        repro.Case(failed(problem.line, Status.CRASHED, "prepare-X", name), recipe, Evidence(given))
-    ).text
+    text = repro.script(failed(problem.line, Status.CRASHED, "prepare-X", name), recipe, Evidence(given)).text
     compile(text, "repro.py", "exec")
     assert "swizzle=1$" in text
     assert "/somewhere" not in text

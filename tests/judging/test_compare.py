@@ -11,7 +11,6 @@ import torch
 
 from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.numerics import interval, reference
-from pytest_gemm.numerics import span as span_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import dtypes
 from pytest_gemm.operands import tensors as ops
@@ -31,7 +30,7 @@ def _one_thread() -> None:
 class Given:
     problem: Problem
     operands: ops.Operands
-    span: span_module.Interval
+    span: interval.Interval
     result: torch.Tensor
 
 

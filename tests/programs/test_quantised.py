@@ -17,7 +17,6 @@ from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics import epilogue, reference
 from pytest_gemm.numerics import interval as interval_module
-from pytest_gemm.numerics import span as span_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.distributions import distributions_for
@@ -189,12 +188,12 @@ def test_what_is_added_to_codes_may_be_rounded_in_either_order_and_not_at_all_by
     f32, codes = torch.float32, torch.arange(256, dtype=torch.float64)
     step = Problem.parse("qlinear:u8-i8-u8:nt:1x1x1:sum-0.3_5:quant.static+requant").step("sum")
     assert step is not None
-    span = epilogue.accumulated(step, codes, span_module.Arithmetic(DTYPES["f32"], "fused"))
+    span = epilogue.accumulated(step, codes, epilogue.Arithmetic(DTYPES["f32"], "fused"))
     scale = torch.tensor(0.3, dtype=f32)
     for value in ((codes.to(f32) - 5) * scale, codes.to(f32) * scale - scale * 5):
         assert bool(((span.lo <= value.double()) & (value.double() <= span.hi)).all())
     assert float((span.hi - span.lo).max()) < 1e-4
-    thin = epilogue.accumulated(Step("sum", "0.25_5"), codes, span_module.Arithmetic(DTYPES["f32"], "fused"))
+    thin = epilogue.accumulated(Step("sum", "0.25_5"), codes, epilogue.Arithmetic(DTYPES["f32"], "fused"))
     assert thin.thin
     assert torch.equal(thin.lo, (codes - 5) / 4)
 
@@ -251,7 +250,7 @@ def test_an_8_bit_result_is_rounded_to_nearest_even_and_saturated(
 def test_codes_on_either_side_of_a_half(value: float, scale: str, zero: int, low: int, high: int) -> None:
     problem = Problem.parse(f"qlinear:u8-i8-u8:nt:1x1x1:quant.static+requant-{scale}_{zero}")
     x = torch.tensor([value], dtype=torch.float64)
-    codes, _ = epilogue.requantised(problem, span_module.Span(x, x))
+    codes, _ = epilogue.requantised(problem, epilogue.Span(x, x))
     expected = (min(low, 7) if value == 2.25 else low, high)
     assert (float(codes.lo), float(codes.hi)) == expected
 

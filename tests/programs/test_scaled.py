@@ -19,7 +19,7 @@ from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.case_id import Device
 from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.numerics import interval as interval_module
-from pytest_gemm.numerics import reference, sensitivity, span
+from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.distributions import distributions_for
@@ -82,7 +82,7 @@ def on_model(operands: room.Operands, **how: int) -> torch.Tensor:
 
 def judged(
     operands: room.Operands, actual: torch.Tensor, contract: Contract
-) -> tuple[verdict_module.Comparison, span.Interval]:
+) -> tuple[verdict_module.Comparison, interval_module.Interval]:
     problem = operands.problem
     interval = interval_module.interval(problem, operands, reference.reference(problem, operands), contract)
     return verdict_module.compare(actual, interval, problem, operands), interval
@@ -129,7 +129,7 @@ def test_an_exact_distribution_is_exact_on_a_tensor_core_of_few_bits(a: str, b: 
         assert interval.tier == "exact", distribution
         assert torch.equal(interval.lo, interval.hi)
         assert verdict.ok, distribution
-        assert sensitivity.insensitive(problem, interval) is None, distribution
+        assert interval_module.insensitive(problem, interval) is None, distribution
 
 
 def test_scales_tell_rows_from_columns_and_a_factor_from_its_reciprocal() -> None:
@@ -225,7 +225,7 @@ def test_a_tensor_core_of_few_bits_keeps_its_contract(shape: str, promote: int, 
         o = make(text, distribution)
         verdict, interval = judged(o, on_model(o, promote=promote), tensor_core.contract(problem))
         assert verdict.ok, (distribution, verdict.mismatch)
-        assert sensitivity.insensitive(problem, interval) is None, distribution
+        assert interval_module.insensitive(problem, interval) is None, distribution
 
 
 @pytest.mark.parametrize("out", ["f32", "bf16"])
@@ -338,7 +338,7 @@ def test_eager_on_a_cpu_is_right(epilogue: str, out: str) -> None:
         verdict, interval = judged(o, prepared.run(o), prepared.contract)
         assert verdict.ok, (distribution, verdict.mismatch)
         assert prepared.proof().executed == ("aten._scaled_mm.default",)
-        assert sensitivity.insensitive(problem, interval) is None, distribution
+        assert interval_module.insensitive(problem, interval) is None, distribution
 
 
 def test_rows_are_refused_on_a_cpu_that_does_not_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
