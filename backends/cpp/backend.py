@@ -57,7 +57,7 @@ class CppBackend(InductorBackend):
     Arithmetic, by reading the generated code of torch 2.13: every floating micro-kernel accumulates in f32
     (bf16 and f16 inputs are converted, or multiplied by AMX into f32), also across blocks of K, in a local buffer
     of f32 where the output is narrower; bias and epilogue work on that buffer; the result is rounded when it
-    is stored.  K is not sliced over threads unless ``cpp.gemm_max_k_slices`` says so.
+    is stored.  K is not sliced over threads unless ``cpp.gemm_max_k_slices`` allows it.
 
     Its candidates are the micro-kernels that Inductor has registered for the problem's types and this instruction set
     and that its checks admit, each with its register blocking; the first is the one that the heuristic selects,
@@ -151,7 +151,7 @@ class CppBackend(InductorBackend):
         return (*found, *(f"{first}{one}" for one in axes))
 
     def _space_of(self, problem: Problem, operands: Operands, request: BuildRequest) -> Space:
-        """The options that a candidate's name says.
+        """The options that a candidate's name contains.
 
         Raises:
             Unsupported: when its parts for the threads are not as many as there are threads.

@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.api import compile_farm
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import Setting, folder, matching, natural
@@ -22,7 +21,7 @@ from pytest_gemm.case_id import Device
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.storage import cache
+from pytest_gemm.storage import cache, kernel_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,14 +74,14 @@ def _wheel_source() -> Path | None:
 
 
 @functools.cache
-def _setup() -> compile_farm.Toolchain:
-    """The compiler and the headers that :func:`cutlass_tree` leads to.  For where ``compiles_ahead()`` is content."""
+def _setup() -> kernel_store.Toolchain:
+    """The compiler and the headers that :func:`cutlass_tree` leads to.  Only valid where ``compiles_ahead()`` is ok."""
     compiler = nvcc()
     assert compiler is not None
     mine, wheel = os.environ.get("TORCHINDUCTOR_CUTLASS_DIR", ""), dict(installed("nvidia-cutlass"))
-    headers = compile_farm.headers_version(Path(mine), "" if mine else wheel.get("nvidia-cutlass", "?"))
+    headers = kernel_store.headers_version(Path(mine), "" if mine else wheel.get("nvidia-cutlass", "?"))
     spare = curand_headers(compiler) or ""
-    return compile_farm.Toolchain(compiler, compile_farm.nvcc_version(compiler), headers, spare)
+    return kernel_store.Toolchain(compiler, kernel_store.nvcc_version(compiler), headers, spare)
 
 
 def kernel_cache_dir() -> Path:
@@ -180,9 +179,9 @@ class CutlassBackend(InductorBackend):
         self.compilers = values["jobs"]
 
     @functools.cached_property
-    def store(self) -> compile_farm.Store:
+    def store(self) -> kernel_store.Store:
         """The compiled kernels of this process and of all before it."""
-        return compile_farm.Store(self.kernel_cache or kernel_cache_dir())
+        return kernel_store.Store(self.kernel_cache or kernel_cache_dir())
 
     def availability(self, device: str) -> Availability:
         """A CUDA device, nvcc, and CUTLASS's sources."""
@@ -275,7 +274,7 @@ class CutlassBackend(InductorBackend):
         request: BuildRequest,
         architecture: str,
         select: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
-    ) -> list[compile_farm.Job]:
+    ) -> list[kernel_store.Job]:
         """The kernels that the problem needs when it is prepared; compiles nothing.
 
         It needs no GPU.  For a process of its own, see ``backends.cutlass.compat.collecting``.
@@ -315,14 +314,5 @@ def _without_memory(problem: Problem) -> Operands:
     from pytest_gemm.operands.distributions import distributions_for
 
     made = room.make(problem, distributions_for(problem)[0], 0)
-    fields = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
-    single = {name: value for name, value in fields.items() if hasattr(value, "as_strided")}
-    several = {f"r{index}": residual for index, residual in enumerate(made.residuals)}
-    looked_up = {
-        f"{what}{i}": t for i, pair in made.lookups.items() for what, t in zip(("table", "rows"), pair, strict=True)
-    }
-    fake = compat.faked(single | several | looked_up)
-    changes: dict[str, Any] = {name: fake[name] for name in single}
-    changes["residuals"] = tuple(fake[name] for name in several)
-    changes["lookups"] = {index: (fake[f"table{index}"], fake[f"rows{index}"]) for index in made.lookups}
-    return dataclasses.replace(made, device=Device.CUDA, buffers=(), **changes)
+    fields = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    return dataclasses.replace(made, **compat.faked({**fields, "device": Device.CUDA, "buffers": ()}))

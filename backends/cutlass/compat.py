@@ -2,7 +2,7 @@
 
 Two adapters, both context managers, without which nothing of torch is changed:
 
-* :func:`stored` lets Inductor take the objects of its CUTLASS kernels from a ``api.compile_farm.Store``;
+* :func:`stored` lets Inductor take the objects of its CUTLASS kernels from a ``storage.kernel_store.Store``;
 * :func:`collecting` has Inductor generate the kernels of a program and stops it before it compiles any.  It needs no
   GPU: the program's inputs are fake, and so is the device.
 
@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pytest_gemm.api.compile_farm import CompileError, Job, Store, Toolchain, entry_of, renamed
 from pytest_gemm.backends.inductor import torch_compat
 from pytest_gemm.backends.inductor.hooks import hooked, patched
+from pytest_gemm.storage.kernel_store import CompileError, Job, Store, Toolchain, entry_of, renamed
 
 # -- the compiler as Inductor calls it -------------------------------------------------------------------
 
@@ -111,16 +112,18 @@ class _Enough(Exception):
     """Everything has been generated; nothing of it is to be compiled or loaded."""
 
 
-def faked(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors without memory on a CUDA device, in the geometry of ``tensors``."""
+def faked(tree: dict[str, Any]) -> dict[str, Any]:
+    """The same containers with tensors without memory on a CUDA device, each in the geometry of its own."""
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils import _pytree
 
-    found = {}
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        size = tensor.untyped_storage().nbytes() // tensor.element_size()
+        memory = torch.empty(size, dtype=tensor.dtype, device="cuda:0")
+        return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
     with FakeTensorMode():
-        for name, tensor in tensors.items():
-            size = tensor.untyped_storage().nbytes() // tensor.element_size()
-            memory = torch.empty(size, dtype=tensor.dtype, device="cuda:0")
-            found[name] = memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        found: dict[str, Any] = _pytree.tree_map_only(torch.Tensor, fake, tree)
     return found
 
 
@@ -160,33 +163,22 @@ def _device_set(architecture: str) -> Iterator[None]:
     known = _properties(architecture)
     cuda: Any = interfaces.get_interface_for_device("cuda")
 
+    # It reads the pretended device; its cache would keep what it read.
+    create: Any = DeviceProperties.create
+    uncached = functools.partial(create.__func__.__wrapped__, DeviceProperties)
+
     def properties(_device: Any = None) -> Any:
         return known
 
-    def capability(_device: Any = None) -> tuple[int, int]:
-        return known.major, known.minor
-
-    def hints(device: Any) -> Any:
-        return DeviceProperties(
-            type="cuda",
-            index=device.index,
-            multi_processor_count=known.multi_processor_count,
-            cc=10 * known.major + known.minor,
-            major=known.major,
-            regs_per_multiprocessor=known.regs_per_multiprocessor,
-            max_threads_per_multi_processor=known.max_threads_per_multi_processor,
-            warp_size=known.warp_size,
-        )
-
     answers: list[tuple[Any, str, Any]] = [
         (torch.cuda, "get_device_properties", properties),
-        (torch.cuda, "get_device_capability", capability),
+        (torch.cuda, "get_device_capability", lambda _device=None: (known.major, known.minor)),
         (torch.cuda, "current_device", lambda: 0),
         (cuda, "get_device_properties", staticmethod(properties)),
         (cuda, "current_device", staticmethod(lambda: 0)),
         (cuda, "is_bf16_supported", staticmethod(lambda **_: True)),
         (cuda.Worker, "get_device_properties", staticmethod(properties)),
-        (DeviceProperties, "create", staticmethod(hints)),
+        (DeviceProperties, "create", staticmethod(uncached)),
         # Pointwise kernels around the product are Triton's; they are generated on the way and thrown away.
         (scheduler, "has_triton", lambda: True),
         (triton_utils, "triton_hash_with_backend", lambda: ""),
@@ -234,10 +226,10 @@ def collecting(architecture: str, store: Store, setup: Toolchain) -> Iterator[li
     ) -> dict[Any, float]:
         choices = kwargs["choices"] if "choices" in kwargs else args[2]
         requests = ((choice, getattr(choice, "bmreq", None)) for choice in choices)
-        refusals = {c: note(r.source_code) for c, r in requests if isinstance(r, CUTLASSBenchmarkRequest)}
-        able = [choice for choice in choices if refusals.get(choice) is None]
+        rejections = {c: note(r.source_code) for c, r in requests if isinstance(r, CUTLASSBenchmarkRequest)}
+        able = [choice for choice in choices if rejections.get(choice) is None]
         if not able:
-            raise next(error for error in refusals.values() if error is not None)
+            raise next(error for error in rejections.values() if error is not None)
         return {able[0]: 0.0}
 
     def defined(call: Any, scheduling: Any, text: str, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A problem compiled by Inductor once, and run with any operands: the working half of ``inductor.py``.
+"""A problem compiled by Inductor once, and run with any operands.
 
 With freezing, the weight is a constant of the generated program: packed into the layout of the micro-kernel at
 compile time.  Compiling again for every distribution would cost hundreds of times more than computing, so an
@@ -99,7 +99,7 @@ def _uncounted(modules: tuple[ModuleType, ...]) -> contextlib.AbstractContextMan
 
 @dataclasses.dataclass
 class _Compiled:
-    """What one run of the compiler made, with one set of constants inside."""
+    """What one run of the compiler made, with one set of constants inside; ``source``: the wrapper with its kernels."""
 
     function: Callable[..., torch.Tensor]
     inputs: tuple[str, ...]
@@ -109,18 +109,13 @@ class _Compiled:
     foreign: tuple[str, ...]
     order: tuple[str, ...]
     calls: list[str]
-    text: str = ""
-    in_cpp: bool = False
+    source: str
+    in_cpp: bool
 
     @property
     def templates(self) -> tuple[str, ...]:
         """Generated kernels that are matrix product templates."""
         return tuple(name for name, template in self.kernels.items() if template)
-
-    @property
-    def source(self) -> str:
-        """Text of the generated wrapper, with its kernels."""
-        return self.text or "\n".join(_source(m) for m in self.modules)
 
     @functools.cached_property
     def products(self) -> tuple[micro_kernels.Product, ...]:
@@ -223,7 +218,7 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
         function(*(tensors[name] for name in inputs))
     order = tuple(calls) if in_cpp is None else in_cpp.calls
     foreign = dict.fromkeys((*observed, *products_in_source(source), *(in_cpp.foreign if in_cpp else ())))
-    return _Compiled(function, inputs, seen, modules, kernels, tuple(foreign), order, calls, text, in_cpp is not None)
+    return _Compiled(function, inputs, seen, modules, kernels, tuple(foreign), order, calls, source, in_cpp is not None)
 
 
 # -- candidates that are left out ----------------------------------------------------------------------------
@@ -250,7 +245,7 @@ def after_failure(
         if reasons and set(reasons) >= set(seen.choices):
             raise _all_pruned(reasons) from error
         raise next((why for name, why in causes.items() if name not in reasons), error)
-    cause = seen.failed.get(seen.tried)
+    cause = seen.failed.get(seen.candidate)
     if not isinstance(cause, Exception):
         cause = error
     reason = torch_compat.why_pruned(cause)
@@ -260,7 +255,7 @@ def after_failure(
         raise cause
     if isinstance(spec.candidate, str):
         raise Pruned(reason.code, reason.text) from error
-    pruned[seen.tried] = reason
+    pruned[seen.candidate] = reason
     if len(pruned) >= len(set(seen.choices)):
         raise _all_pruned(pruned) from error
 
@@ -459,7 +454,7 @@ class Artifact:
     @functools.cached_property
     def _generation(self) -> Generation | None:
         """What the program was generated for, by its libraries; ``None`` where no instruction set was asked for."""
-        if not self.spec.request.isa or not any(self.kernels.values()):
+        if not self.spec.request.isa or not self._compiled.templates:
             return None
         isa, compiled, seen = self.spec.request.isa, self._compiled, self._compiled.session
         paths = dict.fromkeys(map(Path, seen.libraries))
@@ -492,11 +487,6 @@ class Artifact:
         """Whether the program ends with its one template kernel, so that nothing is done to a stored result."""
         order = self._compiled.order
         return bool(order) and self._compiled.templates == order[-1:]
-
-    @property
-    def kernels(self) -> dict[str, bool]:
-        """All generated kernels: name -> whether it is a template.  Pointwise kernels count here."""
-        return self._compiled.kernels
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -128,7 +128,7 @@ class InductorBackend(abc.ABC):
         selection: ``winner``: Inductor compiles and benchmarks every candidate and takes the fastest, as for a user;
             ``one``: a single candidate is compiled and nothing is benchmarked.  Which one follows from the problem's
             line alone, so that a rerun meets the same kernel and a matrix of problems meets many different ones.  A
-            candidate that does not fit the device gives way to the next, see ``Artifact.pruned``.  "" takes the
+            candidate that does not fit the device gives way to the next, see ``Prepared.pruned``.  "" takes the
             backend's own default.
         listing: candidates of any instruction set can be listed, whether or not this CPU executes it: nothing of this
             machine shows in the lists, and nothing can be compiled.

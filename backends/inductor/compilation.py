@@ -91,7 +91,7 @@ class Session:
     Attributes:
         choices: names of all candidates that the selection was given.
         blockings: for a list of them, see :func:`_blockings`, by name.
-        tried: the one of them that was left, where one was asked for.
+        candidate: the one of them that was left, where one was requested.
         failed: candidates that a compile or a benchmark of the selection failed on, with the exception or, where
             Inductor does not report it, the reason.  Inductor leaves them out silently.
         pruned: candidates that were left out, with the reason; for the artifact.
@@ -112,7 +112,7 @@ class Session:
 
     choices: list[str] = dataclasses.field(default_factory=list)
     blockings: dict[str, str] = dataclasses.field(default_factory=dict)
-    tried: str = ""
+    candidate: str = ""
     failed: dict[str, Exception | Reason] = dataclasses.field(default_factory=dict)
     pruned: dict[str, Reason] = dataclasses.field(default_factory=dict)
     timings: dict[str, float] = dataclasses.field(default_factory=dict)

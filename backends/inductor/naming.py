@@ -33,8 +33,8 @@ def unique(candidates: Iterable[tuple[str, Mapping[str, object]]]) -> tuple[str,
     count: Counter[str] = Counter()
     names = []
     for base, facts in given:
-        said = [plain(f"{key}={facts[key]}") for key in telling[base] if key in facts]
-        name = ",".join([base, *said])
+        parts = [plain(f"{key}={facts[key]}") for key in telling[base] if key in facts]
+        name = ",".join([base, *parts])
         count[name] += 1
         names.append(name if count[name] == 1 else f"{name}@{count[name]}")
     return tuple(names)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import importlib
 import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -107,6 +107,10 @@ def _blockings(choice: Any) -> str:
         return ""
 
 
+_NO_TIME = "its benchmark gave no time"
+_IN_WORKER = "its benchmark, in a process of its own, failed or took too long"
+
+
 class _Selection:
     """Watches the selections of one compile, and narrows them where a candidate is requested.
 
@@ -125,8 +129,8 @@ class _Selection:
         self.named: dict[int, tuple[Any, str]] = {}
         # Deferred candidates: place in seen.chosen by id of the buffer, which is kept for the same reason.
         self.deferred: dict[int, tuple[Any, int]] = {}
-        # Class of the micro-kernel that the template of several linears has requested last.
-        self.grouped_kernel = "unknown"
+        # Class of the micro-kernel that a template has requested last.
+        self.created = "unknown"
 
     @property
     def hooks(self) -> dict[str, Callable[..., Any]]:
@@ -134,8 +138,10 @@ class _Selection:
         found: dict[str, Callable[..., Any]] = {
             "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": self.select,
             "torch._inductor.select_algorithm:AlgorithmSelectorCache.benchmark_choice": self.benchmark,
-            "torch._inductor.select_algorithm:AlgorithmSelectorCache.do_autotuning": self.autotune,
-            "torch._inductor.autotune_process:benchmark_in_sub_process": self.benchmark_in_worker,
+            "torch._inductor.select_algorithm:AlgorithmSelectorCache.do_autotuning": partial(
+                self.time, "its benchmark gave no time"
+            ),
+            "torch._inductor.autotune_process:benchmark_in_sub_process": partial(self.time, _IN_WORKER),
             "torch._inductor.ir:MultiTemplateBuffer.finalize_as_triton_caller": self.finalize,
         }
         if self.listing:  # without a selection a compile ends before its code is made, which must not be run
@@ -150,11 +156,11 @@ class _Selection:
         """What is hooked in the template of several linears, and in the one of a single product for a list."""
         room = "torch._inductor.codegen.cpp_grouped_gemm_template"
         found: dict[str, Callable[..., Any]] = {
-            f"{room}:create_micro_gemm": self.create_grouped,
+            f"{room}:create_micro_gemm": partial(self.create, micro_kernels.GROUPED),
             f"{room}:CppGroupedGemmTemplate.__init__": self.begin_grouped,
         }
         if self.listing:
-            found["torch._inductor.codegen.cpp_gemm_template:create_micro_gemm"] = self.create
+            found["torch._inductor.codegen.cpp_gemm_template:create_micro_gemm"] = partial(self.create, "")
         return found
 
     # -- the hooks ---------------------------------------------------------------------------------------
@@ -174,13 +180,15 @@ class _Selection:
         with self._noting_failure(choice):
             return call(choice, *args, **kwargs)
 
-    def autotune(self, call: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note how long the candidates took."""
-        return self._timed(call(*args, **kwargs), "its benchmark gave no time")
-
-    def benchmark_in_worker(self, call: Any, choices: Any) -> Any:
-        """The same in a process of its own."""
-        return self._timed(call(choices), "its benchmark, in a process of its own, failed or took too long")
+    def time(self, otherwise: str, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note how long the candidates took, and why there is ``otherwise`` no time."""
+        timings = call(*args, **kwargs)
+        for choice, milliseconds in (timings or {}).items():
+            if math.isfinite(milliseconds):
+                self.seen.timings[self._name(choice)] = milliseconds * 1e-3
+            else:
+                self._fail(choice, Reason("benchmark-failed", otherwise))
+        return timings
 
     def finalize(self, call: Any, buffer: Any, caller: Any) -> Any:
         """Note the Triton candidate of a selection that was deferred until epilogues could be benchmarked.
@@ -211,23 +219,18 @@ class _Selection:
             return None  # as for a candidate that Inductor itself finds impossible
         return call(template, *args, **kwargs)
 
-    def create(self, call: Any, *args: Any, **kwargs: Any) -> Any:
-        """For a list, note every micro-kernel that a C++ template could be given."""
-        self._list_micro_kernels(call, "", inspect.signature(call).bind(*args, **kwargs))
-        return call(*args, **kwargs)
-
-    def create_grouped(self, call: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note the micro-kernel that a C++ template of several linears requests before it is made."""
+    def create(self, suffix: str, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the micro-kernel that a C++ template requests; for a list, every one that it could be given."""
         if self.listing:
-            self._list_micro_kernels(call, micro_kernels.GROUPED, inspect.signature(call).bind(*args, **kwargs))
+            self._list_micro_kernels(call, suffix, inspect.signature(call).bind(*args, **kwargs))
         kernel = call(*args, **kwargs)
-        self.grouped_kernel = type(kernel).__name__
+        self.created = type(kernel).__name__
         return kernel
 
     def begin_grouped(self, call: Any, template: Any, *args: Any, **kwargs: Any) -> None:
         """Give the template the class of its micro-kernel."""
         call(template, *args, **kwargs)
-        setattr(template, _MICRO_KERNEL, self.grouped_kernel)
+        setattr(template, _MICRO_KERNEL, self.created)
 
     # -- what they do ------------------------------------------------------------------------------------
 
@@ -245,10 +248,10 @@ class _Selection:
             raise Listed
         if self.candidate is not None and choices:
             index = self._index(names)
-            seen.tried = names[index]
+            seen.candidate = names[index]
             # In place: an epilogue's lowering may hold the same list.
             choices[:] = [choices[index]]
-            names = (seen.tried,)
+            names = (seen.candidate,)
         for choice, called in zip(choices, names, strict=True):
             self.named[id(choice)] = choice, called
             choice.output_node = self._noting_node(choice, choice.output_node)
@@ -278,19 +281,11 @@ class _Selection:
         # It would keep every candidate, and with it the whole graph, as long as the process lives.
         getattr(self.selector, "precompile_cache", {}).clear()
 
-    def _timed(self, timings: Any, text: str) -> Any:
-        for choice, milliseconds in (timings or {}).items():
-            if math.isfinite(milliseconds):
-                self.seen.timings[self._name(choice)] = milliseconds * 1e-3
-            else:
-                self._fail(choice, Reason("benchmark-failed", text))
-        return timings
-
     def _noting_node(self, choice: Any, output_node: Callable[[], Any]) -> Callable[[], Any]:
         from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
         from torch._inductor.select_algorithm import ExternKernelCaller
 
-        @functools.wraps(output_node)
+        @wraps(output_node)
         def noting() -> Any:
             self.depth += 1
             try:

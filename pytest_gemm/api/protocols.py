@@ -27,8 +27,8 @@ from pytest_gemm.problem.problem import Problem
 if TYPE_CHECKING:
     import torch
 
-    from pytest_gemm.api.compile_farm import Job, Store
     from pytest_gemm.operands.tensors import Operands
+    from pytest_gemm.storage.kernel_store import Job, Store
 
 
 @dataclasses.dataclass(frozen=True)

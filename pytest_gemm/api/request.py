@@ -59,12 +59,6 @@ class BuildRequest:
 DEFAULT: Final = BuildRequest()
 
 
-def capabilities_of(backend: object) -> frozenset[Capability]:
-    """The capabilities that a backend declares."""
-    found: frozenset[Capability] = frozenset(getattr(backend, "capabilities", ()))
-    return found
-
-
 def honours(backend: object, capability: Capability) -> bool:
     """Whether a backend declares a capability."""
-    return capability in capabilities_of(backend)
+    return bool(capability in getattr(backend, "capabilities", ()))

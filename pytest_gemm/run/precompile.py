@@ -21,7 +21,6 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from pytest_gemm.api.compile_farm import Counts, Farm, Job, Store
 from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device
@@ -30,6 +29,7 @@ from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.terminal import Display
+from pytest_gemm.storage.kernel_store import Counts, Farm, Job, Store
 from pytest_gemm.text import table as text_table
 
 # Problems that one process is given at a time: enough to outweigh the call, few enough to keep all processes busy.

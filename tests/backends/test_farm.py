@@ -30,16 +30,6 @@ import elsewhere
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm.api import compile_farm
-from pytest_gemm.api.compile_farm import (
-    CompileError,
-    CompilerError,
-    Counts,
-    Farm,
-    Job,
-    Store,
-    Toolchain,
-)
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import configure
 from pytest_gemm.backends.cutlass import backend as cutlass
@@ -49,6 +39,16 @@ from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import precompile
 from pytest_gemm.run import terminal as progress_module
+from pytest_gemm.storage import kernel_store
+from pytest_gemm.storage.kernel_store import (
+    CompileError,
+    CompilerError,
+    Counts,
+    Farm,
+    Job,
+    Store,
+    Toolchain,
+)
 
 needs_cutlass = pytest.mark.skipif(
     importlib.util.find_spec("cutlass_library") is None, reason="the wheel nvidia-cutlass is not installed"
@@ -207,7 +207,7 @@ def test_a_macro_stays_a_macro() -> None:
 
 
 def test_the_entry_is_found_and_the_configuration_read() -> None:
-    assert compile_farm.entry_of(kernel("cutlass_fused_relu_01234567")) == "cutlass_fused_relu_01234567"
+    assert kernel_store.entry_of(kernel("cutlass_fused_relu_01234567")) == "cutlass_fused_relu_01234567"
     assert text_of(kernel()).configuration == "config_f16_128x128x64"
     assert text_of(kernel(text=KERNEL.replace("// configuration", "//"))).configuration == ""
     for broken in ("int main() {}", kernel("one") + kernel("two")):
@@ -219,15 +219,15 @@ def test_headers_are_told_apart_by_wheel_or_by_version_file(tmp_path: Path) -> N
     for tree, text in (("a", "#define CUTLASS_MINOR 2"), ("b", "#define CUTLASS_MINOR 3")):
         (tmp_path / tree / "include" / "cutlass").mkdir(parents=True)
         (tmp_path / tree / "include" / "cutlass" / "version.h").write_text(text, encoding="utf-8")
-    assert compile_farm.headers_version(tmp_path / "a") != compile_farm.headers_version(tmp_path / "b")
-    assert compile_farm.headers_version(tmp_path / "a", wheel="4.2.0.0") == "nvidia-cutlass 4.2.0.0"
+    assert kernel_store.headers_version(tmp_path / "a") != kernel_store.headers_version(tmp_path / "b")
+    assert kernel_store.headers_version(tmp_path / "a", wheel="4.2.0.0") == "nvidia-cutlass 4.2.0.0"
 
 
 @pytest.mark.compiler
 def test_the_compiler_says_its_version(nvcc: Compiler, tmp_path: Path) -> None:
-    assert compile_farm.nvcc_version(nvcc.path) == "13.0.88"
+    assert kernel_store.nvcc_version(nvcc.path) == "13.0.88"
     with pytest.raises(CompilerError, match="no-such"):
-        compile_farm.nvcc_version(str(tmp_path / "no-such"))
+        kernel_store.nvcc_version(str(tmp_path / "no-such"))
 
 
 # -- the store -----------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_a_compile_that_takes_too_long_is_ended_with_all_its_processes(nvcc: Com
 def test_no_compiler_outlives_the_process_that_wanted_it(nvcc: Compiler, tmp_path: Path, how: signal.Signals) -> None:
     nvcc.set("slow", "60")
     wanted = (
-        "from pathlib import Path; from pytest_gemm.api.compile_farm import *; "
+        "from pathlib import Path; from pytest_gemm.storage.kernel_store import *; "
         f"Store(Path({str(tmp_path / 'store')!r})).obtain(Job.of({kernel()!r}, "
         f"Toolchain({nvcc.path!r}, '13.0.88', 'wheel 4.2', architecture='90a')))"
     )
@@ -343,13 +343,13 @@ def test_two_that_want_one_kernel_compile_it_once(nvcc: Compiler, tmp_path: Path
 @pytest.mark.compiler
 def test_a_renamed_object_exports_the_name_that_is_asked_for(nvcc: Compiler, tmp_path: Path) -> None:
     made = Store(tmp_path / "store").obtain(job(nvcc))
-    compile_farm.renamed(made, "cutlass_fused_mm_1a2b3c4d", tmp_path / "kernel.o")
+    kernel_store.renamed(made, "cutlass_fused_mm_1a2b3c4d", tmp_path / "kernel.o")
     subprocess.run(["cc", "-shared", "-o", tmp_path / "kernel.so", tmp_path / "kernel.o"], check=True)
     library = ctypes.CDLL(str(tmp_path / "kernel.so"))
     assert library.cutlass_fused_mm_1a2b3c4d() == len(job(nvcc).text)
-    assert not hasattr(library, compile_farm.ENTRY)
+    assert not hasattr(library, kernel_store.ENTRY)
     with pytest.raises(CompilerError, match="objcopy"):
-        compile_farm.renamed(tmp_path / "missing.o", "name", tmp_path / "kernel.o")
+        kernel_store.renamed(tmp_path / "missing.o", "name", tmp_path / "kernel.o")
 
 
 # -- many at once --------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_a_farm_does_every_kernel_once_and_says_how_far_it_is(nvcc: Compiler, tm
     Store(tmp_path / "store").obtain(jobs[0])
     nvcc.set("refuses", "128x128x5")
     nvcc.set("slow", "0.2")
-    told: list[compile_farm.Progress] = []
+    told: list[kernel_store.Progress] = []
     store = Store(tmp_path / "store")
     with Farm(store, workers=2) as plant:
         plant.submit(jobs[:4])
@@ -385,7 +385,7 @@ def test_a_farm_does_every_kernel_once_and_says_how_far_it_is(nvcc: Compiler, tm
 def test_an_interrupt_ends_the_compilers(nvcc: Compiler, tmp_path: Path) -> None:
     nvcc.set("slow", "60")
 
-    def interrupted(progress: compile_farm.Progress) -> None:
+    def interrupted(progress: kernel_store.Progress) -> None:
         if progress.running == 2 and nvcc.calls == 2:
             raise KeyboardInterrupt
 
@@ -477,7 +477,7 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
     monkeypatch.setattr(compile_utils, "_cuda_lib_options", lambda: [])  # the CPU build of torch knows no libcudart
     backend = CutlassBackend()
     options = {**backend.options(Problem.parse("mm:f16:nt:64x64x64")), "cuda.arch": "90"}
-    setup = compile_farm.Toolchain(nvcc.path, "13.0.88", "wheel 4.2")
+    setup = kernel_store.Toolchain(nvcc.path, "13.0.88", "wheel 4.2")
     store = Store(tmp_path / "store")
 
     def linked(name: str, text: str = KERNEL) -> ctypes.CDLL:
@@ -872,7 +872,7 @@ PLANTED = '''
     from pathlib import Path
 
     from pytest_gemm.api.protocols import Availability
-    from pytest_gemm.api.compile_farm import Job, Store, Toolchain
+    from pytest_gemm.storage.kernel_store import Job, Store, Toolchain
     from pytest_gemm.api.callable import CallableBackend
 
     KERNEL = """

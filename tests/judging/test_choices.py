@@ -395,7 +395,7 @@ def test_a_refusal_by_nvcc_is_pruned_until_the_candidate_is_part_of_the_program(
     """Autotuning leaves out what does not compile; a fused kernel that does not is what a user gets."""
     error = named("CUDACompileError", "C++ compile error", output="b.cu(3): error: no operator")
     spec = compilation.CompileSpec("CUTLASS", {}, "", threads=1, candidate=0)
-    seen = compilation.Session(choices=["a", "b"], chosen=["a"] if chosen else [], tried="a")
+    seen = compilation.Session(choices=["a", "b"], chosen=["a"] if chosen else [], candidate="a")
     pruned: dict[str, Any] = {}
     if chosen:
         with pytest.raises(type(error)):

@@ -118,7 +118,7 @@ def test_the_template_of_bmm_packs_an_argument_only_where_its_columns_do_not_fit
         prepared = backend.prepare(problem, given)
         prepared.run(given)
         assert prepared.proof().objection() is None
-        packing[n] = len(prepared.artifact.kernels) - 1
+        packing[n] = len(prepared.artifact._compiled.kernels) - 1
     assert packing == {384: 0, 385: 1}
 
 

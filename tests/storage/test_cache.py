@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm.api import compile_farm
 from pytest_gemm.backends.inductor import backend
-from pytest_gemm.storage import cache, files
+from pytest_gemm.storage import cache, files, kernel_store
 from pytest_gemm.storage.cache import Limits
 from pytest_gemm.tools import cli
 
@@ -135,8 +134,8 @@ def test_inductor_s_caches_are_in_the_folder(home: Path, monkeypatch: pytest.Mon
 
 
 def test_a_kernel_that_is_used_is_young(tmp_path: Path) -> None:
-    store = compile_farm.Store(tmp_path)
-    job = compile_farm.Job("text", compile_farm.Toolchain("nvcc", "13", "h", architecture="90a"))
+    store = kernel_store.Store(tmp_path)
+    job = kernel_store.Job("text", kernel_store.Toolchain("nvcc", "13", "h", architecture="90a"))
     made = keep(tmp_path / f"{job.key}.o", 40)
     assert store.obtain(job) == made
     assert made.stat().st_mtime > time.time() - DAY

@@ -9,9 +9,9 @@ machine code and nothing else:
 * the version of the headers that it includes.
 
 The SHA-256 of these is its key.  ``<key>.o`` is the object, with :data:`ENTRY` as the name of its entry function;
-``<key>.json`` says how it was made; ``<key>.error`` stands in place of the object where the compiler rejected the text,
-so that a candidate that cannot be compiled is tried once.  A store is a folder of plain files: it can be copied to
-another machine and is valid there.
+``<key>.json`` records how it was made; ``<key>.error`` stands in place of the object where the compiler rejected the
+text, so that a candidate that cannot be compiled is tried once.  A store is a folder of plain files: it can be copied
+to another machine and is valid there.
 
 No torch, no pytest: everything here can be tried without a compiler, see ``tests/backends/test_farm.py``.
 """
@@ -161,12 +161,12 @@ def nvcc_version(compiler: str) -> str:
         CompilerError: when it cannot be run, or does not print it.
     """
     try:
-        said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
+        output = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise CompilerError(f"{compiler} --version: {error}") from error
-    found = re.search(r"\bV(\d+\.\d+\.\d+)", said)
+    found = re.search(r"\bV(\d+\.\d+\.\d+)", output)
     if found is None:
-        raise CompilerError(f"{compiler} --version does not name a version: {said.strip()!r}")
+        raise CompilerError(f"{compiler} --version does not name a version: {output.strip()!r}")
     return found[1]
 
 
@@ -191,7 +191,7 @@ _counting = threading.Lock()  # of the module: a store can be pickled
 
 @dataclasses.dataclass
 class Counts:
-    """What became of the kernels that a process asked for, each counted once.
+    """What became of the kernels that a process requested, each counted once.
 
     Attributes:
         hits: were in the store.
@@ -207,7 +207,7 @@ class Counts:
 
     @property
     def kernels(self) -> int:
-        """All that were asked for."""
+        """All that were requested."""
         return self.hits + self.compiled + self.failed
 
     def add(self, other: Mapping[str, float]) -> None:
@@ -228,7 +228,7 @@ class Store:
         self.folder = folder
         self.timeout = timeout
         self.counts = Counts()
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
 
     def object_of(self, key: str) -> Path | None:
         """The object of a kernel, ``None`` when it is not in the store."""
@@ -261,7 +261,7 @@ class Store:
                 found = self._known(job.key)  # another process may have compiled it meanwhile
                 if found is None:
                     return self._compile(job)
-        if job.key not in self._asked:  # Inductor requests a kernel of one program several times
+        if job.key not in self._requested:  # Inductor requests a kernel of one program several times
             with contextlib.suppress(OSError):  # a store that cannot be written
                 os.utime(found)  # what is used is not pruned
             self._count(job.key, hits=1)
@@ -269,14 +269,14 @@ class Store:
 
     def _count(self, key: str, **by: float) -> None:
         with _counting:
-            self._asked.add(key)
+            self._requested.add(key)
             self.counts.add(by)
 
     def _known(self, key: str) -> Path | None:
         if found := self.object_of(key):
             return found
         if message := self.error_of(key):
-            if key not in self._asked:
+            if key not in self._requested:
                 self._count(key, failed=1)
             raise CompileError(message)
         return None
@@ -301,15 +301,15 @@ class Store:
             # A relative name: __FILE__ goes into the object, and the folder is not part of the kernel.
             (Path(scratch) / "kernel.cu").write_text(job.text, encoding="utf-8")
             command = tools.command("kernel.cu", "kernel.o")
-            status, said = _run(command, tools.environment, scratch, self.timeout)
+            status, output = _run(command, tools.environment, scratch, self.timeout)
             seconds = time.perf_counter() - started
             made = Path(scratch) / "kernel.o"
             if status != 0 or not made.is_file():
                 self._count(job.key, failed=1, seconds=seconds)
-                if status in _SHELLS or not said.strip() or _NOT_THE_TEXT.search(said):
-                    raise CompilerError(f"exit status {status}: {said.strip() or 'no message'}")
-                files.replace(self.folder / f"{job.key}.error", said.encode())
-                raise CompileError(said)
+                if status in _SHELLS or not output.strip() or _NOT_THE_TEXT.search(output):
+                    raise CompilerError(f"exit status {status}: {output.strip() or 'no message'}")
+                files.replace(self.folder / f"{job.key}.error", output.encode())
+                raise CompileError(output)
             facts = {
                 "configuration": job.configuration,
                 "compiler": tools.version,
@@ -347,7 +347,7 @@ def _run(command: list[str], environment: dict[str, str], folder: str, timeout: 
         with process:
             _running.add(process)
             try:
-                said, _ = process.communicate(timeout=timeout or None)
+                output, _ = process.communicate(timeout=timeout or None)
             except subprocess.TimeoutExpired:
                 raise CompilerError(f"it had not finished after {timeout:g} s") from None
             finally:
@@ -356,7 +356,7 @@ def _run(command: list[str], environment: dict[str, str], folder: str, timeout: 
     finally:
         os.close(ours)
         os.close(lifeline)
-    return process.returncode, said.decode(errors="replace")
+    return process.returncode, output.decode(errors="replace")
 
 
 _running: set[subprocess.Popen[bytes]] = set()
@@ -425,7 +425,7 @@ class Farm:
     Attributes:
         rejected: the compiler's message against a kernel, by key.
         undone: why the compiler could not do its work, by key.
-        jobs: every kernel that was asked for, by key.
+        jobs: every kernel that was requested, by key.
     """
 
     def __init__(self, store: Store, workers: int) -> None:
@@ -448,7 +448,7 @@ class Farm:
         self._pool.shutdown()
 
     def submit(self, jobs: Iterable[Job]) -> None:
-        """Ask for kernels; those that were asked for before are not done twice."""
+        """Request kernels; those that were requested before are not done twice."""
         for job in jobs:
             if job.key not in self.jobs:
                 self.jobs[job.key] = job
