@@ -56,7 +56,7 @@ class CuteDslBackend:
 
     name: str = "cutedsl"
     devices: tuple[str, ...] = ("cuda",)
-    capabilities = frozenset({Capability.SELECTION, Capability.PRUNED})
+    capabilities = frozenset({Capability.SELECTION, Capability.SPARED})
 
     def __init__(self, operator: str = "") -> None:
         self.operator = operator
@@ -104,7 +104,7 @@ class CuteDslBackend:
         fastest: CuteDslPrepared | None = None
         names = self.candidates(problem, operands).names
         for name in names[:: -(-len(names) // _MOST_TIMED)]:
-            if name in request.pruned:
+            if name in request.spared:
                 continue
             try:
                 prepared = self.prepare(problem, operands, request.replace(candidate=name))

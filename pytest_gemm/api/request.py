@@ -21,7 +21,7 @@ class Capability(str, enum.Enum):
     """A field of :class:`BuildRequest` that a backend honours; without it the field has its default."""
 
     SELECTION = "selection"
-    PRUNED = "pruned"
+    SPARED = "spared"
     MODE = "mode"
     ISA = "isa"
     USER_CACHES = "user_caches"
@@ -36,7 +36,7 @@ class BuildRequest:
         candidate: name of the one candidate to build; in a request for a list, a name or a pattern (``fnmatch``) of
             some.  "": the backend selects one, or lists all.
         selection: how it selects one.
-        pruned: candidates that need not be benchmarked, known to be slow.
+        spared: candidates that need not be benchmarked, known to be slow.
         mode: how a user's program reaches the kernel.
         isa: instruction set of the CPU to generate code for, one of ``machine.isa.ISAS``; "": the machine's own.
         user_caches: compile at every ``prepare`` as a user's process does, with every cache on.  The tag separates
@@ -46,7 +46,7 @@ class BuildRequest:
     device: Device = Device.CPU
     candidate: str = ""
     selection: Selection = Selection.OWN
-    pruned: frozenset[str] = frozenset()
+    spared: frozenset[str] = frozenset()
     mode: Mode = Mode.OWN
     isa: str = ""
     user_caches: str = ""

@@ -30,7 +30,7 @@ class Case:
         mode: how the kernel is reached.
         threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
         isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
-        user_caches, pruned: see :class:`BuildRequest`.
+        user_caches, spared: see :class:`BuildRequest`.
     """
 
     backend: Backend
@@ -43,7 +43,7 @@ class Case:
     threads: int = 0
     isa: str = ""
     user_caches: str = ""
-    pruned: frozenset[str] = frozenset()
+    spared: frozenset[str] = frozenset()
 
     def request(self, candidate: str = "") -> BuildRequest:
         """How its backend is to build the problem, with one candidate or the one that the backend selects."""
@@ -51,7 +51,7 @@ class Case:
             device=self.device,
             candidate=candidate,
             selection=Selection(self.candidates.text if self.candidates.by_backend else ""),
-            pruned=self.pruned,
+            spared=self.spared,
             mode=self.mode,
             isa=self.isa,
             user_caches=self.user_caches,

@@ -152,7 +152,7 @@ class Runner:
         spared = {
             timed(sample.case): names
             for sample in crowded
-            if honours(self.config.registry[sample.case.backend], Capability.PRUNED)
+            if honours(self.config.registry[sample.case.backend], Capability.SPARED)
             and (names := slow(sample, max(_SHORTEST_LIST, 1 + self.config.speed.regret)))
         }
         alone = [s for s in self._compile(group, cases, 1, "selecting candidates for", spared) if s.ranking]

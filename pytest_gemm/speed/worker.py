@@ -399,7 +399,7 @@ def _as_timed(case: Case, wanted: TimedCase) -> Case:
         case,
         distributions=("rand",) if "rand" in distributions else distributions[:1],
         candidates=CandidateSelection(wanted.pinned[0] if wanted.pinned else case.candidates.text or "winner"),
-        pruned=frozenset(wanted.spared),
+        spared=frozenset(wanted.spared),
     )
 
 

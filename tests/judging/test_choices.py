@@ -998,7 +998,7 @@ def test_cutedsl_picks_the_fastest_of_those_that_it_is_not_spared(
     speeds = iter((3e-6, 1e-6, 2e-6))
     monkeypatch.setattr(cutedsl, "_device_seconds", lambda call: next(speeds))
     backend = cutedsl.CuteDslBackend()
-    request = BuildRequest(selection=Selection.WINNER, pruned=frozenset({"op_a", "op_lazy"}))
+    request = BuildRequest(selection=Selection.WINNER, spared=frozenset({"op_a", "op_lazy"}))
     prepared = backend.prepare(problem, first, request)
     assert prepared.timings == {"op-a": 3e-6, "op_a@2": 1e-6, "op_b": 2e-6}
     assert prepared.proof().chosen == ("op_a@2",)

@@ -186,13 +186,13 @@ def test_a_timed_outcome_names_the_distribution_that_was_timed(distribution: str
 class Timing(Several):
     """A backend that selects by timing its candidates itself."""
 
-    capabilities = frozenset({*Several.capabilities, Capability.SELECTION, Capability.PRUNED})
+    capabilities = frozenset({*Several.capabilities, Capability.SELECTION, Capability.SPARED})
 
     def __init__(self) -> None:
         self.seconds = {"big": 1e-5, "medium": 1.4e-5, "small": 2e-5}
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest) -> Prepared:
-        timings = {name: seconds for name, seconds in self.seconds.items() if name not in request.pruned}
+        timings = {name: seconds for name, seconds in self.seconds.items() if name not in request.spared}
         fastest = min(timings, key=timings.__getitem__)
         prepared: Any = super().prepare(problem, operands, request.replace(candidate=fastest))
         prepared.timings = {**timings, "failed": float("inf")}
