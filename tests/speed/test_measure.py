@@ -23,6 +23,7 @@ from pytest_gemm.judging.case import Case
 from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Environment, Globs
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands.tensors import Operands
+from pytest_gemm.options import BY_NAME
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
@@ -38,6 +39,7 @@ from pytest_gemm.speed.worker import Meter
 from pytest_gemm.tools import cli
 
 MM = Problem.parse("mm:f32:nn:4x8x8")
+OPTIONS = {name: option.default for name, option in BY_NAME.items()}
 
 
 class Several:
@@ -46,6 +48,7 @@ class Several:
     name = "several"
     devices = ("cpu",)
     capabilities = frozenset({Capability.ISA, Capability.MODE})
+    function = staticmethod(torch.matmul)
 
     def availability(self, device: str) -> Availability:
         return Availability()
@@ -59,7 +62,7 @@ class Several:
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest) -> Prepared:
         choice = request.candidate or "big"
         registry = Registry()
-        registry.add_callable(choice, torch.matmul)
+        registry.add_callable(choice, self.function)
         made: Any = registry[choice].prepare(problem, operands, DEFAULT)
         made.proof = lambda: Proof(chosen=(choice,), generated=(choice,), executed=(choice,))
         prepared: Prepared = made
@@ -70,14 +73,13 @@ def case(**axes: Any) -> Case:
     return Case(Several(), MM, (), 0, Device.CPU, **axes)
 
 
-def judged(folder: Path, asked: Case, entry: Entry, **selected: Any) -> tuple[Sample, ...]:
+def judged(folder: Path, asked: Case, entry: Entry, output: Path | None = None, **selected: Any) -> tuple[Sample, ...]:
     """The samples of a session that compiles and judges this one case under a ledger of this one entry."""
     timed = TimedCase(asked.backend.name, MM.line, "test_speed", **selected)
     request = Request((timed,), "cpu", timed=False)
     registry = Registry()
     registry.add(asked.backend)
-    config = GemmConfig(registry, device="cpu", ledger=Ledger((entry,)))
-
+    config = GemmConfig(registry, device="cpu", ledger=Ledger((entry,)), output=output, options=OPTIONS)
     meter = Meter(request, folder, config)
     meter(asked, timed)
     meter.close()
@@ -134,6 +136,22 @@ def test_a_candidate_that_was_selected_by_timing_is_the_backend_s_own_way(tmp_pa
     entry = Entry("deadly", "planted", {"backend": Globs(("several",)), "candidate": Globs(("medium",))}, crashes=True)
     (sample,) = judged(tmp_path, case(), entry, pinned=("medium", "big"))
     assert (sample.status, sample.selected, sample.distribution) == (Status.PASSED, ("medium",), "rand")
+
+
+def test_why_the_files_of_a_failure_were_not_written_reaches_the_run(tmp_path: Path) -> None:
+    wrong: Any = Several()
+    wrong.function = lambda a, b: torch.matmul(a, b) + 1
+    entry = Entry("other", "planted", {"backend": Globs(("other",))}, crashes=True)
+    output = tmp_path / "output"
+    output.write_text("a file has the name of the folder")
+    (sample,) = judged(tmp_path, dataclasses.replace(case(), backend=wrong), entry, output)
+    assert sample.status is Status.INCORRECT
+    config: Any = SimpleNamespace(speed=SpeedConfig(), seed=0)
+    runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cpu", tmp_path)
+    session = runner_module._Open(runner, Group("head"), Request((), "cpu"))
+    session._folder = tmp_path
+    assert session._read(0).samples == (sample,)
+    assert list(runner.lost) == [str(output / "failures")]
 
 
 class Ends:
