@@ -15,7 +15,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from scipy import stats
@@ -189,6 +189,9 @@ def _slowed(some: Iterable[Reading], factor: float) -> list[Reading]:
     return [dataclasses.replace(r, subject=factor * r.subject) for r in some]
 
 
+_Pair: TypeAlias = tuple[dict[CaseId, list[Reading]], dict[CaseId, list[Reading]]]  # of base and head
+
+
 class Sessions:
     """The sessions as tables: one reading, or none, a case and session."""
 
@@ -209,9 +212,7 @@ class Sessions:
                     found[case].append(dataclasses.replace(reading, session=position))
         return found
 
-    def take_pairs(
-        self, base: Sequence[int], head: Sequence[int]
-    ) -> tuple[dict[CaseId, list[Reading]], dict[CaseId, list[Reading]]]:
+    def take_pairs(self, base: Sequence[int], head: Sequence[int]) -> _Pair:
         """The readings of the sessions of two groups, as the gate reads pairs."""
         then, now = self.take(base), self.take(head)
         for position, (one, other) in enumerate(zip(base, head, strict=True)):
@@ -226,30 +227,27 @@ class Resample:
 
     Attributes:
         design: stored baselines, or base against head.
-        base_first, base_more: the base's readings in the pairs of the screen and of the confirmation, by case.
-        first, more: the head's readings of screen and confirmation, by case.
+        first, more: readings of base and head in the screen and in the confirmation, by case; no base's where
+            baselines are stored.
     """
 
     design: Design
-    base_first: Mapping[CaseId, list[Reading]]
-    base_more: Mapping[CaseId, list[Reading]]
-    first: Mapping[CaseId, list[Reading]]
-    more: Mapping[CaseId, list[Reading]]
+    first: _Pair
+    more: _Pair
 
     def idle(self) -> tuple[Screened, dict[CaseId, Judgement]]:
         """The A/A run."""
-        screened = self.design.screen(self.base_first, self.first)
-        return screened, self._confirm(self.more, screened)
+        screened = self.design.screen(*self.first)
+        return screened, self._confirm(self.more[1], screened)
 
     def _confirm(self, head: Mapping[CaseId, list[Reading]], screened: Screened) -> dict[CaseId, Judgement]:
         """The gate's confirmation by these readings of the head, look by look."""
 
-        def until(some: Mapping[CaseId, list[Reading]], cases: Iterable[CaseId], count: int) -> Readings:
-            return {case: some[case][:count] for case in cases if case in some}
+        def until(cases: Iterable[CaseId], count: int) -> tuple[Readings, Readings]:
+            base, now = ({case: some[case][:count] for case in cases if case in some} for some in (self.more[0], head))
+            return base, now
 
-        return self.design.confirm(
-            screened, lambda cases, count: (until(self.base_more, cases, count), until(head, cases, count))
-        )
+        return self.design.confirm(screened, until)
 
     def finds(self, cases: Collection[CaseId], change: float, idle: Screened) -> set[CaseId]:
         """Which of the cases are called slower when each of them, alone, is slower by ``change``.
@@ -257,8 +255,8 @@ class Resample:
         They are screened together, because a case's screen does not depend on the others' subjects.  They are confirmed
         one by one, beside the cases that the A/A run ``idle`` confirms.
         """
-        first = {c: _slowed(x, 1 + change) if c in cases else x for c, x in self.first.items()}
-        screened = self.design.screen(self.base_first, first)
+        (base, first), (_, more) = self.first, self.more
+        screened = self.design.screen(base, {c: _slowed(x, 1 + change) if c in cases else x for c, x in first.items()})
         found = set()
         for case in cases:
             if case not in screened.slower:
@@ -266,7 +264,7 @@ class Resample:
             slower = (case, *(c for c in idle.slower if c != case))
             judgements = {**idle.judgements, case: screened.judgements[case]}
             alone = dataclasses.replace(screened, slower=slower, faster=(), judgements=judgements)
-            head = {c: self.more[c] for c in slower} | {case: _slowed(self.more[case], 1 + change)}
+            head = {c: more[c] for c in slower} | {case: _slowed(more[case], 1 + change)}
             if self._confirm(head, alone)[case].verdict is Verdict.SLOWER:
                 found.add(case)
         return found
@@ -278,7 +276,7 @@ def stored_run(table: Sessions, order: Sequence[int], policy: Policy, k: int) ->
     parts = order[:k], order[k:end], order[end : end + policy.confirm_sessions]
     then, first, more = map(table.take, parts)
     stored = {case: Stored(case, tuple(some)) for case, some in then.items()}
-    return Resample(Design(policy, stored), {}, {}, first, more)
+    return Resample(Design(policy, stored), ({}, first), ({}, more))
 
 
 def pair_run(table: Sessions, rng: np.random.Generator, policy: Policy) -> Resample:
@@ -293,8 +291,7 @@ def pair_run(table: Sessions, rng: np.random.Generator, policy: Policy) -> Resam
     end = policy.screen_pairs
     stop = end + policy.confirm_pairs
     parts = (base[:end], head[:end]), (base[end:stop], head[end:stop])
-    (base_first, first), (base_more, more) = (table.take_pairs(*numbers) for numbers in parts)
-    return Resample(Design(policy), base_first, base_more, first, more)
+    return Resample(Design(policy), *(table.take_pairs(*numbers) for numbers in parts))
 
 
 def suite_run(table: Sessions, rng: np.random.Generator, policy: Policy, k: int) -> Resample:
@@ -307,8 +304,8 @@ def suite_run(table: Sessions, rng: np.random.Generator, policy: Policy, k: int)
         for case in table.cases[: _SUITE - len(stored)]:
             name = dataclasses.replace(case, candidate=f"{case.candidate}#{copy}")
             stored[name] = dataclasses.replace((part.design.stored or {})[case], case=name)
-            first[name], more[name] = part.first[case], part.more[case]
-    return Resample(Design(policy, stored), {}, {}, first, more)
+            first[name], more[name] = part.first[1][case], part.more[1][case]
+    return Resample(Design(policy, stored), ({}, first), ({}, more))
 
 
 # -- the other tools' rules --------------------------------------------------------------------------------------
