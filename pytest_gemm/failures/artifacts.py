@@ -215,8 +215,5 @@ def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candi
 
 def _pooled(matrix: torch.Tensor) -> torch.Tensor:
     """The matrix with no more than :data:`_CELLS` cells a side, each the largest of its elements."""
-    rows, columns = (-(-n // _CELLS) for n in matrix.shape)
-    if rows == columns == 1:
-        return matrix
-    pool = torch.nn.functional.max_pool2d(matrix[None, None], (rows, columns), ceil_mode=True)
-    return pool[0, 0]
+    cell = [-(-n // _CELLS) for n in matrix.shape]
+    return torch.nn.functional.max_pool2d(matrix[None, None], cell, ceil_mode=True)[0, 0]

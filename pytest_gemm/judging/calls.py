@@ -167,14 +167,11 @@ except OSError:
     _LIBM = None  # type: ignore[assignment,misc]  # on another system
 _HAS_ENVIRONMENT: Final = hasattr(_LIBM, "fegetenv")
 _TORCH: Final = Path(torch.__file__).parent
-_ROUNDING: Final = ("FE_TONEAREST", "FE_DOWNWARD", "FE_UPWARD", "FE_TOWARDZERO")
-# Order of the two bits of ARM's FPCR.
-_ROUNDING_ARM: Final = ("FE_TONEAREST", "FE_UPWARD", "FE_DOWNWARD", "FE_TOWARDZERO")
-# By machine: where the register lies among what C's fegetenv saves, its bits for the rounding mode, and further bits.
-_FLUSHING: Final = {15: "flush-to-zero", 6: "denormals-are-zero"}
-_FLUSHING_ARM: Final = {24: "flush-to-zero", 19: "flush-to-zero-f16"}
-_MXCSR: Final = (28, 13, _ROUNDING, _FLUSHING)
-_FPCR: Final = (0, 22, _ROUNDING_ARM, _FLUSHING_ARM)
+# Where the register lies among what C's fegetenv saves, its first bit of the rounding mode, the names of these modes,
+# and its further bits.
+_MODES: Final = ("FE_TONEAREST", "FE_DOWNWARD", "FE_UPWARD", "FE_TOWARDZERO")
+_MXCSR: Final = (28, 13, _MODES, {15: "flush-to-zero", 6: "denormals-are-zero"})
+_FPCR: Final = (0, 22, (_MODES[0], _MODES[2], _MODES[1], _MODES[3]), {24: "flush-to-zero", 19: "flush-to-zero-f16"})
 _REGISTERS: Final = {"x86_64": _MXCSR, "AMD64": _MXCSR, "aarch64": _FPCR, "arm64": _FPCR}
 
 

@@ -9,7 +9,6 @@ import torch
 from pytest_gemm.api.protocols import Backend, Prepared
 from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device, Mode
-from pytest_gemm.judging import sampled
 from pytest_gemm.numerics.interval import Interval
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.outcome import Outcome
@@ -82,13 +81,6 @@ class Evidence:
     prepared: Prepared | None = None
     place: int = 0
 
-    @classmethod
-    def of(cls, one: sampled.ResultVerdict, prepared: Prepared, place: int) -> Evidence:
-        """The evidence of a result that was judged wrong."""
-        again = None if one.note else prepared
-        actual = one.actual if isinstance(one.actual, torch.Tensor) else None
-        return cls(one.operands, actual, one.interval, source_of(prepared), again, place)
-
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
@@ -101,9 +93,3 @@ class Judged:
 
     outcome: Outcome
     evidence: Evidence | None = None
-
-
-def source_of(prepared: Prepared) -> str:
-    """The generated program, where the backend has one."""
-    source = getattr(prepared, "source", "")
-    return source if isinstance(source, str) else ""

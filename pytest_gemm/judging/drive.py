@@ -164,6 +164,12 @@ def pruned_of(prepared: Prepared) -> Mapping[str, Reason]:
         return dict(getattr(prepared, "pruned", {}))
 
 
+def source_of(prepared: Prepared) -> str:
+    """The generated program, where the backend has one."""
+    source = getattr(prepared, "source", "")
+    return source if isinstance(source, str) else ""
+
+
 # -- results -----------------------------------------------------------------------------------------
 
 

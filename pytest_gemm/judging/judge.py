@@ -230,7 +230,10 @@ class Judge:
                 if steps := case.problem.outputs[place].view_steps:
                     details += f"\n  (places of the product; it is stored after {'+'.join(map(str, steps))})"
                 outcome = attempt.end(Status.INCORRECT, reason, details)
-                yield Judged(outcome, Evidence.of(one, attempt.prepared, place))
+                actual = one.actual if isinstance(one.actual, torch.Tensor) else None
+                again = None if one.note else attempt.prepared
+                source = drive.source_of(attempt.prepared)
+                yield Judged(outcome, Evidence(one.operands, actual, one.interval, source, again, place))
                 return
         if (doubt := next((one.doubt for one in verdicts if one.doubt is not None), None)) is not None:
             raise Ended(attempt.end(Status.MISTRUSTED, doubt))

@@ -191,6 +191,7 @@ def ratios(x: torch.Tensor, interval: Interval) -> torch.Tensor:
 def _limited(
     x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, expected: torch.Tensor, bad: torch.Tensor
 ) -> torch.Tensor:
+    """The ratios of elements of which ``bad`` are rejected."""
     found = _ratio(x, lo, hi, expected)
     found = torch.where(bad, found.clamp(min=_ABOVE_ONE), found.clamp(max=1.0))
     return torch.where(bad & ~(x.isfinite() & expected.isfinite()), math.inf, found)
