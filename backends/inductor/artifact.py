@@ -345,10 +345,8 @@ class Artifact:
         if len(self._compiled.modules) != 1:
             self.rebind_reason = f"{len(self._compiled.modules)} modules were generated"
             return
-        ignorable = frozenset({"bias"}) if self.problem.beta == 0.0 else frozenset()
+        ignorable = frozenset({"zero_b", "bias"} if self.problem.beta == 0.0 else {"zero_b"})
         module = self._compiled.modules[0]
-        if "zero_b" in constants:
-            ignorable |= {"zero_b"}
         sources = {**constants, **program.derived(self.problem, constants)}
         self._bindings, self.rebind_reason = bindings(module, self._compiled.session, sources, ignorable)
         # The packings hold the stand-ins; the recipes hold what they need of them.
@@ -493,9 +491,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     copy = stand_in(tensor, 0)
     if copy.numel():
         # Through the view; an expanded one repeats itself, which is why it is not assigned element by element.
-        shape = [1 if s == 0 else n for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
-        zeros = [0] * tensor.dim()
-        narrow = tuple(slice(z, z + n) for z, n in zip(zeros, shape, strict=True))
+        narrow = tuple(slice(1 if s == 0 else n) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         copy[narrow].copy_(tensor[narrow])
     return copy
 

@@ -185,19 +185,14 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.detach().contiguous().view(kind), b.detach().contiguous().view(kind))
 
 
-def _geometry_kept(
-    like: torch.Tensor, recipe: Callable[[torch.Tensor], torch.Tensor]
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """``recipe`` with a result of exactly the strides that the generated code was compiled for."""
-    stride = like.stride()
-
-    def kept(new: torch.Tensor) -> torch.Tensor:
-        made = recipe(new)
-        if made.stride() == stride:
-            return made
-        return torch.empty_strided(made.shape, stride, dtype=made.dtype, device=made.device).copy_(made)
-
-    return kept
+def _in_strides(
+    recipe: Callable[[torch.Tensor], torch.Tensor], stride: tuple[int, ...], tensor: torch.Tensor
+) -> torch.Tensor:
+    """What ``recipe`` makes of a tensor, in exactly the strides that the generated code was compiled for."""
+    made = recipe(tensor)
+    if made.stride() == stride:
+        return made
+    return torch.empty_strided(made.shape, stride, dtype=made.dtype, device=made.device).copy_(made)
 
 
 _VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (lambda t: t, lambda t: t.mT if t.dim() > 1 else t)
@@ -280,7 +275,7 @@ def _explain(attribute: str, constant: torch.Tensor, session: Session, constants
             except (RuntimeError, AssertionError):  # a shape that does not fit is merely not this way
                 continue
             if value.shape == constant.shape and same_bits(value, constant):
-                return Binding(attribute, source, _geometry_kept(constant, recipe))
+                return Binding(attribute, source, functools.partial(_in_strides, recipe, constant.stride()))
     return None
 
 
