@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, inside, mostly
+from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, few, inside, mostly
 from pytest_gemm.numerics.epilogue import evaluate
 from pytest_gemm.numerics.reference import as_added, as_multiplied
 from pytest_gemm.numerics.rounding import round_to, ulp_of
@@ -515,12 +515,8 @@ def _decoded(s: _Sample) -> str:
         found: set[tuple[int, str]] = set()
         for column, x, value in list(zip(s.at[-1], s.x, s.value, strict=True))[:4]:
             found.update(decode_k(filled, int(column), 0.0, float(x - value) / (problem.alpha or 1.0)))
-        changes = [f"k = {k} {what}" for k, what in sorted(found)]
-        return (
-            f"of K = {problem.shape.k}: {', '.join(changes[:8])}{', ...' if len(changes) > 8 else ''}"
-            if changes
-            else ""
-        )
+        changes = few([f"k = {k} {what}" for k, what in sorted(found)], 8)
+        return f"of K = {problem.shape.k}: {changes}" if changes else ""
     if operands.distribution == "tile-map" and s.bias is None and problem.alpha == 1.0:
         source, period = decode_source(filled, float(s.x[0])), tile_map_period(filled)
         here = tuple(int(i[0]) for i in s.at[-2:])

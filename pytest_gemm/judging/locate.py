@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -115,7 +115,7 @@ def _grouped(bad: torch.Tensor, groups: tuple[tuple[int, int], ...]) -> str:
     if len(which) == len(filled):
         return ""
     if len(which) > 1:
-        return f"{len(which)} of {len(groups)} groups are bad ({_few([g for g, _, _ in which])})"
+        return f"{len(which)} of {len(groups)} groups are bad ({few([g for g, _, _ in which])})"
     g, first, last = which[0]
     inside = bad[first:last]
     there = "all of it" if bool(inside.all()) else f"there {_plane(inside)}"
@@ -156,12 +156,13 @@ def _batches(which: list[int], total: int) -> str:
         if which[-1] == total - 1:
             return f"every bad element has batch >= {which[0]} of {total}"
         return f"only batches {which[0]} to {which[-1]} of {total} are bad"
-    return f"{len(which)} of {total} batches are bad ({_few(which)})"
+    return f"{len(which)} of {total} batches are bad ({few(which)})"
 
 
-def _few(numbers: list[int], most: int = 6) -> str:
-    shown = ", ".join(map(str, numbers[:most]))
-    return f"{shown}, ..." if len(numbers) > most else shown
+def few(things: Sequence[object], most: int = 6) -> str:
+    """The first of some things, as a list."""
+    shown = ", ".join(map(str, things[:most]))
+    return f"{shown}, ..." if len(things) > most else shown
 
 
 def _plane(bad: torch.Tensor, *, ends: bool = True) -> str:
@@ -202,9 +203,8 @@ def _plane(bad: torch.Tensor, *, ends: bool = True) -> str:
     rows, columns = int(bad.any(1).sum()), int(bad.any(0).sum())
     if dense or count >= _DENSE * m * n:
         return f"the bad elements are all over the output ({count / (m * n):.0%} of it)"
-    listed = ", ".join(str(tuple(p)) for p in bad.nonzero()[:4].tolist())
-    more = ", ..." if count > 4 else ""
-    return f"the bad elements are scattered over {rows} of {m} rows and {columns} of {n} columns: {listed}{more}"
+    listed = few([tuple(place) for place in bad.nonzero()[:5].tolist()], 4)
+    return f"the bad elements are scattered over {rows} of {m} rows and {columns} of {n} columns: {listed}"
 
 
 def _area(box: tuple[int, int, int, int]) -> int:
@@ -288,7 +288,7 @@ def _period(bad: torch.Tensor, axis: int, name: str) -> str:
             continue
         word = "columns" if axis == 1 else "rows"
         which = residues.tolist()
-        found = f"residue{'s' if len(which) > 1 else ''} {_few(which)}"
+        found = f"residue{'s' if len(which) > 1 else ''} {few(which)}"
         if which == list(range(which[0], which[-1] + 1)) and len(which) > 1:
             found = f"residues {which[0]} to {which[-1]}"
         return f"the bad elements are {word} of period {period} in {name}, {found}"
@@ -324,10 +324,9 @@ def _tiles(bad: torch.Tensor) -> tuple[int, str]:
         area = int(sizes[hit].sum())
         if total < 8 or (area, -rows * columns) >= best[:2]:
             continue
-        corners = [f"({i * rows}, {j * columns})" for i, j in hit.nonzero()[:4].tolist()]
-        more = ", ..." if tiles > 4 else ""
+        corners = few([(i * rows, j * columns) for i, j in hit.nonzero()[:5].tolist()], 4)
         which = f"{tiles} of {hit.numel()} tiles of {rows}x{columns}"
-        best = area, -rows * columns, f"the bad elements fill {which}, at {', '.join(corners)}{more}"
+        best = area, -rows * columns, f"the bad elements fill {which}, at {corners}"
     return best[0], best[2]
 
 
