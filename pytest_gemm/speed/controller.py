@@ -32,8 +32,7 @@ from pytest_gemm.speed.baseline import store as store_module
 from pytest_gemm.speed.data import Judgement, Peaks, by_case
 from pytest_gemm.speed.gate import design, estimates, selection
 from pytest_gemm.speed.gate import policy as policy_module
-from pytest_gemm.speed.report import rows
-from pytest_gemm.speed.report.rows import Run
+from pytest_gemm.speed.report.rows import Past, Run
 from pytest_gemm.speed.request import Group, Project, resolve
 from pytest_gemm.speed.runner import Runner, SessionFailed, Timed, timed, timed_apart
 
@@ -146,7 +145,7 @@ class _Measurement:
         order = {case: place for place, case in enumerate(self._cases)}  # each session has another one
         made.judgements = sorted(made.judgements, key=lambda judgement: order[timed(judgement.case)])
         made.failed, made.lost = runner.failed, runner.lost
-        made.history = {case: [rows.Past(*past) for past in one.history] for case, one in self.stored.items()}
+        made.history = {case: [Past(*past) for past in one.history] for case, one in self.stored.items()}
         made.software = made.sessions[0].software if made.sessions else {}
         made.peaks = Peaks.of(made.sessions)
         inside = sum(
