@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import fcntl
 import itertools
 import json
 import os
@@ -48,6 +47,8 @@ PROCESS: Final = "main"
 # Signals that end a run; the parent hands on those that only it was sent.
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG: Final = 1
+# What the parent writes behind the child's notes; JSON has no such character.
+_END_OF_NOTES: Final = b"\0"
 # Characters of one earlier failure that are shown again.
 _FAILURE: Final = 4000
 
@@ -115,15 +116,17 @@ class Child:
 
     Attributes:
         journals: where it writes down what it is doing; its parent removes the folder.
-        notes: descriptor of a file in memory that both processes have.
+        notes: descriptor of a pipe that the parent reads.
     """
 
     journals: Journals
     notes: int
 
     def note(self, **entry: object) -> None:
-        """Write down a fact of the run, in one system call."""
-        os.write(self.notes, json.dumps(entry).encode() + b"\n")
+        """Write down a fact of the run."""
+        text = json.dumps(entry).encode() + b"\n"
+        while text:
+            text = text[os.write(self.notes, text) :]
 
     def noted(self, made: pytest.TestReport) -> None:
         """Write down the end of a test."""
@@ -145,8 +148,7 @@ CHILD = pytest.StashKey[Child]()
 def _start(config: pytest.Config) -> Child:
     """Fork, and return in the child; the parent waits for it and ends as it does."""
     journals = Journals()
-    notes = os.memfd_create("pytest-gemm-notes")  # which no kernel can remove
-    fcntl.fcntl(notes, fcntl.F_SETFL, os.O_APPEND)
+    reading, writing = os.pipe()  # which no kernel can remove, and no limit on files cuts off
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
@@ -161,10 +163,11 @@ def _start(config: pytest.Config) -> Child:
         if os.getppid() != parent:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return Child(journals, notes)
+        os.close(reading)
+        return Child(journals, writing)
     final = 1
     try:
-        final = _watched(child, notes, journals, config)
+        final = _watched(child, _Notes(reading, writing), journals, config)
     except BaseException:  # no copy of pytest may go on
         _say([traceback.format_exc()])
     finally:
@@ -175,7 +178,30 @@ def _start(config: pytest.Config) -> Child:
 # -- in the parent -----------------------------------------------------------------------------------
 
 
-def _watched(child: int, notes: int, journals: Journals, config: pytest.Config) -> int:
+class _Notes:
+    """What the child writes down, read while it runs: a pipe holds little."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading, self._writing = reading, writing
+        self._text = bytearray()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while not self._text.endswith(_END_OF_NOTES):
+            self._text += os.read(self._reading, 1 << 16)
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """All of them, without half a line of a process that died in it; the child has ended."""
+        os.write(self._writing, _END_OF_NOTES)  # copies of the child may hold the pipe open
+        self._reader.join()
+        for line in self._text.split(b"\n")[:-1]:
+            entry = json.loads(line)
+            assert isinstance(entry, dict)
+            yield entry
+
+
+def _watched(child: int, notes: _Notes, journals: Journals, config: pytest.Config) -> int:
     """Wait for the child, and say what is to be said; returns the status to end with."""
     started = time.monotonic()
     status, sent = _wait(child)
@@ -222,14 +248,14 @@ def _say(lines: Sequence[str]) -> None:
 class _Run:
     """What the child has left behind."""
 
-    def __init__(self, config: pytest.Config, journals: Journals, notes: int) -> None:
+    def __init__(self, config: pytest.Config, journals: Journals, notes: _Notes) -> None:
         self._config = config
         self._facts: dict[str, Any] = {}
         self._ended: dict[str, dict[str, Any]] = {}
         self.statuses: dict[int, int] = {}
         self._position = journals.position(PROCESS)
         begun: list[str] = []
-        for entry in _entries(notes):
+        for entry in notes.entries():
             if "end" in entry:
                 self._ended[entry["test"]] = entry
             elif "status" in entry:
@@ -291,14 +317,6 @@ class _Run:
         case = selection.case_id(self._last)
         options = self._facts.get("options", {}).get(case.backend if case else "", ())
         return selection.rerun(self._last, root, here, tuple(options))
-
-
-def _entries(notes: int) -> Iterator[dict[str, Any]]:
-    """The lines of the notes, without half a line of a process that died in it."""
-    for line in os.pread(notes, os.fstat(notes).st_size, 0).split(b"\n")[:-1]:
-        entry = json.loads(line)
-        assert isinstance(entry, dict)
-        yield entry
 
 
 def end_lines(what: str, behind: int) -> list[str]:
