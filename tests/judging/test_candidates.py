@@ -819,7 +819,7 @@ def test_evidence_of_failed_candidates_is_bounded() -> None:
     assert 0 < sum(one.evidence is not None for one in found) < 10
 
 
-def test_choices_that_are_done_or_withheld_do_not_run() -> None:
+def test_candidates_that_are_done_or_withheld_do_not_run() -> None:
     backend = Fake("a", "b", "c")
     held = Outcome(CaseId("fake", MM.line, candidate="c"), "", 0, Status.KNOWN_FAILURE, Reason("can-crash", "it kills"))
     outcomes = judged(backend, "all", ("rand",), done=frozenset({"a"}), withheld=lambda c: held if c == "c" else None)
@@ -1050,7 +1050,7 @@ def test_an_entry_that_kills_the_process_withholds_its_candidates_only(tmp_path:
 CONFTEST = """
     import sys
     sys.path.insert(0, {here!r})
-    from test_choices import Fake
+    from test_candidates import Fake
 
     class Other(Fake):
         name = "other"
