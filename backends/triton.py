@@ -35,8 +35,8 @@ _DECOMPOSITIONS = 10
 class TritonBackend(InductorBackend):
     """The Triton templates alone.  They take any strides; accumulation is in f32, without TF32 unless allowed.
 
-    Candidates come out of up to three spaces, see ``docs/candidates.md``: the templates, decompose-K where K is long, and
-    with the exhaustive search space the persistent template that stores through TMA.
+    Candidates come out of up to three spaces, see ``docs/candidates.md``: the templates, decompose-K where K is long,
+    and with the exhaustive search space the persistent template that stores through TMA.
 
     Attributes:
         space: ``default`` or ``exhaustive``: all of Inductor's tiles, stages and warps instead of a selection.
