@@ -57,7 +57,7 @@ def begin(config: pytest.Config) -> int | None:
     """Run pytest again below a compute-sanitizer where ``--gemm-guard`` names a tool; let workers of xdist crash.
 
     Raises:
-        pytest.UsageError: for an option that makes no sense below such a tool, naming it.
+        pytest.UsageError: if an option cannot be combined with such a tool; the error names it.
     """
     tool = values.value(config, "guard")
     if tool not in options.TOOLS:
@@ -208,7 +208,7 @@ def _watched(child: int, notes: _Notes, journals: Journals, config: pytest.Confi
     run = _Run(config, journals, notes)
     final = run.statuses.get(child)  # that the child has noted; None where it did not come to that
     if final is None:
-        ended = status < 0 and -status in sent  # by somebody
+        ended = status < 0 and -status in sent  # by a signal to this run
         _say(run.lines(status, time.monotonic() - started, from_outside=ended))
         if ended:
             journals.close()
@@ -274,7 +274,7 @@ class _Run:
         Args:
             status: how it ended, negative for a signal.
             seconds: how long the run took.
-            from_outside: the run was ended by somebody, so that no case is the cause.
+            from_outside: whether a signal from another process ended the run; then no case caused it.
         """
         judged = [records.from_record(record) for entry in self._ended.values() for record in entry["outcomes"]]
         failures = [entry for entry in self._ended.values() if entry["failure"]]

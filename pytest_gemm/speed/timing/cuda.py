@@ -37,7 +37,7 @@ class GpuState:
     reasons: int = 0
 
 
-# Bits of nvmlClocksEventReasons (nvml.h) in words.  An idle GPU and clocks that somebody set are no event.
+# Bits of nvmlClocksEventReasons (nvml.h) in words.  An idle GPU and clocks set by a user do not count as an event.
 _REASONS: Final = {
     0x04: "sw_power_cap",
     0x08: "hw_slowdown",
