@@ -244,11 +244,11 @@ def _template() -> jinja2.Template:
     loader = jinja2.PackageLoader("pytest_gemm.failures")
     made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     made.filters |= {"repr": repr, "dict": dict, "prose": textwrap.wrap, "statement": _statement}
-    return made.get_template("repro.py.j2")
+    return made.get_template("repro.py.jinja")
 
 
 def _rendered(outcome: Outcome, recipe: Recipe, evidence: Evidence, warm: str, own: _Own | None, *, saved: bool) -> str:
-    """The template ``repro.py.j2`` with the facts of the case."""
+    """The template ``repro.py.jinja`` with the facts of the case."""
     given, code = evidence.operands, outcome.reason.code if outcome.reason else ""
     tensors, compiled = program.args(given.problem, given), recipe.how != "eager"
     kind = code.rpartition("-")[2]

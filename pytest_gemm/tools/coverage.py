@@ -233,7 +233,7 @@ def page(found: Matrix, heads: Sequence[str] = (), title: str = "") -> str:
     for row in found.rows[len(reached) :]:
         kind, _, block = row.kernel.rpartition("-")
         missed[kind, row.dtypes, row.isa, row.why].append(block)
-    return template("coverage.md.j2", "pytest_gemm.tools").render(
+    return template("coverage.md.jinja", "pytest_gemm.tools").render(
         title=title or "Micro-kernels of the C++ templates",
         heads=heads,
         judged=sum(bool(row.isa) for row in reached),

@@ -60,7 +60,7 @@ def test_the_only_top_level_name_is_the_package(names: set[str]) -> None:
 @pytest.mark.parametrize("folder", ["pytest_gemm", "backends", "conformance", "perf"])
 def test_every_module_is_inside_at_its_installed_name(names: set[str], folder: str) -> None:
     target = "pytest_gemm" if folder == "pytest_gemm" else f"pytest_gemm/{folder}"
-    suffixes = {".py", ".toml", ".typed", ".j2", ".jinja"}
+    suffixes = {".py", ".toml", ".typed", ".jinja"}
     sources = [path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
     assert sources
     assert {f"{target}/{path.relative_to(ROOT / folder)}" for path in sources} <= names
