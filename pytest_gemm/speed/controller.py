@@ -25,6 +25,7 @@ import pytest
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import key as key_module
+from pytest_gemm.machine.environment import Environment, resolve
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.run.terminal import Display
 from pytest_gemm.speed.baseline import entry, record
@@ -33,7 +34,7 @@ from pytest_gemm.speed.data import Judgement, Peaks, by_case
 from pytest_gemm.speed.gate import design, estimates, selection
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.speed.report.rows import Past, Run
-from pytest_gemm.speed.request import Group, Project, resolve
+from pytest_gemm.speed.request import Group, Project
 from pytest_gemm.speed.runner import Runner, SessionFailed, Timed, timed, timed_apart
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def measure(
     found = []
     with tempfile.TemporaryDirectory(prefix="pytest-gemm-") as name:
         scratch = Path(name)
-        base = resolve(config.speed.against, scratch) if config.speed.against else None
+        base = Group("base", _resolved(config.speed.against, scratch)) if config.speed.against else None
         try:
             for device, those in of_device.items():
                 with timed_apart(device, display, config.speed.wait):
@@ -83,6 +84,13 @@ def measure(
         except (SessionFailed, entry.BaselineError) as error:
             raise pytest.UsageError(f"speed: {error}") from None
     return found
+
+
+def _resolved(text: str, scratch: Path) -> Environment:
+    try:
+        return resolve(text, scratch)
+    except ValueError as error:
+        raise pytest.UsageError(f"--gemm-against={text}: {error}") from None
 
 
 class _Measurement:

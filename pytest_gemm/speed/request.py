@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from pytest_gemm import __version__
+from pytest_gemm.machine.environment import THIS, Environment
 from pytest_gemm.speed.data import Peaks
 
 REQUEST: Final = "request.json"
@@ -151,68 +148,17 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """An environment that is measured: this one, or the one that ``--gemm-against`` names.
+    """An environment that is measured.
 
     Attributes:
         name: ``head`` or ``base``.
-        python: its interpreter.
-        first: folder to import from before all others; ``None``: nothing special.
-        label: for people.
+        environment: the one of the run, or another one.
     """
 
     name: str
-    python: str = sys.executable
-    first: Path | None = None
-    label: str = "this environment"
+    environment: Environment = THIS
 
-
-def resolve(text: str, scratch: Path) -> Group:
-    """The group that ``--gemm-against`` names.
-
-    Args:
-        text: an interpreter, a virtual environment, a wheel, or a folder to import from first.
-        scratch: where a wheel is unpacked.
-
-    Raises:
-        pytest.UsageError: when it is none of these, or its interpreter has another pytest-gemm or none.
-    """
-    flag, path, group = f"--gemm-against={text}", Path(text).absolute(), Group("base", label=text)
-    if path.is_file() and path.suffix == ".whl":
-        target = scratch / "wheel"
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise pytest.UsageError(f"{flag}: pip cannot unpack the wheel: {done.stderr.strip()[-300:]}")
-        group = dataclasses.replace(group, first=target)
-    elif path.is_dir():
-        python = path / "bin" / "python"
-        group = dataclasses.replace(group, **({"python": str(python)} if python.exists() else {"first": path}))
-    elif (found := shutil.which(text)) is not None:
-        group = dataclasses.replace(group, python=found)
-    else:
-        raise pytest.UsageError(
-            f"{flag}: name an interpreter, a virtual environment, a wheel, or a folder to import from first"
-        )
-    if group.first is not None and not (group.first / "torch" / "__init__.py").is_file():
-        raise pytest.UsageError(
-            f"{flag}: holds no torch, so both sides would run the same one; name where one is installed "
-            "(pip install --target), or a virtual environment"
-        )
-    if group.python != sys.executable and (lack := _lack(group.python)):
-        raise pytest.UsageError(f"{flag}: {lack}")
-    return group
-
-
-def _lack(python: str) -> str:
-    """What an interpreter lacks to be measured, with the remedy; "" for nothing."""
-    has_torch = "import importlib.util as u; assert u.find_spec('torch'), 'no torch'"
-    command = [python, "-c", f"import pytest_gemm; print(pytest_gemm.__version__); {has_torch}"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{python} does not run: {error}"
-    version = done.stdout.strip()
-    if version == __version__:
-        return f"holds no torch: {python} -m pip install torch" if done.returncode else ""
-    has = f"has pytest-gemm {version}" if version and not done.returncode else "has no pytest-gemm"
-    return f"{has}, and both groups need {__version__}: {python} -m pip install the same pytest-gemm"
+    @property
+    def label(self) -> str:
+        """For people."""
+        return self.environment.label

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 import random
 import signal
 import socket
@@ -286,15 +285,12 @@ class Runner:
         folder = self.scratch / f"{self.device}-{next(self._count):03}"
         folder.mkdir()
         (folder / REQUEST).write_bytes(msgspec.json.encode(replace(request, project=self.project)))
-        environment = {**os.environ, "PYTEST_ADDOPTS": ""}
+        environment = {**group.environment.variables, "PYTEST_ADDOPTS": ""}
         if self.device == "cpu" and request.timed:
             environment = {**_BOUND, **_HUGE_PAGES, **environment}
-        if group.first is not None:
-            before = os.environ.get("PYTHONPATH")
-            environment["PYTHONPATH"] = os.pathsep.join([str(group.first), *([before] if before else [])])
         with (folder / "log.txt").open("ab") as log:
             process = subprocess.Popen(
-                [group.python, "-m", "pytest_gemm.speed.worker", str(folder / REQUEST)],
+                [group.environment.python, "-m", "pytest_gemm.speed.worker", str(folder / REQUEST)],
                 cwd=self.project.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -28,7 +28,7 @@ from pytest_gemm.speed import controller
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import entry
 from pytest_gemm.speed.data import Sample, Session, read_session
-from pytest_gemm.speed.request import Group, Project, TimedCase, resolve
+from pytest_gemm.speed.request import Group, Project, TimedCase
 from pytest_gemm.speed.worker import others
 from pytest_gemm.storage import files
 from pytest_gemm.tools import cli
@@ -223,32 +223,6 @@ def test_the_command_that_records_selects_the_same_with_its_own_number_of_sessio
     assert made == "pytest perf -n 2 --gemm-threads=1 -k 'not f16' --gemm-record"
 
 
-# -- the other environment -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_other_environment_is_an_interpreter_a_venv_a_wheel_or_a_folder(tmp_path: Path) -> None:
-    assert resolve(sys.executable, tmp_path).python == sys.executable
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    with pytest.raises(pytest.UsageError, match=r"--gemm-against=\S+: holds no torch, so both sides would run"):
-        resolve(str(folder), tmp_path)
-    (folder / "torch").mkdir()
-    (folder / "torch" / "__init__.py").touch()
-    assert resolve(str(folder), tmp_path).first == folder
-    (folder / "bin").mkdir()
-    (folder / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
-    (folder / "bin" / "python").chmod(0o755)
-    with pytest.raises(pytest.UsageError, match=r"has no pytest-gemm, and both groups need"):
-        resolve(str(folder), tmp_path)
-    with pytest.raises(pytest.UsageError, match=r"--gemm-against=nowhere: name an interpreter, a virtual environment"):
-        resolve("nowhere", tmp_path)
-    wheel = tmp_path / "mine-1-py3-none-any.whl"
-    wheel.write_text("no wheel")
-    with pytest.raises(pytest.UsageError, match="pip cannot unpack the wheel"):
-        resolve(str(wheel), tmp_path)
-
-
 # -- a run -------------------------------------------------------------------------------------------------
 
 
@@ -374,6 +348,13 @@ def test_under_xdist_timing_is_done_by_one_process_for_all(project: pytest.Pytes
     assert result.ret == 0
     assert len(kept(folder)) == 2
     result.stdout.fnmatch_lines(["*GEMM speed on *", "*2 no-baseline*"])
+
+
+@pytest.mark.slow
+def test_another_environment_that_is_none_is_a_usage_error(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=correct", "--gemm-against=nowhere")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --gemm-against=nowhere: name an interpreter, a virtual environment, *"])
 
 
 @pytest.mark.slow
