@@ -25,7 +25,7 @@ import pytest
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import key as key_module
-from pytest_gemm.machine.environment import Environment, resolve
+from pytest_gemm.machine.environment import THIS, Environment, resolve
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.run.terminal import Display
 from pytest_gemm.speed.baseline import entry, record
@@ -69,12 +69,14 @@ def measure(
     found = []
     with tempfile.TemporaryDirectory(prefix="pytest-gemm-") as name:
         scratch = Path(name)
-        base = Group("base", _resolved(config.speed.against, scratch)) if config.speed.against else None
+        groups = [Group("head", _resolved("--gemm-set=speed.head", config.speed.head, scratch))]
+        if config.speed.against:
+            groups.append(Group("base", _resolved("--gemm-against", config.speed.against, scratch)))
         try:
             for device, those in of_device.items():
                 with timed_apart(device, display, config.speed.wait):
                     runner = Runner(config, project, display, device, scratch, cases)
-                    one = _Measurement(config, runner, device, those, base)
+                    one = _Measurement(config, runner, device, those, groups)
                     made = one.measure(display, project)
                     if whole:
                         one.tidy()
@@ -86,11 +88,12 @@ def measure(
     return found
 
 
-def _resolved(text: str, scratch: Path) -> Environment:
+def _resolved(option: str, text: str, scratch: Path) -> Environment:
+    """The environment that an option names; "" for the one of the run."""
     try:
-        return resolve(text, scratch)
+        return resolve(text, scratch) if text else THIS
     except ValueError as error:
-        raise pytest.UsageError(f"--gemm-against={text}: {error}") from None
+        raise pytest.UsageError(f"{option}={text}: {error}") from None
 
 
 class _Measurement:
@@ -101,31 +104,31 @@ class _Measurement:
         runner: starts the sessions.
         device: where the cases compute.
         cases: in the suite's order.
-        base: the environment to compare with; ``None`` for stored baselines.
+        groups: the environment that is timed, and the one to compare with where it is no stored baseline.
     """
 
     def __init__(
-        self, config: GemmConfig, runner: Runner, device: str, cases: Sequence[Timed], base: Group | None
+        self, config: GemmConfig, runner: Runner, device: str, cases: Sequence[Timed], groups: Sequence[Group]
     ) -> None:
         hardware = key_module.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
         self.policy = policy_module.Policy.for_device(device)
         self.made = Run(
             device=device,
             hardware=hardware,
-            mode="none" if config.speed.record else "against" if base else "baseline",
+            mode="none" if config.speed.record else "against" if len(groups) > 1 else "baseline",
             delta=self.policy.delta,
             fatal=config.speed.fatal,
             undecided_share=config.speed.undecided_share if config.speed.gating else 1.0,
         )
         self.stored: dict[CaseId, entry.Baseline] = {}
         self.store = store_module.Store(config.speed.baselines, hardware)
-        self.groups = [Group("head"), *([base] if base else [])]
+        self.groups = groups
         self._config = config
         self._runner = runner
         self._cases = cases
         self._seconds: defaultdict[str, float] = defaultdict(float)  # by phase
         if (count := config.speed.sessions) and not config.speed.record:
-            changed = {"screen_sessions": count} if base is None else {"screen_pairs": count}
+            changed = {"screen_sessions": count} if len(groups) == 1 else {"screen_pairs": count}
             self.policy = dataclasses.replace(self.policy, **changed)
 
     def measure(self, display: Display, project: Project) -> Run:
