@@ -476,6 +476,11 @@ class Artifact:
         return self._compiled.products
 
     @property
+    def source(self) -> str:
+        """Text of the generated program with its kernels."""
+        return self._compiled.source
+
+    @property
     def chosen(self) -> tuple[str, ...]:
         """The candidates that the program was made of; one but for a program with several products."""
         return tuple(self._compiled.session.chosen)
@@ -545,7 +550,7 @@ class InductorPrepared:
     @property
     def source(self) -> str:
         """Text of the generated program, for the artifacts of a failure."""
-        return self.artifact._compiled.source
+        return self.artifact.source
 
 
 class CalledPrepared(InductorPrepared):

@@ -206,15 +206,23 @@ class InductorBackend(abc.ABC):
         """The arithmetic of the compiled problem.
 
         Where the template kernel is the last one, it has held the sum in f32 through the whole epilogue and has
-        rounded once.  With another kernel after it, or before anything is compiled, the result may have been
-        rounded in between.  So may a value that is tapped: the last step can go on from what was stored; and the
-        products of ``concat``, which the program scales itself: a pass may put that product into the kernel.
+        rounded once; where its text says so, before the first step too.  With another kernel after it, or before
+        anything is compiled, the result may have been rounded in between.  So may a value that is tapped: the last
+        step can go on from what was stored; and the products of ``concat``, which the program scales itself: a pass
+        may put that product into the kernel.
         """
         casts = any(step.kind is StepKind.CAST for step in problem.epilogue)  # the graph determines where to round
         fused = artifact is not None and artifact.fused and not casts and not problem.has("program.multi_output")
         plain = not problem.passes and problem.step("bias") is None
         scales = problem.has("program.concat")
-        return dataclasses.replace(self.sum(problem), epilogue="fused" if (fused or plain) and not scales else "either")
+        if not (fused or plain) or scales:
+            return dataclasses.replace(self.sum(problem), epilogue="either")
+        found = dataclasses.replace(self.sum(problem), epilogue="fused")
+        if artifact is None or not problem.passes:
+            return found
+        from pytest_gemm.backends.inductor import triton_code
+
+        return triton_code.placed(found, problem, artifact.source)
 
     def sum(self, problem: Problem) -> Contract:
         """The arithmetic of the sum of products alone."""

@@ -32,6 +32,13 @@ def kernels_of(source: str) -> dict[str, bool]:
     return found
 
 
+def triton_templates(source: str) -> tuple[str, ...]:
+    """The texts of a program's matrix product templates in Triton."""
+    kernels = [match["body"] for match in _KERNEL.finditer(source) if match["kind"] == "triton"]
+    bodies = (body.partition("'''")[2] for body in kernels if _TEMPLATE_MARKS["triton"].search(body))
+    return tuple(bodies)
+
+
 @dataclasses.dataclass(frozen=True)
 class CppProgram:
     """What the text of a program shows whose kernels are called by C++.

@@ -50,6 +50,8 @@ class Contract:
         epilogue: ``fused``: every step in the accumulator's type, one rounding at the end;
             ``eager``: rounded to the tensor's dtype after every operation; ``either``: the backend
             cannot tell in advance, a result within either is right.
+        rounds_at: index of the pass before which a ``fused`` kernel rounds its value to the product's dtype once
+            more, as templates of Triton do from torch 2.13 on; 0 is the first pass.  ``None`` for no such rounding.
         slices: number of split-K slices S, 1 for none.
         partials: dtype in which split-K partials are stored: ``f32`` or the output's.
         input_error: relative error of each input product that reduced-precision inputs cause
@@ -66,6 +68,7 @@ class Contract:
 
     accumulate: Literal["f64", "f32", "f16", "i32"] = "f32"
     epilogue: Literal["fused", "eager", "either"] = "fused"
+    rounds_at: int | None = None
     slices: int = 1
     partials: Literal["f32", "out"] = "f32"
     input_error: float = 0.0

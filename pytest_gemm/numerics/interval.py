@@ -207,6 +207,8 @@ class _Passage:
         """The interval behind the last pass."""
         passes, residuals = self._given.problem.passes, iter(self._given.operands.residuals)
         for index, step in enumerate(passes):
+            if index == self._given.contract.rounds_at:
+                self._span = self._span.round(self._given.problem.dtypes.out)
             before, r = self._span, self._met(step, residuals)
             if step.kind is StepKind.JOIN:
                 self._join(step)
@@ -233,7 +235,8 @@ class _Passage:
         problem, operands, contract = self._given.problem, self._given.operands, self._given.contract
         span, arithmetic, dtype = self._span, self._arithmetic, self._dtype
         fused_bias = step.kind is StepKind.BIAS and contract.epilogue != "eager"
-        if fused_bias and index == 0 and problem.dtypes.out.name != "i32" and self._product.tier != "exact":
+        may_sum = fused_bias and index == 0 and contract.rounds_at != 0
+        if may_sum and problem.dtypes.out.name != "i32" and self._product.tier != "exact":
             assert r is not None
             # A compiler may make one addmm of product and bias, whose partial sums start at the bias.
             theta = contract.theta(problem.shape.k, 1, out=problem.dtypes.out) - contract.input_error

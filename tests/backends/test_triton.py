@@ -1,0 +1,212 @@
+"""Where Triton's templates round, read in their text, and the verdicts on kernels that round elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from typing import Any
+
+import pytest
+import torch.nn.functional as F
+
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability
+from pytest_gemm.backends.inductor import triton_code
+from pytest_gemm.backends.inductor.triton_code import Rounding
+from pytest_gemm.case_id import Device
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.operands.tensors import Operands
+from pytest_gemm.outcome import Status
+from pytest_gemm.problem.problem import Problem
+
+# -- the text --------------------------------------------------------------------------------------------
+
+# What the templates of torch 2.13.0 and 2.11.0 end with; loads without their masks.
+LOOP = """
+acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_TYPE)
+for k_idx in range(0, tl.cdiv(K, BLOCK_K)):
+    a = tl.load(A + (xindex))
+    b = tl.load(B + (xindex))
+    acc += tl.dot(a, b, allow_tf32=ALLOW_TF32, out_dtype=ACC_TYPE)
+"""
+RELU = """
+tmp0 = acc.to(tl.bfloat16)
+tmp1 = tmp0.to(tl.float32)
+tmp2 = tl.full([1], 0, tl.int32)
+tmp3 = triton_helpers.maximum(tmp2, tmp1)
+tl.store(out_ptr1 + (xindex), tmp3, mask)
+"""
+BIAS_GELU = """
+tmp0 = tl.load(in_ptr0 + (idx_n)).to(tl.float32)
+tmp1 = acc + tmp0
+tmp2 = tmp1.to(tl.bfloat16)
+tmp3 = tmp2.to(tl.float32)
+tmp4 = tmp3.to(tl.float32)
+tmp5 = tl.full([1], 0.5, tl.float32)
+tmp6 = tmp4 * tmp5
+tmp9 = libdevice.erf(tmp4 * 0.7071067811865476)
+tmp12 = tmp6 * (tmp9 + 1.0)
+tmp13 = tmp12.to(tl.float32)
+tl.store(out_ptr1 + (xindex), tmp13, mask)
+"""
+SCALED_BIAS = """
+tmp0 = tl.load(in_ptr2 + (0))
+tmp1 = tl.broadcast_to(tmp0, [BLOCK_M, BLOCK_N])
+tmp2 = tl.load(in_ptr3 + (0))
+tmp3 = tl.broadcast_to(tmp2, [BLOCK_M, BLOCK_N])
+tmp4 = tl.load(in_ptr4 + (idx_n)).to(tl.float32)
+tmp5 = tmp1 * tmp3
+tmp6 = acc * tmp5
+tmp7 = tmp6 + tmp4
+tmp8 = tmp7.to(tl.bfloat16)
+tmp9 = tmp8.to(tl.float32)
+tmp10 = triton_helpers.maximum(0, tmp9)
+tl.store(out_ptr1 + (xindex), tmp10, mask)
+"""
+ONCE = """
+tmp0 = tl.load(in_ptr2 + (xindex)).to(tl.float32)
+tmp1 = acc * tmp0
+tl.store(out_ptr1 + (xindex), tmp1, mask)
+"""
+NARROW_STORE = "tl.store(out_ptr1 + (xindex), acc.to(tl.bfloat16), mask)\n"
+AFTER_A_STEP = """
+tmp0 = triton_helpers.maximum(0, acc)
+tmp1 = tmp0.to(tl.bfloat16)
+tmp2 = tmp1.to(tl.float32) * 0.5
+"""
+
+
+def kernel(end: str) -> str:
+    """The text of a kernel with this end, in a persistent loop as the templates for TMA have it."""
+    body = textwrap.indent(f"for tile in range(1):{textwrap.indent(LOOP + end, '    ')}", "    ")
+    return f"import triton\n@triton.jit\ndef triton_tem_fused_0(A, B, out_ptr1):\n{body}"
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (RELU, [Rounding("bf16", 0, True)]),
+        (BIAS_GELU, [Rounding("bf16", 1, True)]),
+        (SCALED_BIAS, [Rounding("bf16", 3, True)]),
+        (ONCE, []),
+        (NARROW_STORE, []),
+        (AFTER_A_STEP, [Rounding("bf16", 0, False)]),
+        (ONCE.replace("acc *", "acc.to(tl.float32) *"), []),
+        (RELU.replace("bfloat16", "float16"), [Rounding("f16", 0, True)]),
+    ],
+)
+def test_the_text_shows_where_a_template_rounds(end: str, expected: list[Rounding]) -> None:
+    assert list(triton_code.roundings(kernel(end))) == expected
+
+
+def program(*ends: str) -> str:
+    """A generated program of these kernels and a pointwise one."""
+    kernels = [*(kernel(end) for end in ends), "def triton_poi(x):\n    y = x.to(tl.bfloat16)\n    z = y * 2\n"]
+    return "\n".join(
+        f"k{i} = async_compile.triton('k{i}', '''\n{text}\n''', device_str='cuda')" for i, text in enumerate(kernels)
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "ends", "epilogue", "rounds_at"),
+    [
+        ("mm:bf16:nn:32x40x256:relu", [RELU], "fused", 0),
+        ("mm:bf16:nn:32x40x256:mul", [ONCE], "fused", None),
+        ("linear:bf16:nt:32x40x256:bias+gelu", [BIAS_GELU], "fused", 0),
+        ("mm:bf16:nn:32x40x256:bias+gelu", [BIAS_GELU], "fused", 1),  # made one addmm by Inductor
+        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:32x48x256:bias+relu:quant.tensorwise", [SCALED_BIAS], "fused", 0),
+        ("mm:bf16:nn:32x40x256:mul+gelu", [BIAS_GELU], "either", None),  # a factor is no addend
+        ("linear:bf16:nt:32x40x256:bias+gelu", [RELU], "either", None),  # the bias comes behind the rounding
+        ("mm:f16:nn:32x40x256:relu", [RELU], "either", None),  # to another type than the product's
+        ("mm:bf16:nn:32x40x256:relu+mul", [AFTER_A_STEP], "either", None),
+        ("mm:bf16:nn:32x40x256:relu", [RELU, BIAS_GELU], "either", None),
+        ("mm:bf16:nn:32x40x256:relu", ["this is no Python with tl.dot\n"], "either", None),
+    ],
+)
+def test_the_contract_follows_the_text(line: str, ends: list[str], epilogue: str, rounds_at: int | None) -> None:
+    found = triton_code.placed(Contract(), Problem.parse(line), program(*ends))
+    assert (found.epilogue, found.rounds_at) == (epilogue, rounds_at)
+
+
+# -- the verdict -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Kernel:
+    """A fused kernel in f32 that rounds its sum before the first step, or does not; prepared for one problem."""
+
+    problem: Problem
+    rounds: bool
+    contract: Contract
+
+    def run(self, operands: Operands) -> Any:
+        """The product, its bias, and the steps of the problem's line."""
+        dtype, made = operands.a.dtype, operands.a.float() @ operands.b.float()
+        if operands.bias is not None:
+            made += operands.bias.float()
+        made = made.to(dtype).float() if self.rounds else made
+        residuals = iter(operands.residuals)
+        for step in self.problem.passes:
+            made = made * next(residuals).float() if step.name == "mul" else getattr(F, step.name)(made)
+        return made.to(dtype)
+
+    def proof(self) -> Proof:
+        """A function of Python ran because it was called."""
+        return Proof(executed=("kernel",), provable=False)
+
+
+@dataclasses.dataclass
+class Rounds:
+    """A backend of such kernels."""
+
+    rounds: bool
+    contract: Contract
+    name: str = "rounds"
+    devices = ("cpu",)
+
+    def availability(self, device: str) -> Availability:
+        """Everywhere."""
+        return Availability()
+
+    def supports(self, problem: Problem, request: object = None) -> None:
+        """All."""
+
+    def prepare(self, problem: Problem, operands: Operands, request: object = None) -> Kernel:
+        """Nothing to compile."""
+        return Kernel(problem, self.rounds, self.contract)
+
+
+BEFORE_2_13, FROM_2_13 = Contract(), Contract(rounds_at=0)
+
+
+@pytest.mark.parametrize(
+    "line", ["mm:bf16:nn:32x40x256:mul", "mm:f16:nn:32x40x64:silu+mul", "linear:bf16:nt:32x40x256:bias+gelu"]
+)
+@pytest.mark.parametrize(
+    ("contract", "rounds", "statuses"),
+    [
+        (FROM_2_13, True, {Status.PASSED}),
+        (FROM_2_13, False, {Status.PASSED, Status.INCORRECT}),
+        (BEFORE_2_13, False, {Status.PASSED}),
+        (BEFORE_2_13, True, {Status.PASSED, Status.INCORRECT}),
+    ],
+)
+def test_a_rounding_that_is_left_out_or_added_is_caught(
+    line: str, contract: Contract, rounds: bool, statuses: set[Status]
+) -> None:
+    problem = Problem.parse(line)
+    case = Case(Rounds(rounds, contract), problem, distributions_for(problem), 0, Device.CPU)
+    found = [one.outcome for one in Judge().judge(case)]
+    assert {one.status for one in found} == statuses, found
+
+
+def test_a_sum_that_was_rounded_is_exact_behind_it() -> None:
+    """Small integers: the sum has no error, so the kernel's result is one number and not two."""
+    problem = Problem.parse("mm:bf16:nn:32x40x256:mul")
+    for rounds, contract in ((True, BEFORE_2_13), (False, FROM_2_13)):
+        case = Case(Rounds(rounds, contract), problem, distributions_for(problem), 0, Device.CPU)
+        wrong = [one.outcome for one in Judge().judge(case) if one.outcome.status is Status.INCORRECT]
+        assert "exact" in {one.tier for one in wrong}, wrong
