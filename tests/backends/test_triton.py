@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends.inductor import triton_code
 from pytest_gemm.backends.inductor.triton_code import Rounding
+from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.case_id import Device
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -210,3 +214,38 @@ def test_a_sum_that_was_rounded_is_exact_behind_it() -> None:
         case = Case(Rounds(rounds, contract), problem, distributions_for(problem), 0, Device.CPU)
         wrong = [one.outcome for one in Judge().judge(case) if one.outcome.status is Status.INCORRECT]
         assert "exact" in {one.tier for one in wrong}, wrong
+
+
+# -- the template itself ---------------------------------------------------------------------------------
+
+
+def rounded_otherwise(text: str) -> str:
+    """A template's text with the rounding of its sum left out, or with one where it has none."""
+    pair = re.compile(r"^( +)(\w+) = (\w+)\.to\(tl\.b?float16\)\n +(\w+) = \2\.to\(tl\.float32\)$", re.MULTILINE)
+    if pair.search(text):
+        return pair.sub(r"\1\4 = \3", text)
+    return re.sub(r"^( +)(?=tmp0 = )", r"\1acc = acc.to(tl.bfloat16).to(tl.float32)\n\1", text, flags=re.MULTILINE)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: Triton compiles for one")
+@pytest.mark.parametrize("is_mutant", [False, True])
+def test_a_template_that_runs_otherwise_than_its_text_is_caught(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_mutant: bool
+) -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    compiled, texts = AsyncCompile.triton, []
+
+    def triton(self: Any, name: str, text: str, *args: Any, **kwargs: Any) -> Any:
+        texts.append(rounded_otherwise(text) if is_mutant and "tl.dot" in text else text)
+        return compiled(self, name, texts[-1], *args, **kwargs)
+
+    monkeypatch.setattr(AsyncCompile, "triton", triton)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    problem = Problem.parse("mm:bf16:nn:128x96x192:mul")
+    case = Case(TritonBackend(), problem, distributions_for(problem), 0, Device.CUDA)
+    statuses = {one.outcome.status for one in Judge().judge(case)}
+    assert any("tl.dot" in text for text in texts)
+    assert statuses == ({Status.PASSED, Status.INCORRECT} if is_mutant else {Status.PASSED})
