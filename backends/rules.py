@@ -122,6 +122,32 @@ def _torch_before_2_13(_problem: Problem, _request: BuildRequest) -> bool:
     return torch_release() < (2, 13)
 
 
+def _not_blackwell(_problem: Problem, _request: BuildRequest) -> bool:
+    """Whether the device has not the tensor cores of compute capability 10; a machine without one is not asked."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 10
+
+
+def _nvgemm_addend(problem: Problem, request: BuildRequest) -> str:
+    """Why NVGEMM has no candidate for a product with an addend, "" where it has."""
+    from pytest_gemm.backends.inductor import nvgemm_facts
+
+    if not nvgemm_facts.adds():
+        return f"Inductor of {nvgemm_facts.release()} has NVGEMM candidates only for products without an addend"
+    if problem.alpha != 1.0 or problem.beta != 1.0:
+        return "Inductor has NVGEMM candidates for an addend only where alpha and beta are 1"
+    return "the library's operators that add are Blackwell's" if _not_blackwell(problem, request) else ""
+
+
+def _nvgemm_dynamic(problem: Problem, request: BuildRequest) -> str:
+    """The release whose NVGEMM takes fixed sizes only, where one of the problem's is not; otherwise ""."""
+    from pytest_gemm.backends.inductor import nvgemm_facts
+
+    is_dynamic = problem.has("m.dynamic") or request.mode == "dynamic"
+    return nvgemm_facts.release() if is_dynamic and nvgemm_facts.is_static() else ""
+
+
 def _not_hopper(_problem: Problem, _request: BuildRequest) -> bool:
     import torch
 
@@ -155,6 +181,9 @@ _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
     "grouped-rows": _grouped_rows,
     "torch-before-2.13": _torch_before_2_13,
     "not-hopper": _not_hopper,
+    "not-blackwell": _not_blackwell,
+    "nvgemm-addend": _nvgemm_addend,
+    "nvgemm-dynamic": _nvgemm_dynamic,
     "no-onednn": _lacks_onednn,
     "unpacked-a": _unpacked_a,
     "a-columns": lambda p, _: p.layout.a_transposed and (p.shape.m != 1 or p.has("a.padded")),

@@ -30,6 +30,16 @@ def is_there(where: str) -> bool:
     return True
 
 
+def found(where: str) -> Any:
+    """What is named like that.
+
+    Raises:
+        ImportError, AttributeError: where this release does not have it.
+    """
+    owner, name = _found_at(where)
+    return getattr(owner, name)
+
+
 @contextlib.contextmanager
 def patched(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Other values of attributes: owner, name and value of each."""

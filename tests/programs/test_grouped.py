@@ -240,7 +240,7 @@ def test_one_kernel_for_all_groups_slices_nothing(monkeypatch: pytest.MonkeyPatc
         (TritonBackend(), "grouped_mm:bf16:nt:4x64x96x128:b.offset", "TMA"),
         (CutlassBackend(), "grouped_mm:bf16:nt:4x64x96x128", "no CUTLASS candidate"),
         (CuteDslBackend(), "grouped_mm:bf16:nt:4x64x96x128", "Blackwell"),
-        (NvgemmBackend(), "grouped_mm:bf16:nt:4x64x96x128", "Blackwell"),
+        (NvgemmBackend(), "grouped_mm:bf16:nn:4x64x96x128", "column-major"),
         (CppBackend(), "grouped_mm:bf16:nt:4x64x96x128", "no C++ candidate"),
     ],
     ids=lambda x: getattr(x, "name", None),
