@@ -137,6 +137,8 @@ class Outcome:
         sampled: which part of a large result was judged; "" for all of it.
         fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where it is unknown.
         fusions: steps that Inductor's scheduler fused into a C++ template, by its own counter.
+        bits: digest of the results' values, see ``drive.digest_of``; "" where another run need not give the same bits.
+        operands: digest of the operands that they are results of; "" without ``bits``.
     """
 
     case: CaseId
@@ -157,6 +159,8 @@ class Outcome:
     configuration: tuple[str, ...] = ()
     fused: bool | None = None
     fusions: int = 0
+    bits: str = ""
+    operands: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", printable(self.details, DETAILS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 
@@ -49,6 +50,11 @@ class Truth:
     def problem(self) -> Problem:
         """The problem."""
         return self.operands.problem
+
+    @property
+    def short_digest(self) -> str:
+        """One short digest of all operands."""
+        return hashlib.blake2b(self.digest.encode(), digest_size=8).hexdigest()
 
     @functools.cached_property
     def _reference(self) -> reference_module.Reference:
