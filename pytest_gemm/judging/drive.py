@@ -211,7 +211,7 @@ def _raw(x: torch.Tensor) -> npt.NDArray[np.uint8]:
 def digest_of(results: Sequence[torch.Tensor]) -> str:
     """A short digest of the values of results: strides do not count, and every NaN is the same one.
 
-    Of a result of more than :data:`_DIGESTED` bytes it is that of every second, third ... line of the longest dimension.
+    Of a result of more than :data:`_DIGESTED` bytes every second, third ... line of its longest dimension is read.
     """
     found = hashlib.sha256()  # processors have instructions for it: three times as fast as blake2b
     for result in results:

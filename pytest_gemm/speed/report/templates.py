@@ -14,13 +14,19 @@ def escaped(text: object) -> str:
     return " ".join(re.sub(r"[\\`*_\[\]|~]", r"\\\g<0>", safe).split())
 
 
-def render(template: str, **values: object) -> str:
-    """A template of this package with its values; what goes into an HTML page is escaped."""
+def render(template: str, package: str = "pytest_gemm.speed.report", **values: object) -> str:
+    """A template with its values; what goes into an HTML page is escaped.
+
+    Args:
+        template: its file.
+        package: that has it; it may include the templates of this one.
+        values: that it names.
+    """
     import jinja2  # late: a run without a report does without it
 
     is_page = template.endswith(".html.jinja")
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("pytest_gemm.speed.report"),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(package), jinja2.PackageLoader("pytest_gemm.speed.report")]),
         autoescape=is_page,
         trim_blocks=is_page,
         lstrip_blocks=not is_page,

@@ -1,0 +1,131 @@
+"""The report of a comparison: text, Markdown, and a page that loads nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pytest_gemm.case_id import CaseId
+from pytest_gemm.compare import cases, runs, timings
+from pytest_gemm.compare.cases import Facts, Row, Section
+from pytest_gemm.compare.runs import Run
+from pytest_gemm.outcome import Seconds, Status
+from pytest_gemm.records import status_of
+from pytest_gemm.speed.report.templates import escaped, render
+from pytest_gemm.speed.report.units import plural
+from pytest_gemm.text import table
+
+# Families of a section, and problems of a family, that are shown without --all.
+_FAMILIES = 12
+_HEAD = ("backend", "op", "types", "what", "cases", "first")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two runs, compared.
+
+    Attributes:
+        before, after: the runs.
+        environment: name and both values of what differs.
+        warnings: why the runs cannot be compared in full.
+        totals: counts and seconds, with both values.
+        sections: what differs.
+    """
+
+    before: Run
+    after: Run
+    environment: Sequence[tuple[str, str, str]]
+    warnings: Sequence[str]
+    totals: Sequence[tuple[str, str, str]]
+    sections: Sequence[Section]
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether anything is newly wrong, or slower."""
+        return any(section.is_bad and section.rows for section in self.sections)
+
+    @property
+    def verdict(self) -> str:
+        """One line: the count of each section that is not empty."""
+        counts = [f"{len(section.rows)} {section.title}" for section in self.sections if section.rows]
+        return ", ".join(counts) or "no difference"
+
+    def html(self) -> str:
+        """One HTML document."""
+        title = f"{self.before.path} and {self.after.path}"
+        return render("compare.html.jinja", "pytest_gemm.compare", found=self, title=title) + "\n"
+
+    def text(self, *, markdown: bool = False, whole: bool = False) -> str:
+        """For a terminal or a pull request; ``whole`` lists every case."""
+        return "\n".join(_lines(self, markdown=markdown, whole=whole)) + "\n"
+
+
+def compared(before: Run, after: Run) -> Comparison:
+    """Compare two runs."""
+    old, new = (cases.join(run.record.outcomes) for run in (before, after))
+    return Comparison(
+        before,
+        after,
+        runs.environment(before.record.run, after.record.run),
+        runs.warnings(before.record, after.record),
+        _totals(old, new),
+        [*cases.sections(old, new), *timings.sections(before.sessions, after.sessions)],
+    )
+
+
+def _totals(before: Mapping[CaseId, Facts], after: Mapping[CaseId, Facts]) -> list[tuple[str, str, str]]:
+    """Cases by status, and the seconds of those that both runs have."""
+    old, new = (Counter(status_of(facts.outcomes) for facts in every.values()) for every in (before, after))
+    counts = [
+        (f"cases {status}", str(old[status]), str(new[status])) for status in Status if old[status] or new[status]
+    ]
+    both = before.keys() & after.keys()
+    then, now = (sum((every[case].seconds for case in both), Seconds()) for every in (before, after))
+    parts = {"compile": (then.compile, now.compile), "run": (then.run, now.run)}
+    return counts + [(f"seconds to {part}, cases of both", f"{a:.0f}", f"{b:.0f}") for part, (a, b) in parts.items()]
+
+
+# -- text and Markdown -------------------------------------------------------------------------------------------
+
+
+def _lines(found: Comparison, *, markdown: bool, whole: bool) -> Iterator[str]:
+    mark: Callable[[object], str] = escaped if markdown else str
+    yield from [f"## {mark(found.verdict)}", ""] if markdown else [found.verdict, ""]
+    for rows in (found.environment, found.totals):
+        cells = [tuple(map(mark, row)) for row in rows]
+        yield from table(("", "before", "after"), cells, (), markdown=markdown)
+        yield ""
+    for warning in found.warnings:
+        yield f"**{mark(warning)}**" if markdown else f"warning: {warning}"
+        yield ""
+    for section in found.sections:
+        if section.rows or section.notes:
+            yield from _section(section, mark, markdown=markdown, whole=whole)
+            yield ""
+    if any(len(section.families) > _FAMILIES for section in found.sections) and not whole:
+        yield "--all lists every case, --html=FILE writes them all as a page."
+
+
+def _section(section: Section, mark: Callable[[object], str], *, markdown: bool, whole: bool) -> Iterator[str]:
+    notes, indent = mark(" ".join(section.notes)), "" if markdown else "  "
+    if not section.rows:
+        yield f"{section.title}: {notes}"
+        return
+    title = f"{section.title}: {plural(len(section.rows), 'case')}"
+    yield from [f"### {title}", ""] if markdown else [title]
+    yield from [f"{indent}{section.help} {notes}".rstrip(), *[""] * markdown]
+    families = section.families if whole else section.families[:_FAMILIES]
+    shown = [(row, rows) for rows in families for row in (rows if whole else rows[:1])]
+    cells = [_cells(row, rows, mark, markdown=markdown) for row, rows in shown]
+    yield from (indent + line for line in table(_HEAD, cells, (4,), markdown=markdown))
+    if left := section.families[len(families) :]:
+        more = f"{plural(sum(map(len, left)), 'case')} of {plural(len(left), 'family', 'families')} more"
+        yield from [*[""] * markdown, f"{indent}and {more}"]
+
+
+def _cells(row: Row, family: Sequence[Row], mark: Callable[[object], str], *, markdown: bool) -> tuple[str, ...]:
+    first = f"{row.case.problem} {row.case.candidate}".rstrip()
+    first = f"`{first}`" if markdown else first
+    first += f" ({mark(row.note)})" if row.note else ""
+    return (*map(mark, row.family), str(len(family)) if row is family[0] else "", first)

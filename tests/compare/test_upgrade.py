@@ -1,0 +1,374 @@
+"""``pytest-gemm compare``: what two runs have otherwise, and whether the later one is worse."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from pytest_gemm import records
+from pytest_gemm.case_id import CaseId
+from pytest_gemm.compare import cases
+from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
+from pytest_gemm.run.record import Provenance
+from pytest_gemm.speed.data import Sample, Session, session_text
+from pytest_gemm.tools import cli
+
+# Compares two runs of these outcomes; with options: exit status and what is printed.
+Compare: TypeAlias = "Callable[..., tuple[int, str]]"
+
+RUN = Provenance(
+    "2026-11-22 20:00:00 +0000",
+    ("pytest", "--gemm-backends=cpp", "--gemm-output=a"),
+    {"torch": "2.13.0", "python": "3.11.7"},
+    cpu="a processor",
+)
+PASSED = Outcome(
+    CaseId("cpp", "mm:f32:nn:17x64x64"),
+    "rand",
+    0,
+    Status.PASSED,
+    kernels=("cpp_fused_mm_0 (CppMicroGemmFP32Vec-8x48x1)",),
+    chosen=("CppMicroGemmFP32Vec-8x48x1",),
+    configuration=("CppMicroGemmFP32Vec-8x48x1:f32-f32-f32:17x64x64,kslices=1,threads=1",),
+    ratio=0.25,
+    bits="aa",
+    operands="cc",
+    seconds=Seconds(compile=10.0),
+)
+WRONG = Reason("outside-bound", "9 of 1088 elements outside the bound")
+REFUSED = Reason("layout", "A needs contiguous rows")
+
+
+def of(m: int, **changes: Any) -> Outcome:
+    return dataclasses.replace(PASSED, case=CaseId("cpp", f"mm:f32:nn:{m}x64x64"), **changes)
+
+
+def wrong(m: int, **changes: Any) -> Outcome:
+    return of(m, **{"status": Status.INCORRECT, "reason": WRONG, "bits": "", **changes})
+
+
+def refused(m: int) -> Outcome:
+    case = CaseId("cpp", f"mm:f32:nn:{m}x64x64")
+    return Outcome(case, "", 0, Status.UNSUPPORTED, REFUSED)
+
+
+def written(folder: Path, outcomes: Iterable[Outcome], run: Provenance = RUN, *, ended: bool = True) -> str:
+    folder.mkdir()
+    lines = [{"run": records.plain(run)}, *map(records.to_record, outcomes)]
+    lines += [{"totals": {"wall_seconds": 1.0, "processes": 1}}] * ended
+    (folder / "run.jsonl").write_text("".join(map(records.record_line, lines)), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.fixture
+def compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Compare:
+    def both(before: Sequence[Outcome], after: Sequence[Outcome], *options: str) -> tuple[int, str]:
+        places = [written(tmp_path / name, some) for name, some in (("before", before), ("after", after))]
+        status = cli.main(["compare", *places, *options])
+        return status, capsys.readouterr().out
+
+    return both
+
+
+def section(text: str, title: str) -> list[str]:
+    """The lines of a section, its title first."""
+    found = re.search(rf"^{title}: .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    return found[0].splitlines() if found else []
+
+
+KNOWN: dict[str, Any] = {"status": Status.KNOWN_FAILURE, "known_failure": "stale"}
+
+
+@pytest.mark.parametrize(
+    ("title", "before", "after", "words", "status"),
+    [
+        ("newly wrong", of(1), wrong(1), "passed -> incorrect (outside-bound)", 1),
+        ("newly wrong", of(1), wrong(1, **KNOWN), "passed -> known-failure (stale)", 1),
+        ("newly wrong", refused(1), wrong(1), "unsupported (layout) -> incorrect (outside-bound)", 1),
+        ("newly right", wrong(1, **KNOWN), of(1), "known-failure (stale) -> passed", 0),
+        ("newly refused", of(1), refused(1), "passed -> unsupported (layout)", 0),
+        ("newly supported", refused(1), of(1), "unsupported (layout) -> passed", 0),
+        ("explained otherwise", wrong(1, **KNOWN), wrong(1), "known-failure (stale) -> incorrect (outside-bound)", 0),
+        ("explained otherwise", wrong(1), wrong(1, status=Status.CRASHED), "incorrect (outside-bound) -> crashed", 0),
+    ],
+)
+def test_a_case_is_in_one_section_by_what_it_means_to_a_user(
+    compare: Compare, title: str, before: Outcome, after: Outcome, words: str, status: int
+) -> None:
+    ended, text = compare([before, of(2)], [after, of(2)])
+    assert ended == status
+    assert text.startswith(f"1 {title}\n")
+    assert section(text, title)[0] == f"{title}: 1 case"
+    assert words in section(text, title)[-1]
+
+
+def test_a_case_fails_by_the_worst_of_its_distributions(compare: Compare) -> None:
+    status, text = compare([of(1), of(1, distribution="ones")], [of(1), wrong(1, distribution="ones")])
+    assert status == 1
+    assert "(ones: 9 of 1088 elements outside the bound)" in section(text, "newly wrong")[-1]
+
+
+def test_the_same_run_has_no_difference(compare: Compare) -> None:
+    status, text = compare([of(1), wrong(2), refused(3)], [of(1), wrong(2), refused(3)])
+    assert status == 0
+    assert text.startswith("no difference\n")
+    assert section(text, "other bits") == ["other bits: Compared: 1 case right in both runs."]
+
+
+def test_cases_of_one_run_are_no_failure(compare: Compare) -> None:
+    left_out = of(3, status=Status.NOT_RUN, reason=Reason("device-lost", "the device is lost"), bits="")
+    status, text = compare([of(1), of(3)], [of(1), wrong(2), left_out])
+    assert status == 0
+    assert [line.split()[3:5] for line in section(text, "only in one run")[3:]] == [
+        ["after", "only:"],
+        ["before", "only:"],
+    ]
+    assert "the device is lost" in text
+
+
+def test_a_section_shows_the_first_case_of_each_family(compare: Compare) -> None:
+    bad = [wrong(m) for m in range(1, 31)]
+    _, text = compare([of(m) for m in range(1, 31)], bad)
+    assert len(section(text, "newly wrong")) == 4
+    assert "(outside-bound)     30  mm:f32:nn:1x64x64 (rand: 9 of" in section(text, "newly wrong")[-1]
+
+
+def test_all_lists_every_case(compare: Compare) -> None:
+    _, text = compare([of(m) for m in range(1, 31)], [wrong(m) for m in range(1, 31)], "--all")
+    assert all(f"mm:f32:nn:{m}x64x64" in text for m in range(1, 31))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("cpp_fused_addmm_relu_0 (CppMicroGemmFP32Vec-8x48x1)", "CppMicroGemmFP32Vec-8x48x1"),
+        ("triton_tem_fused_mm_t_12 (triton_mm-64x64x32,s2,w4)", "triton_mm-64x64x32,s2,w4"),
+        ("cutlass_fused__int_mm_b156500a (cutlass3x_sm90,swizzle=1)", "cutlass3x_sm90,swizzle=1"),
+        ("cpp_fused_mm_0 (CppMicroGemmAMX-32x32x32) [avx512]", "CppMicroGemmAMX-32x32x32 [avx512]"),
+        ("cpp_fused_mm_1", "cpp_fused_mm"),
+        ("aten.addmm.default", "aten.addmm.default"),
+        ("[nvjet_sm90_tst_8x64_64x16_4x1_v_bz_TNN]", "[nvjet_sm90_tst_8x64_64x16_4x1_v_bz_TNN]"),
+    ],
+)
+def test_a_kernel_is_known_by_what_a_release_does_not_rename(name: str, meant: str) -> None:
+    assert cases.kernel(name) == meant
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kernels": ("cpp_fused_addmm_7 (CppMicroGemmFP32Vec-8x48x1)",)}, ""),
+        (
+            {"chosen": ("CppMicroGemmFP32Vec-16x32x1",)},
+            "candidate CppMicroGemmFP32Vec-8x48x1 -> CppMicroGemmFP32Vec-16x32x1",
+        ),
+        (
+            {"configuration": ("CppMicroGemmFP32Vec-8x48x1:f32-f32-f32:17x64x64,kslices=2,threads=1",)},
+            "blocking kslices=1 -> kslices=2",
+        ),
+        ({"kernels": ("aten.mm.default",)}, "kernels CppMicroGemmFP32Vec-8x48x1 -> aten.mm.default"),
+        ({"fused": True}, "epilogue - -> in the product's kernel"),
+        ({"fusions": 2}, "fusions 0 -> 2"),
+    ],
+)
+def test_another_kernel_is_told_by_what_is_meant(compare: Compare, changes: dict[str, Any], words: str) -> None:
+    status, text = compare([of(1)], [of(1, **changes)])
+    assert status == 0
+    assert bool(section(text, "other kernels")) == bool(words)
+    assert words in text
+
+
+def test_other_bits_are_told_of_the_same_operands_only(compare: Compare) -> None:
+    before = [of(1), of(2), of(3), of(4, distribution="ones"), of(4)]
+    other = ("CppMicroGemmFP32Vec-16x32x1",)
+    after = [
+        of(1, bits="bb", ratio=0.5),
+        of(2, bits="bb", operands="dd"),
+        of(3, bits="bb", chosen=other),
+        of(4, distribution="ones"),
+        of(4, bits="bb"),
+    ]
+    status, text = compare(before, after)
+    assert status == 0
+    found = section(text, "other bits")
+    assert found[0] == "other bits: 3 cases"
+    assert "Compared: 3 cases right in both runs. Not compared: 1 case with other operands." in found[1]
+    assert re.search(r"the same kernel +2  mm:f32:nn:1x64x64 \(rand; 0.25 -> 0.5 of the bound\)", found[3])
+    assert "another kernel" in found[4]
+
+
+def test_records_without_digests_are_read_and_say_so(compare: Compare) -> None:
+    status, text = compare([of(1, bits="", operands="")], [of(1)])
+    assert status == 0
+    assert section(text, "other bits")[0].startswith("other bits: Not compared: no digests of results before.")
+
+
+# -- the head -----------------------------------------------------------------------------------------------------
+
+
+def told(tmp_path: Path, capsys: pytest.CaptureFixture[str], ended: bool = True, **changes: Any) -> str:
+    after = dataclasses.replace(RUN, **changes)
+    places = [written(tmp_path / "a", [PASSED]), written(tmp_path / "b", [PASSED], after, ended=ended)]
+    cli.main(["compare", *places])
+    return capsys.readouterr().out
+
+
+def test_the_head_has_the_versions_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(tmp_path, capsys, versions={"torch": "2.15.0", "python": "3.11.7", "triton": "3.9.0"})
+    assert re.search(r"^torch +2.13.0 +2.15.0\ntriton +- +3.9.0\n\n", text, re.MULTILINE)
+    assert "warning" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({"cpu": "another"}, "The runs are of different hardware"),
+        ({"gpus": ("NVIDIA H200",)}, "The runs are of different hardware"),
+        (
+            {"command": ("pytest", "--gemm-backends=cpp", "-n", "4", "--gemm-level=full", "--gemm-output", "b")},
+            "only before nothing, only after --gemm-level=full.",
+        ),
+        ({"ended": False}, "The run after did not end: cases are missing."),
+    ],
+)
+def test_what_is_not_comparable_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], warning: str
+) -> None:
+    assert warning in told(tmp_path, capsys, **changes)
+
+
+def test_the_time_to_compile_is_a_line_of_totals(compare: Compare) -> None:
+    _, text = compare([of(1), of(2)], [of(1, seconds=Seconds(compile=30.0))])
+    assert re.search(r"^seconds to compile, cases of both +10 +30$", text, re.MULTILINE)
+
+
+# -- speed --------------------------------------------------------------------------------------------------------
+
+TIMED = [CaseId("cpp", f"mm:f32:nn:{m}x64x64") for m in range(1, 9)]
+
+
+def time(folder: Path, slow: float = 1.0, count: int = 20, seed: int = 0, **changes: Any) -> None:
+    """Sessions beside a record, in which the first case is ``slow`` times as slow."""
+    rng = random.Random(seed)
+    (folder / "samples").mkdir()
+    for index in range(count):
+        samples = []
+        for case in TIMED:
+            seconds = 1e-4 * rng.gauss(1.0, 0.004) * (slow if case is TIMED[0] else 1.0)
+            beside = (1e-4 * rng.gauss(1.0, 0.004),) * 2
+            samples.append(
+                Sample(case, "cpu", Status.PASSED, subject=(seconds,) * 2, comparator=beside, comparator_name="aten")
+            )
+        date = f"2026-11-22T20:{index:02}:00+0000"
+        fields = {"hardware": "cpu-2c", "contract": "5f0c", "date": date, "index": index, **changes}
+        session = Session(samples=tuple(samples), **fields)
+        (folder / "samples" / f"cpu-head-{index:03}.jsonl").write_text(session_text(session), encoding="utf-8")
+
+
+def timed(tmp_path: Path, capsys: pytest.CaptureFixture[str], **after: Any) -> tuple[int, str]:
+    outcomes = [Outcome(case, "rand", 0, Status.PASSED) for case in TIMED]
+    places = [written(tmp_path / name, outcomes) for name in "ab"]
+    time(tmp_path / "a")
+    time(tmp_path / "b", seed=1, **after)
+    return cli.main(["compare", *places]), capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("slow", "title", "status"), [(1.1, "slower", 1), (1 / 1.1, "faster", 0)])
+def test_times_are_judged_by_the_gate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], slow: float, title: str, status: int
+) -> None:
+    ended, text = timed(tmp_path, capsys, slow=slow)
+    assert ended == status
+    assert text.startswith(f"1 {title}\n")
+    assert re.search(r"1  mm:f32:nn:1x64x64 \(\S+ us -> \S+ us, [+-]\d\S+% \[.*\]\)$", "\n".join(section(text, title)))
+    assert "8 cases compared by the rules of the gate, 7 of them the same." in text
+
+
+def test_equal_times_are_no_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = timed(tmp_path, capsys)
+    assert status == 0
+    assert text.startswith("no difference\n")
+
+
+def test_a_suspicion_without_further_sessions_stays_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = timed(tmp_path, capsys, slow=1.1, count=4)
+    assert status == 0
+    assert "to-confirm" in section(text, "speed undecided")[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hardware": "cpu-4c"}, "20 sessions of cpu-4c / cpu / 5f0c are in one run only"),
+        ({"contract": "other"}, "20 sessions of cpu-2c / cpu / other are in one run only"),
+        ({"date": "2026-11-22T19:00:00+0000"}, "Not compared: no times after"),
+        ({"group": "base"}, "Not compared: no times after"),
+    ],
+)
+def test_sessions_that_do_not_compare_are_left_out_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
+) -> None:
+    status, text = timed(tmp_path, capsys, slow=2.0, **changes)
+    assert status == 0
+    assert words in text
+
+
+# -- forms of the report ----------------------------------------------------------------------------------------------
+
+
+def test_markdown_is_tables(compare: Compare) -> None:
+    reason = Reason("outside-bound", "all | of <them>")
+    status, text = compare([of(1)], [wrong(1, reason=reason)], "--markdown")
+    assert status == 1
+    assert text.startswith("## 1 newly wrong\n\n|")
+    assert "### newly wrong: 1 case\n\nCases that were not wrong" in text
+    assert r"`mm:f32:nn:1x64x64` (rand: all \| of &lt;them&gt;) |" in text
+
+
+def test_the_page_has_every_case_and_loads_nothing(compare: Compare, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    many = range(1, 31)
+    reason = Reason("outside-bound", "<script>")
+    compare([of(m) for m in many], [wrong(m, reason=reason) for m in many], f"--html={page}")
+    text = page.read_text(encoding="utf-8")
+    assert all(f"<code>mm:f32:nn:{m}x64x64</code>" in text for m in many)
+    assert "&lt;script&gt;" in text
+    assert "<script>" not in text
+    assert not re.search(r"(src|href)=\"(?!#)", text)
+
+
+# -- wrong input ------------------------------------------------------------------------------------------------------
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["compare", *words])
+    assert left.value.code == cli.USAGE_ERROR
+    return capsys.readouterr().err
+
+
+def test_an_environment_is_answered_with_the_command_that_makes_its_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch(0o755)
+    made = written(tmp_path / "a", [PASSED])
+    expected = f"`{python} -m pytest --pyargs pytest_gemm.conformance --gemm-backends=cpp --gemm-output=DIR`"
+    assert expected in refusal(capsys, made, str(tmp_path / "env"))
+    assert expected in refusal(capsys, str(python), made)
+    assert "--gemm-backends=..." in refusal(capsys, str(python), str(python))
+
+
+def test_what_is_no_run_is_an_error_of_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = written(tmp_path / "a", [PASSED])
+    assert f"{tmp_path}: has no run.jsonl; name a run record" in refusal(capsys, made, str(tmp_path))
+    assert "cannot be read" in refusal(capsys, made, str(tmp_path / "none.jsonl"))
+    (tmp_path / "text.jsonl").write_text("text", encoding="utf-8")
+    assert "it has no line of a run record" in refusal(capsys, made, str(tmp_path / "text.jsonl"))
