@@ -69,7 +69,10 @@ def written(folder: Path, outcomes: Iterable[Outcome], run: Provenance = RUN, *,
 @pytest.fixture
 def compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Compare:
     def both(before: Sequence[Outcome], after: Sequence[Outcome], *options: str) -> tuple[int, str]:
-        places = [written(tmp_path / name, some) for name, some in (("before", before), ("after", after))]
+        places = [
+            written(tmp_path / f"{name}{len(list(tmp_path.iterdir()))}", some)
+            for name, some in (("before", before), ("after", after))
+        ]
         status = cli.main(["compare", *places, *options])
         return status, capsys.readouterr().out
 
@@ -93,6 +96,7 @@ KNOWN: dict[str, Any] = {"status": Status.KNOWN_FAILURE, "known_failure": "stale
         ("newly wrong", refused(1), wrong(1), "unsupported (layout) -> incorrect (outside-bound)", 1),
         ("newly right", wrong(1, **KNOWN), of(1), "known-failure (stale) -> passed", 0),
         ("newly refused", of(1), refused(1), "passed -> unsupported (layout)", 0),
+        ("newly refused", of(1), of(1, status=Status.PRUNED, bits=""), "passed -> pruned", 0),
         ("newly supported", refused(1), of(1), "unsupported (layout) -> passed", 0),
         ("explained otherwise", wrong(1, **KNOWN), wrong(1), "known-failure (stale) -> incorrect (outside-bound)", 0),
         ("explained otherwise", wrong(1), wrong(1, status=Status.CRASHED), "incorrect (outside-bound) -> crashed", 0),
@@ -132,16 +136,22 @@ def test_cases_of_one_run_are_no_failure(compare: Compare) -> None:
     assert "the device is lost" in text
 
 
-def test_a_section_shows_the_first_case_of_each_family(compare: Compare) -> None:
-    bad = [wrong(m) for m in range(1, 31)]
-    _, text = compare([of(m) for m in range(1, 31)], bad)
+def test_a_section_shows_the_smallest_case_of_each_family(compare: Compare) -> None:
+    _, text = compare([of(m) for m in range(2, 31)], [wrong(m) for m in range(2, 31)])
     assert len(section(text, "newly wrong")) == 4
-    assert "(outside-bound)     30  mm:f32:nn:1x64x64 (rand: 9 of" in section(text, "newly wrong")[-1]
+    assert "(outside-bound)     29  mm:f32:nn:2x64x64 (rand: 9 of" in section(text, "newly wrong")[-1]
 
 
-def test_all_lists_every_case(compare: Compare) -> None:
-    _, text = compare([of(m) for m in range(1, 31)], [wrong(m) for m in range(1, 31)], "--all")
-    assert all(f"mm:f32:nn:{m}x64x64" in text for m in range(1, 31))
+def test_twelve_families_are_shown_and_all_lists_every_case(compare: Compare) -> None:
+    codes = [Reason(f"reason-{m}", "words") for m in range(30)]
+    after = [wrong(m, reason=codes[m // 2]) for m in range(30)]
+    _, text = compare([of(m) for m in range(30)], after)
+    assert len(section(text, "newly wrong")) == 3 + 12 + 1
+    assert section(text, "newly wrong")[-1] == "  and 6 cases of 3 families more"
+    assert "--all lists every case" in text
+    _, text = compare([of(m) for m in range(30)], after, "--all")
+    assert all(f"mm:f32:nn:{m}x64x64" in text for m in range(30))
+    assert "more" not in text
 
 
 @pytest.mark.parametrize(
@@ -173,6 +183,10 @@ def test_a_kernel_is_known_by_what_a_release_does_not_rename(name: str, meant: s
             "blocking kslices=1 -> kslices=2",
         ),
         ({"kernels": ("aten.mm.default",)}, "kernels CppMicroGemmFP32Vec-8x48x1 -> aten.mm.default"),
+        (
+            {"chosen": ("other",), "kernels": ("cpp_fused_mm_0 (other)",), "fusions": 1},
+            "candidate CppMicroGemmFP32Vec-8x48x1 -> other; fusions 0 -> 1  ",
+        ),
         ({"fused": True}, "epilogue - -> in the product's kernel"),
         ({"fusions": 2}, "fusions 0 -> 2"),
     ],
