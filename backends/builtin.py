@@ -9,6 +9,7 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
+from pytest_gemm.backends.flydsl import FlydslBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
 
@@ -19,4 +20,5 @@ BUILTIN: tuple[Callable[[], Backend], ...] = (
     CutlassBackend,
     CuteDslBackend,
     NvgemmBackend,
+    FlydslBackend,
 )

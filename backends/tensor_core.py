@@ -61,7 +61,9 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
     from pytest_gemm.numerics.precision import as_allowed
 
     rows, loosest = (_TF32, _LOOSEST_TF32) if tf32 else (_HALF, _LOOSEST)
-    bits, chunk = rows.get(torch.cuda.get_device_capability()[0], loosest)
+    # ROCm numbers AMD's GPUs as if they were NVIDIA's: none of them is in the table.
+    major = torch.cuda.get_device_capability()[0] if torch.version.hip is None else 0
+    bits, chunk = rows.get(major, loosest)
     partials: Literal["f32", "out"] = "out" if library and problem.has("math.half_partials") else "f32"
     found = Contract("f32", slices=slices, partials=partials, alignment_bits=bits, chunk=chunk)
     return as_allowed(dataclasses.replace(found, or_scalar=library or tf32), problem)

@@ -30,13 +30,17 @@ _SPLITS = "triton.num_decompose_k_splits"
 _DECOMPOSED_FROM = 32
 # How many ways to slice K are offered, Inductor's own default.
 _DECOMPOSITIONS = 10
+# Inductor's switch for the template of an A that all products of a batch share, since 2.15, and from which batch on.
+_SHARED_A = "bmm_shared_a"
+_SHARED_BY = 64
 
 
 class TritonBackend(InductorBackend):
     """The Triton templates alone.  They take any strides; accumulation is in f32, without TF32 unless allowed.
 
-    Candidates come out of up to three spaces, see ``docs/candidates.md``: the templates, decompose-K where K is long,
-    and with the exhaustive search space the persistent template that stores through TMA.
+    Candidates come out of up to four spaces, see ``docs/candidates.md``: the templates, decompose-K where K is long,
+    the template for an A that a batch shares, and with the exhaustive search space the persistent template that stores
+    through TMA.
 
     Attributes:
         space: ``default`` or ``exhaustive``: all of Inductor's tiles, stages and warps instead of a selection.
@@ -73,10 +77,14 @@ class TritonBackend(InductorBackend):
         return options
 
     def spaces(self, problem: Problem) -> tuple[Space, ...]:
-        """The templates; decompose-K; templates that store through TMA."""
+        """The templates; decompose-K; the template of a shared A; templates that store through TMA."""
+        from pytest_gemm.backends.inductor import torch_compat
+
         found = [Space(options=((_SPLITS, 0),))]
         if _is_long(problem):
             found.append(Space(only="decompose_k*", options=((_SPLITS, _DECOMPOSITIONS),)))
+        if _shares_a(problem) and torch_compat.has_option(_SHARED_A):
+            found.append(Space(only="triton_bmm_shared_a-*", options=((_SHARED_A, True), (_SPLITS, 0))))
         if self.space == "exhaustive":
             storing = (("triton.enable_template_tma_store", True), (_SPLITS, 0))
             found.append(Space(suffix=",tma-store", only="triton_mm_persistent_tma*", options=storing))
@@ -129,3 +137,8 @@ def _is_long(problem: Problem) -> bool:
     alone = problem.op.name in {"mm", "mixed_mm", "linear"} and not problem.adds_bias
     longest = max(problem.rows, problem.shape.n)
     return alone and not problem.has("m.dynamic") and problem.shape.k >= _DECOMPOSED_FROM * longest
+
+
+def _shares_a(problem: Problem) -> bool:
+    """Whether Inductor may offer the template of an A that all products of a batch share."""
+    return problem.op.name == "bmm" and problem.has("a.broadcast") and (problem.shape.batch or 0) >= _SHARED_BY

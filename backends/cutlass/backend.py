@@ -231,7 +231,7 @@ class CutlassBackend(InductorBackend):
         # The compiler that availability() has found: by itself Inductor does without /usr/local/cuda.
         options = {**super().options(problem, request), "cuda.cuda_cxx": nvcc()}
         # An epilogue is fused into the chosen kernel only where Inductor does not defer the choice to benchmark both.
-        options["benchmark_epilogue_fusion"] = False
+        options[torch_compat.option("benchmark_template_fusion", "benchmark_epilogue_fusion")] = False
         options.update((torch_compat.option(f"cutlass.{name}", f"cuda.{name}"), value) for name, value in own.items())
         if self.selects(request) == Selection.WINNER:
             # One kernel takes nvcc half a minute or more on a core.

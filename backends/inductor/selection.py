@@ -52,10 +52,9 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
     log = getattr(choice, "log_info", None)
     if isinstance(log, dict) and "tile_shape" in log:
         m, k, n = re.findall(r"-?\d+", str(log["tile_shape"]))  # Inductor's order
-        base = _triton_name(name, (m, n, k), log.get("num_stages"), log.get("num_warps"))
-        # The template's own constants are in capitals: "ACC_TYPE='tl.float32', ALLOW_TF32=False, BLOCK_K=16, ..."
-        return base, dict(re.findall(r"\b([A-Z]\w*)='?([^,']*)'?", str(getattr(choice, "description", ""))))
-    return name, {}
+        name = _triton_name(name, (m, n, k), log.get("num_stages"), log.get("num_warps"))
+    # The template's own constants are in capitals: "ACC_TYPE='tl.float32', ALLOW_TF32=False, BLOCK_K=16, ..."
+    return name, dict(re.findall(r"\b([A-Z]\w*)='?([^,')]*)'?", str(getattr(choice, "description", ""))))
 
 
 # Attribute that a C++ template of several linears is given: the class of its micro-kernel, which it does not tell.
@@ -163,6 +162,11 @@ class _Selection:
             found["torch._inductor.codegen.cpp_gemm_template:create_micro_gemm"] = partial(self.create, "")
         return found
 
+    @property
+    def later_hooks(self) -> dict[str, Callable[..., Any]]:
+        """What is hooked where a release has it: a selection with NVGEMM is deferred since 2.14."""
+        return {"torch._inductor.ir:MultiTemplateBuffer.finalize_as_nvgemm_caller": self.finalize}
+
     # -- the hooks ---------------------------------------------------------------------------------------
 
     def select(self, call: Any, selector: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
@@ -191,7 +195,7 @@ class _Selection:
         return timings
 
     def finalize(self, call: Any, buffer: Any, caller: Any) -> Any:
-        """Note the Triton candidate of a selection that was deferred until epilogues could be benchmarked.
+        """Note the candidate of a selection that was deferred until epilogues could be benchmarked.
 
         A buffer may be finalised more than once, with the last one holding.
         """
@@ -351,7 +355,7 @@ def watch_selection(seen: Session, candidate: int | str | None = None, listing: 
     """
     watch = _Selection(seen, candidate, listing)
     forced = [] if listing else _forcing_micro_kernel(candidate)
-    with hooked(watch.hooks), hooked(watch.grouped_hooks, optional=True), patched(forced):
+    with hooked(watch.hooks), hooked(watch.grouped_hooks | watch.later_hooks, optional=True), patched(forced):
         try:
             yield
         finally:

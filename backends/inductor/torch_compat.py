@@ -203,17 +203,31 @@ def session(spec: CompileSpec, candidate: int | str | None = None, listing: bool
             seen.counted = tuple(name for name in rose if name.startswith("cpp_micro"))
 
 
+@functools.cache
+def _options() -> frozenset[str]:
+    import torch._inductor.config as inductor_config
+
+    return frozenset(inductor_config.get_config_copy())
+
+
+def has_option(name: str) -> bool:
+    """Whether this release's Inductor has an option of this name."""
+    return name in _options()
+
+
+def has_flydsl() -> bool:
+    """Whether this release's Inductor has the templates of FlyDSL."""
+    return is_there("torch._inductor.utils:use_flydsl_gemm_template")
+
+
 def option(*names: str) -> str:
     """The first of these names of one Inductor option that this release has; releases rename them.
 
     Raises:
         AttributeError: when it has none of them.
     """
-    import torch._inductor.config as inductor_config
-
-    known = inductor_config.get_config_copy()
     for name in names:
-        if name in known:
+        if has_option(name):
             return name
     raise AttributeError(f"torch {torch.__version__} has no Inductor option {' or '.join(names)}")
 

@@ -24,15 +24,21 @@ PRODUCTS = frozenset(document(Path(__file__).with_name("products.toml"))["produc
 _EXTERNAL = re.compile(r"\b(?:extern_kernels|torch\.ops\.\w+|aten|_quantized)\.(\w+)(?:\.\w+)?\(")
 
 
+# How torch._native names the operator behind an override of ATen's: that one's name, the language, a number.
+_NATIVE = re.compile(rf"(?:{'|'.join(PRODUCTS)})(?:_\w+)?_[a-z]+_\d+")
+
+
 def is_product(name: str) -> bool:
-    """Whether ``aten.addmm.out``, ``mkl._mkl_linear`` or ``mm`` names a matrix product."""
+    """Whether ``aten.addmm.out``, ``mkl._mkl_linear``, ``_native.bmm_triton_0`` or ``mm`` names a matrix product."""
     parts = name.replace("::", ".").split(".")
-    return (parts[1] if len(parts) > 1 else parts[0]) in PRODUCTS
+    base = parts[1] if len(parts) > 1 else parts[0]
+    return base in PRODUCTS or (parts[0] == "_native" and _NATIVE.fullmatch(base) is not None)
 
 
 def products_in_source(source: str) -> tuple[str, ...]:
     """Matrix products of other libraries that a generated wrapper calls, by its text."""
-    return tuple(m[0].rstrip("(") for m in _EXTERNAL.finditer(source) if m[1] in PRODUCTS)
+    called = (m[0].rstrip("(") for m in _EXTERNAL.finditer(source))
+    return tuple(name for name in called if is_product(name.removeprefix("torch.ops.")))
 
 
 class _Recorder(TorchDispatchMode):

@@ -359,6 +359,67 @@ def test_kernels_are_found_in_a_generated_module() -> None:
     assert generated_code.kernels_of(source) == {"cpp_fused_0": False, "cpp_fused_mm_1": True}
 
 
+# How the schedulings of torch 2.15.0 write a kernel into the wrapper: NVUniversalGemmScheduling and FlyDSLScheduling
+# .define_kernel(), TritonTemplate with its heuristics, and a pointwise kernel.
+WRAPPER_2_15 = """
+nv_universal_gemm_fused_mm_0a1b2c3d = async_compile.nv_universal_gemm('nv_universal_gemm_fused_mm_0a1b2c3d', r'''
+def nv_universal_gemm_fused_mm_0a1b2c3d_main(in_ptr0, in_ptr1, out_ptr0, stream=None):
+    pass
+''', precompile_metadata={'variant_name': 'GEMM', 'cc': 90})
+
+flydsl_fused_mm_1a2b3c4d = async_compile.flydsl('flydsl_fused_mm_1a2b3c4d', r'''
+def flydsl_fused_mm_1a2b3c4d_main(arg_A, arg_B, output, stream):
+    pass
+''')
+
+triton_tem_fused_bmm_2 = async_compile.triton('triton_tem_fused_bmm_2', '''
+import triton
+
+@triton_heuristics.template(
+    num_stages=2, num_warps=4,
+)
+@triton.jit
+def triton_tem_fused_bmm_2(arg_A, arg_B, out_ptr0):
+    BLOCK_Q : tl.constexpr = 4
+    acc += tl.dot(a, b, allow_tf32=ALLOW_TF32)
+''', device_str='cuda')
+
+triton_poi_fused_relu_3 = async_compile.triton('triton_poi_fused_relu_3', '''
+@triton_heuristics.pointwise(
+    size_hints={'x': 1024},
+)
+@triton.jit
+def triton_poi_fused_relu_3(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    pass
+''', device_str='cuda')
+"""
+
+
+def test_the_templates_of_newer_releases_are_told_from_other_kernels() -> None:
+    assert generated_code.kernels_of(WRAPPER_2_15) == {
+        "nv_universal_gemm_fused_mm_0a1b2c3d": True,
+        "flydsl_fused_mm_1a2b3c4d": True,
+        "triton_tem_fused_bmm_2": True,
+        "triton_poi_fused_relu_3": False,
+    }
+    assert products_in_source(WRAPPER_2_15) == ()
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("extern_kernels._quack_symmetric_mm(arg0_1, out=buf0)", "extern_kernels._quack_symmetric_mm"),
+        ("extern_kernels._mm_plus_mm(arg0_1, arg1_1, arg2_1, arg3_1, out=buf0)", "extern_kernels._mm_plus_mm"),
+        ("buf0 = torch.ops._native.bmm_triton_0(arg0_1, arg1_1)", "torch.ops._native.bmm_triton_0"),
+        ("buf0 = torch.ops._native.topk_cutedsl_3(arg0_1, 4)", ""),
+        ("buf0 = torch.ops.aten.topk.default(arg0_1, 4)", ""),
+    ],
+)
+def test_products_that_newer_releases_call_are_foreign(call: str, name: str) -> None:
+    """Extern kernels of torch 2.15, and the operators behind PyTorch's eager kernels in other languages than C++."""
+    assert products_in_source(f"        {call}\n") == ((name,) if name else ())
+
+
 def test_a_fallback_in_the_wrapper_alone_is_foreign(cpp: CppBackend) -> None:
     problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
     prepared = cpp.prepare(problem, operands.make(problem, "rand", 1))

@@ -118,6 +118,18 @@ def test_what_tells_candidates_apart_is_in_their_names_and_nothing_else() -> Non
     )
 
 
+def test_a_flydsl_candidate_is_called_by_its_tile() -> None:
+    """As FlyDSLTemplateCaller of torch 2.15 describes it."""
+    callers = [
+        types.SimpleNamespace(
+            name=f"flydsl_mm_flydsl_{number}",
+            description=f"FlyDSL template flydsl_mm_flydsl_{number} (TILE_M=128, TILE_N={n}, STAGES=2)",
+        )
+        for number, n in enumerate((64, 128))
+    ]
+    assert selection.choice_names(callers) == ("flydsl_mm_flydsl,TILE_N=64", "flydsl_mm_flydsl,TILE_N=128")
+
+
 def test_two_facts_where_one_does_not_do() -> None:
     facts = [{"g": g, "e": e} for g in (1, 2) for e in (True, False)]
     assert naming.unique([("x", f) for f in facts]) == (
@@ -506,6 +518,16 @@ def test_triton_candidates_come_from_where_inductor_has_them() -> None:
     # A user has decompose-K among the candidates; the one that follows from a line is a template.
     assert winner["triton.num_decompose_k_splits"] > 0
     assert backend.options(problem)["triton.num_decompose_k_splits"] == 0
+
+
+def test_the_template_of_a_shared_a_is_a_space_where_the_release_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spaces(line: str) -> list[str]:
+        return [space.only for space in TritonBackend().spaces(Problem.parse(line))]
+
+    for has, found in ((False, ["*"]), (True, ["*", "triton_bmm_shared_a-*"])):
+        monkeypatch.setattr(torch_compat, "has_option", lambda name, has=has: has)
+        assert spaces("bmm:f16:nn:64x32x32x32:a.broadcast") == found
+        assert spaces("bmm:f16:nn:63x32x32x32:a.broadcast") == spaces("bmm:f16:nn:64x32x32x32") == ["*"]
 
 
 def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
