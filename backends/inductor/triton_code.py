@@ -25,6 +25,10 @@ from pytest_gemm.problem.problem import Problem
 _NARROW: Final = {"float16": "f16", "bfloat16": "bf16"}
 
 
+class UnreadableError(Exception):
+    """A template whose sum cannot be followed from the products to a store."""
+
+
 class Rounding(NamedTuple):
     """One rounding of a template's sum whose result is computed with.
 
@@ -53,7 +57,7 @@ def placed(contract: Contract, problem: Problem, source: str) -> Contract:
     """
     try:
         found = {one for text in generated_code.triton_templates(source) for one in roundings(text)}
-    except SyntaxError:
+    except UnreadableError:
         return dataclasses.replace(contract, epilogue="either")
     if not found:
         return contract
@@ -74,10 +78,15 @@ def roundings(text: str) -> tuple[Rounding, ...]:
         text: of the kernel, as Inductor hands it to Triton.
 
     Raises:
-        SyntaxError: when it is not Python.
+        UnreadableError: when it is not Python, or stores nothing that the reader knows to be the sum.
     """
     reader = _Reader()
-    reader.visit(ast.parse(text))
+    try:
+        reader.visit(ast.parse(text))
+    except SyntaxError as error:
+        raise UnreadableError(str(error)) from error
+    if not reader.has_stored:
+        raise UnreadableError("no store of the sum")
     return tuple(reader.found)
 
 
@@ -103,7 +112,21 @@ class _Reader(ast.NodeVisitor):
 
     def __init__(self) -> None:
         self.found: list[Rounding] = []
+        self.has_stored = False
         self._values: dict[str, _Value] = {}
+        self._products = r"tl\.dot(_scaled)?"
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """Note a helper function that multiplies: its calls are products."""
+        if any(_calls(part, self._products) for part in ast.walk(node)):
+            self._products += f"|{node.name}"
+        self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        """Note a store of the sum; a conversion for it is none that anything computes with."""
+        match node.value:
+            case ast.Call(func=ast.Attribute(attr="store"), args=[_, value, *_]):
+                self.has_stored |= self._value(value).product
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """Note what the name holds from here on; a new value forgets the old one."""
@@ -118,7 +141,7 @@ class _Reader(ast.NodeVisitor):
             self._values[node.target.id] = self._value(ast.BinOp(before, node.op, node.value))
 
     def _value(self, node: ast.expr) -> _Value:
-        if any(_calls(part, r"dot(_scaled)?") for part in ast.walk(node)):
+        if any(_calls(part, self._products) for part in ast.walk(node)):
             return _Value(product=True)
         match node:
             case ast.Name(id=name):
@@ -127,9 +150,9 @@ class _Reader(ast.NodeVisitor):
                 value = self._value(inner)
                 narrow = _NARROW.get(ast.unparse(kind).removeprefix("tl."), "")
                 return dataclasses.replace(value if narrow else self._used(value), narrow=narrow)
-            case ast.Call(args=[inner, *_]) if _calls(node, "broadcast_to"):
+            case ast.Call(args=[inner, *_]) if _calls(node, r"tl\.broadcast_to"):
                 return self._value(inner)
-            case ast.Call() if _calls(node, "load|load_tensor_descriptor"):
+            case ast.Call() if _calls(node, r"tl\.load|tl\.load_tensor_descriptor|\w+\.load"):
                 return _Value(operands=1)
             case ast.BinOp(left=left, op=op, right=right):
                 return self._combined(op, self._used(self._value(left)), self._used(self._value(right)))
@@ -151,5 +174,5 @@ class _Reader(ast.NodeVisitor):
 
 
 def _calls(node: ast.AST, pattern: str) -> bool:
-    """Whether this is a call of one of Triton's functions."""
-    return isinstance(node, ast.Call) and re.fullmatch(rf"tl\.({pattern})", ast.unparse(node.func)) is not None
+    """Whether this is a call of such a function."""
+    return isinstance(node, ast.Call) and re.fullmatch(pattern, ast.unparse(node.func)) is not None

@@ -80,6 +80,23 @@ AFTER_A_STEP = """
 tmp0 = triton_helpers.maximum(0, acc)
 tmp1 = tmp0.to(tl.bfloat16)
 tmp2 = tmp1.to(tl.float32) * 0.5
+tl.store(out_ptr1 + (xindex), tmp2, mask)
+"""
+
+
+# The template of grouped_mm from torch 2.13 on multiplies in a function of its own.
+IN_A_FUNCTION = """
+@triton.jit
+def do_mma(a, b, accumulator):
+    accumulator += tl.dot(a, b.T)
+    return accumulator
+@triton.jit
+def triton_tem_fused_0(A, B, out_ptr1):
+    accumulator = do_mma(tl.load(A), tl.load(B), tl.zeros((16, 16), dtype=tl.float32))
+    c = accumulator.to(tl.float32)
+    tmp0 = c.to(tl.bfloat16)
+    tmp1 = tmp0.to(tl.float32)
+    tl.store(out_ptr1, tmp1 + tl.load(in_ptr2), mask)
 """
 
 
@@ -104,6 +121,16 @@ def kernel(end: str) -> str:
 )
 def test_the_text_shows_where_a_template_rounds(end: str, expected: list[Rounding]) -> None:
     assert list(triton_code.roundings(kernel(end))) == expected
+
+
+def test_a_product_in_a_function_is_followed() -> None:
+    assert triton_code.roundings(IN_A_FUNCTION) == (Rounding("bf16", 0, True),)
+
+
+@pytest.mark.parametrize("text", ["for x in\n", IN_A_FUNCTION.replace("tl.dot", "tl.another_dot")])
+def test_a_text_without_a_product_that_is_stored_is_unreadable(text: str) -> None:
+    with pytest.raises(triton_code.UnreadableError):
+        triton_code.roundings(text)
 
 
 def program(*ends: str) -> str:
