@@ -193,6 +193,9 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
                 # Inductor drops such a candidate when it benchmarks; the next one takes its place.
                 assert isinstance(candidate, int)
                 candidate += 1
+    if isinstance(spec.candidate, str) and not torch_compat.sees_selections():
+        text = f"no candidate can be selected: torch {torch.__version__} has no selection that can be watched"
+        raise Unsupported("selection-unseen", text)
     if isinstance(spec.candidate, str) and seen.choices and spec.candidate not in seen.chosen:
         raise Unsupported("unknown-candidate", f"Inductor has no candidate {spec.candidate} for {problem}")
     pruned.update((name, left_out(why)) for name, why in seen.failed.items() if name not in seen.chosen)
@@ -431,7 +434,10 @@ class Artifact:
         if is_warm:
             # Nothing was selected: the program came out of the FX graph cache, with what was selected back then.
             chosen = tuple(f"{name} out of the FX graph cache" for name in templates)
-        wanted = "" if is_warm else self.spec.wanted
+        is_unseen = not torch_compat.sees_selections()
+        if is_unseen:
+            chosen = tuple(f"{name} by a selection that {torch.__version__} does not show" for name in templates)
+        wanted = "" if is_warm or is_unseen else self.spec.wanted
         # Where one template has to have computed it, the code has to be that template's, however it was selected.
         asked = self.spec.request.candidate or (chosen[0] if wanted and len(chosen) == 1 else "")
         return Proof(

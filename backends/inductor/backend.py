@@ -331,9 +331,12 @@ class InductorBackend(abc.ABC):
 
     def _spec(self, problem: Problem, request: BuildRequest, space: Space) -> CompileSpec:
         """How to compile the problem with the candidates of ``space``, benchmarking them."""
+        from pytest_gemm.backends.inductor import torch_compat
+
+        options = self.options(problem, request) | dict(space.options) | _MODE_OPTIONS.get(request.mode, {})
         return CompileSpec(
             self.inductor_name,
-            self.options(problem, request) | dict(space.options) | _MODE_OPTIONS.get(request.mode, {}),
+            torch_compat.known(options),
             str(cache_dir(request.isa)),
             threads=self._threads(),
             request=request,

@@ -200,7 +200,7 @@ def watch_libraries(seen: Session) -> Iterator[None]:
         "torch._inductor.cpp_builder:CppBuilder.get_command_line": command,
         "torch._inductor.codecache:CppCodeCache.load_async": load,
     }
-    with hooked(hooks):
+    with hooked(hooks, optional=True):
         yield
 
 

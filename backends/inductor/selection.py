@@ -355,7 +355,7 @@ def watch_selection(seen: Session, candidate: int | str | None = None, listing: 
     """
     watch = _Selection(seen, candidate, listing)
     forced = [] if listing else _forcing_micro_kernel(candidate)
-    with hooked(watch.hooks), hooked(watch.grouped_hooks | watch.later_hooks, optional=True), patched(forced):
+    with hooked(watch.hooks | watch.grouped_hooks | watch.later_hooks, optional=True), patched(forced):
         try:
             yield
         finally:

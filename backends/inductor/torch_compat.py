@@ -1,7 +1,7 @@
 """The one adapter to what is private in PyTorch: all that this package touches of Inductor and Dynamo.
 
-Written against torch 2.13 and meant for 2.11 to 2.14.  Every name that those releases do not promise is
-looked up here and nowhere else; what a release lacks is listed by :func:`lacks`.  All hooks are context
+Meant for torch 2.11 to 2.15.  Every name that those releases do not promise is
+looked up here and nowhere else; what a release lacks is listed by :func:`lacks`, and left out.  All hooks are context
 managers: outside of :func:`session` nothing of torch is changed.
 
 The internals are untyped, so ``Any`` stands wherever a value is one of theirs.
@@ -24,30 +24,36 @@ from unittest.mock import patch
 from weakref import finalize
 
 import torch
+from packaging.version import Version
 
 from pytest_gemm.backends.inductor.bindings import watch_packing
 from pytest_gemm.backends.inductor.compilation import CompileSpec, Session
 from pytest_gemm.backends.inductor.cpu_isa import generating_for, levels_of, libraries_of, watch_libraries
 from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
 from pytest_gemm.backends.inductor.selection import Listed, watch_selection
+from pytest_gemm.machine import software
 from pytest_gemm.outcome import Reason
 from pytest_gemm.storage.datafile import document
 
 
 def torch_release() -> tuple[int, int]:
     """``(2, 13)`` of ``2.13.0+cpu``."""
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(re.match(r"\d+", minor)[0])  # type: ignore[index]  # a version has digits
+    major, minor = Version(torch.__version__).release[:2]
+    return major, minor
 
 
 def lacks() -> tuple[str, ...]:
-    """What this torch does not offer of what the package uses, one sentence each; empty on 2.13."""
-    found = []
+    """What is not known of this torch, and what it does not offer of what the package uses, one sentence each."""
+    found = [text] if (text := software.unknown_torch()) else []
     if torch_release() < (2, 11):
         found.append(f"torch {torch.__version__} is older than 2.11, the oldest release that is looked after")
-    for name, where in document(Path(__file__).with_name("pytorch.toml"))["needs"].items():
+    used = document(Path(__file__).with_name("pytorch.toml"))
+    for loss, where in used["needs"].items():
         if not is_there(where):
-            found.append(f"torch {torch.__version__} has no {where.replace(':', '.')}: {name}")
+            found.append(f"torch {torch.__version__} has no {where.replace(':', '.')}: {loss}")
+    for loss, name in used["options"].items():
+        if not has_option(name):
+            found.append(f"torch {torch.__version__} has no Inductor option {name}: {loss}")
     return tuple(found)
 
 
@@ -104,7 +110,7 @@ def _watch_modules(seen: Session) -> Iterator[None]:
                 seen.levels += levels_of.get(module, ())
         return module
 
-    with hooked({"torch._inductor.codecache:PyCodeCache.load_by_key_path": load}):
+    with hooked({"torch._inductor.codecache:PyCodeCache.load_by_key_path": load}, optional=True):
         yield
 
 
@@ -213,6 +219,16 @@ def _options() -> frozenset[str]:
 def has_option(name: str) -> bool:
     """Whether this release's Inductor has an option of this name."""
     return name in _options()
+
+
+def known(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that this release has; an unknown one would be an exception, see :func:`lacks`."""
+    return {name: value for name, value in options.items() if has_option(name)}
+
+
+def sees_selections() -> bool:
+    """Whether this release's selection of a candidate can be watched, and narrowed."""
+    return is_there("torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__")
 
 
 def has_flydsl() -> bool:

@@ -12,11 +12,15 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Final
 
+from packaging.version import InvalidVersion, Version
+
 from pytest_gemm.machine.gpus import gpus
 from pytest_gemm.machine.key import Device
 
 # Distributions whose versions decide what is computed, and how fast; those that are not installed are left out.
 PACKAGES: Final = ("torch", "triton", "nvidia-cutlass", "nvidia-cutlass-dsl", "nvidia-cutlass-operators")
+# The newest release of PyTorch that this version was held against.
+NEWEST_TORCH: Final = "2.15"
 # Only what a GPU runs depends on these.
 _CUDA_DISTRIBUTIONS: Final = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12")
 
@@ -36,6 +40,17 @@ def software(device: Device) -> dict[str, str]:
     driver = next((gpu.driver for gpu in gpus()), "")
     found = {"cuda": _torch_cuda(), "driver": driver, "nvcc": _nvcc()}
     return versions | {name: version for name, version in found.items() if version}
+
+
+def unknown_torch() -> str:
+    """What to say of an installed torch that is newer than :data:`NEWEST_TORCH`, "" of any other; imports nothing."""
+    try:
+        version = metadata.version("torch")
+        newer = Version(version).release[:2] > Version(NEWEST_TORCH).release
+    except (metadata.PackageNotFoundError, InvalidVersion):
+        return ""
+    known = f"torch {version} is newer than {NEWEST_TORCH}, the newest release that pytest-gemm was held against"
+    return f"{known}: it is judged by the code that it generates" if newer else ""
 
 
 def _torch_cuda() -> str:

@@ -20,7 +20,7 @@ from pytest_gemm.case_id import CandidateSelection
 from pytest_gemm.config import has_cuda_device
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger, LedgerUse
-from pytest_gemm.machine import processor
+from pytest_gemm.machine import processor, software
 from pytest_gemm.outcome import WITHHELD, Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import plain
@@ -145,7 +145,7 @@ class RunState:
 
     def summary(self) -> list[str]:
         """The lines of the terminal summary."""
-        lines = [*self.notes]
+        lines = [*self.notes, *_unknown_torch()]
         if self.reruns:
             lines.append(f"{self.reruns} attempt(s) at a test were run again; the last one counts")
         lines += terminal.summary(
@@ -168,6 +168,15 @@ class RunState:
         missing = bool(self.missing) and "missing" not in self.config.allow
         red = bool(self.lost) or lost or missing or self.undecided
         return red or bool(self.stale_entries() or self.unknown_choice() or self.unjudged())
+
+
+def _unknown_torch() -> tuple[str, ...]:
+    """What a run says of a torch that is newer than this version; a known one is not even imported."""
+    if not software.unknown_torch():
+        return ()
+    from pytest_gemm.backends.inductor import torch_compat
+
+    return torch_compat.lacks()
 
 
 def environment(device: str) -> Environment:
