@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -249,6 +250,47 @@ def test_a_planted_slow_down_is_found_among_eight_environments(
     assert rerun.split()[-2:] == [made[0], made[5]]
     assert bisect("--slower-than=15", *made[:3]) == 1  # none of which is slower
     assert "no answer: both ends are good" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_recipe_for_git_bisect_run_finds_a_commit_skips_one_and_stops_at_wrong_input(tmp_path: Path) -> None:
+    # The script of the documentation; its build and its judge are stubs that end as a file of the commit says.
+    page = (Path(__file__).parents[2] / "docs" / "bisect.md").read_text()
+    script = page[page.index("    #!/bin/sh") :].split("\n\n", 1)[0]
+    (tmp_path / "judge.sh").write_text(textwrap.dedent(script))
+    for name, text in {
+        "venv/bin/python": "cp status ../work/status",
+        "venv/bin/pytest-gemm": 'echo "$@" > asked; exit $(cat status)',
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "work").mkdir()
+    clone = tmp_path / "pytorch"
+    clone.mkdir()
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        named = ("-c", "user.name=me", "-c", "user.email=me@here", "-c", "init.defaultBranch=main")
+        return subprocess.run(["git", *named, *words], cwd=clone, capture_output=True, text=True, check=False)
+
+    git("init")
+    for number, status in enumerate((0, 0, 0, 125, 0, 1, 1, 1)):
+        (clone / "status").write_text(str(status))
+        git("add", "status")
+        git("commit", "--allow-empty", "-m", f"commit {number}")
+    git("bisect", "start", "HEAD", "HEAD~7")
+    done = git("bisect", "run", "sh", "../judge.sh")
+    assert "is the first bad commit" in done.stdout
+    assert git("log", "-1", "--format=%s", "refs/bisect/bad").stdout.strip() == "commit 5"
+    parser = cli.Parser()
+    parser.fill(cli.COMMANDS["bisect"])
+    assert parser.parse_args((tmp_path / "work" / "asked").read_text().split()[1:]).one
+    git("bisect", "reset")
+    git("bisect", "start", "HEAD", "HEAD~7")
+    (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\necho 4 > ../work/status\n")
+    stopped = git("bisect", "run", "sh", "../judge.sh")
+    assert stopped.returncode
+    assert "is the first bad commit" not in stopped.stdout
 
 
 # -- wrong input -------------------------------------------------------------------------------------------------
