@@ -26,13 +26,16 @@ class _Library:
     remedy: str
 
 
+# Torch 2.15 goes with a newer library than 2.14.
+_FITTING = "pip install nvidia-cutlass-operators==0.1.0 for torch 2.14, ==0.2.0 for torch 2.15"
+
 # By the module that Inductor imports.
 _LIBRARIES: Mapping[str, _Library] = {
     "cutlass_api": _Library(
         "cutlass_api",
         "pip install 'git+https://github.com/NVIDIA/cutlass@cutlass_api#subdirectory=python/cutlass_api'",
     ),
-    "cutlass.operators": _Library("nvidia-cutlass-operators", "pip install nvidia-cutlass-operators==0.1.0"),
+    "cutlass.operators": _Library("nvidia-cutlass-operators", _FITTING),
 }
 
 
@@ -59,6 +62,9 @@ class NvgemmBackend(InductorBackend):
         if not _has(module):
             text = f"Inductor of {nvgemm_facts.release()} imports {module}, which is not installed"
             return Availability.lacking("no-cutlass-operators", text, library.remedy)
+        if why := nvgemm_facts.misfit():
+            text = f"Inductor of {nvgemm_facts.release()} cannot use the installed {library.distribution}: {why}"
+            return Availability.lacking("other-cutlass-operators", text, library.remedy)
         return Availability(versions=installed("nvidia-cutlass-dsl", library.distribution))
 
     def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:

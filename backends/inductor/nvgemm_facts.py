@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import re
 from types import CodeType
@@ -11,9 +12,12 @@ from typing import Any
 import torch
 
 from pytest_gemm.backends.inductor.hooks import found, is_there
+from pytest_gemm.text import first_line
 
 _PACKAGE = "torch._inductor.codegen.nv_universal_gemm"
 _UTILS = "torch._inductor.utils"
+# Operators that PyTorch brings, derived from the library's.
+_OWN_OPERATORS = "torch._inductor.kernel.vendored_templates.cutedsl.wrappers"
 
 # What is assumed where Inductor's code does not say it: the name in the newest release known.
 _NEWEST = "cutlass.operators"
@@ -29,6 +33,21 @@ def module() -> str:
     """The module that Inductor looks for before it offers a candidate: ``cutlass_api`` or ``cutlass.operators``."""
     named = (text for text in _texts("ensure_nv_universal_gemm_available") if re.fullmatch(r"cutlass[\w.]*", text))
     return next(named, _NEWEST)
+
+
+def misfit() -> str:
+    """Why Inductor cannot use the installed library, whose module is there; "" where it can.
+
+    Since torch 2.15 Inductor puts operators of its own in the place of some of the library's for every product, and
+    these need a newer library than 0.1.
+    """
+    if not is_there(f"{_PACKAGE}.kernel_cache:_replace_dense_efc_with_vendored"):
+        return ""
+    try:
+        importlib.import_module(_OWN_OPERATORS)
+    except ImportError as error:
+        return first_line(error)
+    return ""
 
 
 @functools.cache

@@ -102,6 +102,26 @@ def test_a_release_asks_for_the_module_that_it_imports(
     assert NvgemmBackend().installation().reason is None
 
 
+def test_a_library_that_inductor_cannot_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.15.0 ends a compile with nvidia-cutlass-operators 0.1.0."""
+    real = importlib.import_module
+
+    def fail(name: str) -> types.ModuleType:
+        if name == nvgemm_facts._OWN_OPERATORS:
+            raise ImportError("cannot import name 'efc' from 'cutlass.operators.providers.cutedsl.evt'")
+        return real(name)
+
+    monkeypatch.setattr(nvgemm, "_has", bool)
+    monkeypatch.setattr(nvgemm_facts, "is_there", bool)
+    monkeypatch.setattr("importlib.import_module", fail)
+    reason = NvgemmBackend().installation().reason
+    assert reason is not None
+    assert reason.code == "other-cutlass-operators"
+    assert "cannot import name 'efc'" in reason.text
+    monkeypatch.setattr(nvgemm_facts, "is_there", lambda where: not where)  # a release that has no operators of its own
+    assert NvgemmBackend().installation().reason is None
+
+
 def test_an_addend_needs_a_release_and_a_gpu_that_have_it(
     release: Callable[..., None], device: Callable[[int, int], None]
 ) -> None:
