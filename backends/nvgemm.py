@@ -20,14 +20,11 @@ from pytest_gemm.problem.problem import Problem
 
 @dataclasses.dataclass(frozen=True)
 class _Library:
-    """A package that has the operators: its distribution, and how to install it."""
+    """A package that has the operators: its distribution, and how to install it; the version is filled in."""
 
     distribution: str
     remedy: str
 
-
-# Torch 2.15 goes with a newer library than 2.14.
-_FITTING = "pip install nvidia-cutlass-operators==0.1.0 for torch 2.14, ==0.2.0 for torch 2.15"
 
 # By the module that Inductor imports.
 _LIBRARIES: Mapping[str, _Library] = {
@@ -35,7 +32,7 @@ _LIBRARIES: Mapping[str, _Library] = {
         "cutlass_api",
         "pip install 'git+https://github.com/NVIDIA/cutlass@cutlass_api#subdirectory=python/cutlass_api'",
     ),
-    "cutlass.operators": _Library("nvidia-cutlass-operators", _FITTING),
+    "cutlass.operators": _Library("nvidia-cutlass-operators", "pip install nvidia-cutlass-operators=={version}"),
 }
 
 
@@ -59,12 +56,13 @@ class NvgemmBackend(InductorBackend):
             )
         module = nvgemm_facts.module()
         library = _LIBRARIES.get(module, _Library(module, f"install the package that has the module {module}"))
+        remedy = library.remedy.format(version="0.2.0" if nvgemm_facts.brings_operators() else "0.1.0")
         if not _has(module):
             text = f"Inductor of {nvgemm_facts.release()} imports {module}, which is not installed"
-            return Availability.lacking("no-cutlass-operators", text, library.remedy)
+            return Availability.lacking("no-cutlass-operators", text, remedy)
         if why := nvgemm_facts.misfit():
             text = f"Inductor of {nvgemm_facts.release()} cannot use the installed {library.distribution}: {why}"
-            return Availability.lacking("other-cutlass-operators", text, library.remedy)
+            return Availability.lacking("other-cutlass-operators", text, remedy)
         return Availability(versions=installed("nvidia-cutlass-dsl", library.distribution))
 
     def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:

@@ -35,13 +35,18 @@ def module() -> str:
     return next(named, _NEWEST)
 
 
-def misfit() -> str:
-    """Why Inductor cannot use the installed library, whose module is there; "" where it can.
+@functools.cache
+def brings_operators() -> bool:
+    """Whether Inductor puts operators of its own in the place of some of the library's, as torch 2.15 does.
 
-    Since torch 2.15 Inductor puts operators of its own in the place of some of the library's for every product, and
-    these need a newer library than 0.1.
+    These are derived from the library's, of version 0.2 and later.
     """
-    if not is_there(f"{_PACKAGE}.kernel_cache:_replace_dense_efc_with_vendored"):
+    return is_there(f"{_PACKAGE}.kernel_cache:_replace_dense_efc_with_vendored")
+
+
+def misfit() -> str:
+    """Why Inductor cannot use the installed library, whose module is there; "" where it can."""
+    if not brings_operators():
         return ""
     try:
         importlib.import_module(_OWN_OPERATORS)

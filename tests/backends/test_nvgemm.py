@@ -35,6 +35,8 @@ SINCE_2_14 = SINCE_2_11.replace('"cutlass_api"', '"cutlass.operators"')
 SINCE_2_15 = SINCE_2_14.replace("has_free_unbacked_symbols", "has_free_symbols")
 
 MM = "mm:bf16:nn:128x128x128"
+# What is remembered of a release.
+FACTS = (nvgemm_facts.module, nvgemm_facts.adds, nvgemm_facts.is_static, nvgemm_facts.brings_operators)
 
 
 @pytest.fixture
@@ -47,11 +49,11 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         exec(text, names)  # the constants above
         monkeypatch.setattr(nvgemm_facts, "found", lambda where: names[where.partition(":")[2]])
         monkeypatch.setattr(nvgemm_facts, "is_there", lambda where: where.partition(":")[2] in names or addmm)
-        for fact in (nvgemm_facts.module, nvgemm_facts.adds, nvgemm_facts.is_static):
+        for fact in FACTS:
             fact.cache_clear()
 
     yield become
-    for fact in (nvgemm_facts.module, nvgemm_facts.adds, nvgemm_facts.is_static):
+    for fact in FACTS:
         fact.cache_clear()
 
 
@@ -112,13 +114,14 @@ def test_a_library_that_inductor_cannot_use_is_named(monkeypatch: pytest.MonkeyP
         return real(name)
 
     monkeypatch.setattr(nvgemm, "_has", bool)
-    monkeypatch.setattr(nvgemm_facts, "is_there", bool)
+    monkeypatch.setattr(nvgemm_facts, "brings_operators", lambda: True)
     monkeypatch.setattr("importlib.import_module", fail)
     reason = NvgemmBackend().installation().reason
     assert reason is not None
     assert reason.code == "other-cutlass-operators"
     assert "cannot import name 'efc'" in reason.text
-    monkeypatch.setattr(nvgemm_facts, "is_there", lambda where: not where)  # a release that has no operators of its own
+    assert reason.remedy.endswith("nvidia-cutlass-operators==0.2.0") or "cutlass_api" in reason.remedy
+    monkeypatch.setattr(nvgemm_facts, "brings_operators", lambda: False)
     assert NvgemmBackend().installation().reason is None
 
 
