@@ -54,6 +54,7 @@ def _telling(group: Sequence[Mapping[str, object]]) -> list[str]:
 
 _TRITON = re.compile(r"(?P<template>triton_\w+)-(?P<tile>\d+x\d+x\d+),s(?P<stages>\d+),w(?P<warps>\d+)(?P<more>[^@]*)")
 _CUTLASS = re.compile(r"(?P<name>cutlass\w+),swizzle=(?P<swizzle>\d+)")
+_NVGEMM = re.compile(r"(?:cutedsl|inductor_vendored)\.\w+")
 
 
 def forcing(name: str) -> dict[str, str]:
@@ -71,6 +72,9 @@ def forcing(name: str) -> dict[str, str]:
         return {names: rf"^{found['template']}_\d+$", descriptions: wanted}
     if found := _CUTLASS.fullmatch(name):
         return {descriptions: rf"^{found['name']} swizzle={found['swizzle']}$"}
+    if _NVGEMM.fullmatch(name):
+        # The description goes on with "swap_ab" or "bias" where the operator's use is another one.
+        return {descriptions: rf"^nv_universal\w* {re.escape(name)}$"}
     if name.startswith("decompose_k"):
         return {names: rf"^{re.escape(name)}(_\d+)?$"}
     return {}

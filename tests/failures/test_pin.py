@@ -240,6 +240,10 @@ def test_forcing_knows_cutlass_and_decompose_k() -> None:
     (pattern,) = naming.forcing("decompose_k_mm_16_split").values()
     assert re.search(pattern, "decompose_k_mm_16_split_4")
     assert not re.search(pattern, "decompose_k_mm_16_splitting")
+    operator = "cutedsl.Sm90StaticPersistentGemmOperator_ttt_ABFloat16_BBFloat16_outBFloat16_accFloat32_tile64x64x64"
+    (pattern,) = naming.forcing(operator).values()
+    assert re.search(pattern, f"nv_universal_gemm {operator}")
+    assert not re.search(pattern, f"nv_universal_gemm {operator} swap_ab")
     assert naming.forcing("CppMicroGemmFP32Vec-8x48x1") == {}
 
 
