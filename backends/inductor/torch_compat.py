@@ -213,7 +213,9 @@ def session(spec: CompileSpec, candidate: int | str | None = None, listing: bool
 def _options() -> frozenset[str]:
     import torch._inductor.config as inductor_config
 
-    return frozenset(inductor_config.get_config_copy())
+    config: Any = inductor_config
+    # A copy has no aliases: the old names of options that a release has renamed.
+    return frozenset(getattr(config, "_config", None) or config.get_config_copy())
 
 
 def has_option(name: str) -> bool:
