@@ -53,14 +53,24 @@ def unknown_torch() -> str:
     return f"{known}: it is judged by the code that it generates" if newer else ""
 
 
+def onednn() -> str:
+    """The oneDNN that torch was built with, from its header; "" where it is not there."""
+    text = _file_of_torch("include/oneapi/dnnl/dnnl_version.h")
+    return ".".join(re.findall(r"^#define DNNL_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", text, re.MULTILINE))
+
+
 def _torch_cuda() -> str:
-    """The CUDA that torch was built with, from the text of ``torch/version.py``; finding a package imports nothing."""
+    """The CUDA that torch was built with."""
+    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", _file_of_torch("version.py"), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _file_of_torch(name: str) -> str:
+    """The text of a file of torch, "" where it is not there; finding a package imports nothing."""
     spec = util.find_spec("torch")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         with contextlib.suppress(OSError):
-            text = Path(folder, "version.py").read_text(encoding="utf-8")
-            if found := re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE):
-                return found[1]
+            return Path(folder, name).read_text(encoding="utf-8")
     return ""
 
 

@@ -22,8 +22,8 @@ from pytest_gemm.machine import isa, processor, software
 from pytest_gemm.outcome import Outcome
 from pytest_gemm.records import from_record, typed
 
-# Distributions whose versions decide what a run shows; those that are not installed are left out.
-_DISTRIBUTIONS = (*software.PACKAGES, "pytest", "pytest-xdist")
+# Further distributions whose versions a record has; those that are not installed are left out.
+_DISTRIBUTIONS = ("pytest", "pytest-xdist")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Provenance:
     Attributes:
         date: when it began.
         command: with pytest's arguments.
-        versions: by distribution.
+        versions: of distributions, of the compiler or of CUDA, and of the oneDNN in torch, by name.
         machine, cpu, isa, gpus: of the hardware.
     """
 
@@ -53,7 +53,8 @@ class Provenance:
             arguments: pytest's.
             gpus: name the GPUs too.
         """
-        versions = {"pytest-gemm": __version__, "python": platform.python_version()}
+        versions = {"pytest-gemm": __version__, **software.software("cuda" if gpus else "cpu")}
+        versions |= {"onednn": version} if (version := software.onednn()) else {}
         for name in _DISTRIBUTIONS:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions[name] = metadata.version(name)

@@ -183,6 +183,10 @@ def test_torch_s_cuda_is_read_from_its_own_words(tmp_path: Path, monkeypatch: py
     assert software.software("cuda")["cuda"] == "13.0"
 
 
+def test_the_onednn_in_torch_is_known_from_its_header() -> None:
+    assert f"MKL-DNN v{software.onednn()} " in torch.__config__.show()
+
+
 # -- sysfs ---------------------------------------------------------------------------------------------------
 
 
