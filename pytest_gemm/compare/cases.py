@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import functools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -211,6 +211,7 @@ def sections(before: Mapping[CaseId, Facts], after: Mapping[CaseId, Facts]) -> l
             "explained otherwise",
             "Cases that are wrong or refused in both runs, with another status, ledger entry or reason.",
             moved((wrong, wrong), (refused, refused), note=now),
+            _ended(in_both.values()),
         ),
         Section("only in one run", "Cases that the other run does not have, or did not run.", _single(changes)),
         _kernels(in_both),
@@ -230,6 +231,19 @@ def _single(changes: _Changes) -> list[Row]:
             when, there, other = ("before", old, new) if new.standing is Standing.ABSENT else ("after", new, old)
             rows.append(Row(case, f"{when} only: {there.words}", other.note))
     return rows
+
+
+def _ended(changes: Iterable[tuple[Facts, Facts]]) -> list[str]:
+    """The ledger's entries that explained wrong cases before and do not now."""
+    entries = Counter(
+        old.worst.known_failure
+        for old, new in changes
+        if old.worst and new.worst and new.standing is Standing.WRONG and not new.worst.known_failure
+    )
+    del entries[""]
+    return (
+        ["No longer explained by " + ", ".join(f"{name}: {n}" for name, n in entries.items()) + "."] if entries else []
+    )
 
 
 def _judged(outcomes: Iterable[Outcome]) -> list[Outcome]:

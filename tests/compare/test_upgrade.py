@@ -118,6 +118,13 @@ def test_a_case_fails_by_the_worst_of_its_distributions(compare: Compare) -> Non
     assert "(ones: 9 of 1088 elements outside the bound)" in section(text, "newly wrong")[-1]
 
 
+def test_ledger_entries_that_explain_no_longer_are_counted(compare: Compare) -> None:
+    other = {**KNOWN, "known_failure": "other"}
+    before = [wrong(1, **KNOWN), wrong(2, **KNOWN), wrong(3, **KNOWN), wrong(4, **other), wrong(5, **KNOWN), of(6)]
+    _, text = compare(before, [wrong(1), wrong(2), wrong(3, **other), wrong(4), of(5), wrong(6)])
+    assert section(text, "explained otherwise")[1].endswith(" No longer explained by stale: 2, other: 1.")
+
+
 def test_the_same_run_has_no_difference(compare: Compare) -> None:
     status, text = compare([of(1), wrong(2), refused(3)], [of(1), wrong(2), refused(3)])
     assert status == 0
