@@ -16,7 +16,7 @@ from typing import Final
 
 from pytest_gemm import records
 from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Outcome, Seconds, Status
+from pytest_gemm.outcome import WITHHELD, Outcome, Seconds, Status
 from pytest_gemm.run.terminal import distinct
 from pytest_gemm.speed.report.units import plural
 
@@ -54,8 +54,10 @@ class Facts:
 
     @property
     def standing(self) -> Standing:
-        """Right, wrong, refused or absent."""
-        return _STANDINGS.get(self.worst.status, Standing.WRONG) if self.worst else Standing.ABSENT
+        """Right, wrong, refused or absent, as a case is that the ledger forbids to run."""
+        if self.worst is None or self.worst.code == WITHHELD:
+            return Standing.ABSENT
+        return _STANDINGS.get(self.worst.status, Standing.WRONG)
 
     @property
     def words(self) -> str:
@@ -213,7 +215,11 @@ def sections(before: Mapping[CaseId, Facts], after: Mapping[CaseId, Facts]) -> l
             moved((wrong, wrong), (refused, refused), note=now),
             _ended(in_both.values()),
         ),
-        Section("only in one run", "Cases that the other run does not have, or did not run.", _single(changes)),
+        Section(
+            "only in one run",
+            "Cases that the other run does not have, or did not run; a ledger entry may forbid that.",
+            _single(changes),
+        ),
         _kernels(in_both),
         _bits(in_both),
     ]

@@ -14,7 +14,7 @@ import pytest
 from pytest_gemm import records
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.compare import cases
-from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
+from pytest_gemm.outcome import WITHHELD, Outcome, Reason, Seconds, Status
 from pytest_gemm.run.record import Provenance
 from pytest_gemm.speed.data import Sample, Session, session_text
 from pytest_gemm.tools import cli
@@ -43,6 +43,9 @@ PASSED = Outcome(
 )
 WRONG = Reason("outside-bound", "9 of 1088 elements outside the bound")
 REFUSED = Reason("layout", "A needs contiguous rows")
+
+
+KNOWN: dict[str, Any] = {"status": Status.KNOWN_FAILURE, "known_failure": "stale"}
 
 
 def of(m: int, **changes: Any) -> Outcome:
@@ -83,9 +86,6 @@ def section(text: str, title: str) -> list[str]:
     """The lines of a section, its title first."""
     found = re.search(rf"^{title}: .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
     return found[0].splitlines() if found else []
-
-
-KNOWN: dict[str, Any] = {"status": Status.KNOWN_FAILURE, "known_failure": "stale"}
 
 
 @pytest.mark.parametrize(
@@ -134,13 +134,13 @@ def test_the_same_run_has_no_difference(compare: Compare) -> None:
 
 def test_cases_of_one_run_are_no_failure(compare: Compare) -> None:
     left_out = of(3, status=Status.NOT_RUN, reason=Reason("device-lost", "the device is lost"), bits="")
-    status, text = compare([of(1), of(3)], [of(1), wrong(2), left_out])
+    withheld = wrong(4, **{**KNOWN, "reason": Reason(WITHHELD, "it can kill the process")})
+    status, text = compare([of(1), of(3), withheld], [of(1), wrong(2), left_out, of(4)])
     assert status == 0
-    assert [line.split()[3:5] for line in section(text, "only in one run")[3:]] == [
-        ["after", "only:"],
-        ["before", "only:"],
-    ]
-    assert "the device is lost" in text
+    found = section(text, "only in one run")[3:]
+    assert re.search(r"after only: passed +1  mm:f32:nn:4x64x64 \(rand: it can kill the process\)", found[1])
+    assert "after only: incorrect" in found[0]
+    assert re.search(r"before only: passed +1  mm:f32:nn:3x64x64 \(rand: the device is lost\)", found[2])
 
 
 def test_a_section_shows_the_smallest_case_of_each_family(compare: Compare) -> None:
