@@ -108,13 +108,14 @@ def _lines(found: Comparison, *, markdown: bool, whole: bool) -> Iterator[str]:
 
 
 def _section(section: Section, mark: Callable[[object], str], *, markdown: bool, whole: bool) -> Iterator[str]:
-    notes, indent = mark(" ".join(section.notes)), "" if markdown else "  "
+    indent = "" if markdown else "  "
     if not section.rows:
-        yield f"{section.title}: {notes}"
+        yield f"{section.title}: {mark(' '.join(section.notes))}"
         return
     title = f"{section.title}: {plural(len(section.rows), 'case')}"
     yield from [f"### {title}", ""] if markdown else [title]
-    yield from [f"{indent}{section.help} {notes}".rstrip(), *[""] * markdown]
+    for line in (section.help, *section.notes):
+        yield from [f"{indent}{mark(line)}", *[""] * markdown]
     families = section.families if whole else section.families[:_FAMILIES]
     shown = [(row, rows) for rows in families for row in (rows if whole else rows[:1])]
     cells = [_cells(row, rows, mark, markdown=markdown) for row, rows in shown]
