@@ -107,6 +107,7 @@ def environment(before: Provenance, after: Provenance) -> list[tuple[str, str, s
             ("CPU", [before.cpu], [after.cpu]),
             ("instruction set", [before.isa], [after.isa]),
             ("GPUs", before.gpus, after.gpus),
+            ("CPU threads of a process", [before.threads or "-"], [after.threads or "-"]),
         )
     ]
     return [(name, a, b) for name, a, b in found if name == "torch" or a != b]
@@ -118,6 +119,10 @@ def warnings(before: Record, after: Record) -> list[str]:
     hardware = [(run.machine, run.cpu, run.isa, run.gpus) for run in (before.run, after.run)]
     if hardware[0] != hardware[1]:
         found.append("The runs are of different hardware: a kernel, bits or a time may differ for that reason alone.")
+    if before.run.threads != after.run.threads and before.run.threads and after.run.threads:
+        found.append(
+            "The processes of the runs had different numbers of CPU threads: bits may differ for that reason alone."
+        )
     asked = [_arguments(run.command) for run in (before.run, after.run)]
     if set(asked[0]) != set(asked[1]):
         only = [shlex.join(_without(*pair)) or "nothing" for pair in (asked, asked[::-1])]

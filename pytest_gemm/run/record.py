@@ -35,6 +35,7 @@ class Provenance:
         command: with pytest's arguments.
         versions: of distributions, of the compiler or of CUDA, and of the oneDNN in torch, by name.
         machine, cpu, isa, gpus: of the hardware.
+        threads: CPU threads of a process, 0 where it is unknown.
     """
 
     date: str = "no date"
@@ -44,14 +45,16 @@ class Provenance:
     cpu: str = "unknown machine"
     isa: str = ""
     gpus: tuple[str, ...] = ()
+    threads: int = 0
 
     @classmethod
-    def of(cls, arguments: Sequence[str], *, gpus: bool) -> Provenance:
+    def of(cls, arguments: Sequence[str], *, gpus: bool, threads: int = 0) -> Provenance:
         """Of this process.
 
         Args:
             arguments: pytest's.
             gpus: name the GPUs too.
+            threads: CPU threads of a process.
         """
         versions = {"pytest-gemm": __version__, **software.software("cuda" if gpus else "cpu")}
         versions |= {"onednn": version} if (version := software.onednn()) else {}
@@ -67,6 +70,7 @@ class Provenance:
             cpu=f"{cpu.model}, {cpu.logical} logical cores" if cpu.model else platform.processor(),
             isa=isa.isa_level(cpu.flags),
             gpus=tuple(f"{gpu.name}, {gpu.driver}, {gpu.capability}" for gpu in gpus_module.gpus()) if gpus else (),
+            threads=threads,
         )
 
 

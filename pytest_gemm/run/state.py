@@ -73,7 +73,8 @@ class RunState:
         """Start the run record with a line about the run."""
         self.record = self.config.file("run.jsonl")
         gpus = any(self.config.device_of(backend) == "cuda" for backend in self.config.backends)
-        self._record(lambda: [{"run": plain(Provenance.of(command, gpus=gpus and has_cuda_device()))}], "w")
+        run = Provenance.of(command, gpus=gpus and has_cuda_device(), threads=self.config.threads)
+        self._record(lambda: [{"run": plain(run)}], "w")
 
     def close_record(self) -> None:
         """End the run record with its totals: a record without them is one of a run that did not end."""

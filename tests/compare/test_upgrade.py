@@ -27,6 +27,7 @@ RUN = Provenance(
     ("pytest", "--gemm-backends=cpp", "--gemm-output=a"),
     {"torch": "2.13.0", "python": "3.11.7"},
     cpu="a processor",
+    threads=2,
 )
 PASSED = Outcome(
     CaseId("cpp", "mm:f32:nn:17x64x64"),
@@ -250,6 +251,7 @@ def test_the_head_has_the_versions_that_differ(tmp_path: Path, capsys: pytest.Ca
     ("changes", "warning"),
     [
         ({"cpu": "another"}, "The runs are of different hardware"),
+        ({"threads": 4}, "The processes of the runs had different numbers of CPU threads"),
         ({"gpus": ("NVIDIA H200",)}, "The runs are of different hardware"),
         (
             {"command": ("pytest", "--gemm-backends=cpp", "-n", "4", "--gemm-level=full", "--gemm-output", "b")},
