@@ -219,8 +219,7 @@ def _report(given: argparse.Namespace, judge: _Judge, tried: Sequence[Tried]) ->
         versions = [tried[i].versions() for i in (good, bad)]
         facts |= {"last_good": good + 1, "first_bad": bad + 1, "versions": versions}
         names = " or ".join(map(search.name, range(good + 1, bad + 1)))
-        lines = [f"the first bad environment is {names}"]
-        lines += ["those before the last of these were skipped"] if bad - good > 1 else []
+        lines = [f"the first bad environment is {names}{', of which all but the last were skipped' * (bad > good + 1)}"]
         lines += [f"the last good one is {search.name(good)}", *differing(*versions)]
         lines.append(f"to reproduce: {_reproduce(given, judge.followed, tried[0].text, tried[bad].text)}")
     show("\n".join(lines) + "\n")

@@ -21,7 +21,7 @@ import whole_libraries  # noqa: F401  # before an inner run loads it
 from pytest_gemm.outcome import Status
 from pytest_gemm.tools import cli
 from pytest_gemm.tools.bisect import Bisection, Refused
-from pytest_gemm.tools.trial import Failure, Trial, Word, by_gate
+from pytest_gemm.tools.trial import Failure, Trial, Trials, Tried, Word, by_gate
 
 LINE: Final = "mm:f32:nn:8x8x8"
 GOOD, SKIP = Trial(Word.GOOD), Trial(Word.SKIP, "it does not import")
@@ -250,6 +250,28 @@ def test_a_planted_slow_down_is_found_among_eight_environments(
     assert rerun.split()[-2:] == [made[0], made[5]]
     assert bisect("--slower-than=15", *made[:3]) == 1  # none of which is slower
     assert "no answer: both ends are good" in capsys.readouterr().out
+
+
+def test_the_answer_is_0_the_refusal_1_and_a_range_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = {"good": GOOD, "skip": SKIP, "bad": BAD}
+    monkeypatch.setattr(Trials, "wrong", lambda _, tried, *__: trials[tried.label.rstrip("0123456789")])
+    monkeypatch.setattr(Tried, "versions", lambda tried: {"torch": tried.label, "python": "3.12"})
+    monkeypatch.chdir(tmp_path)
+    Path("list").write_text(
+        "".join(f"{name} {sys.executable}\n" for name in ("good1", "good2", "skip", "bad1", "bad2"))
+    )
+    assert bisect("--environments=list", "--json=answer.json") == 0
+    told = capsys.readouterr().out
+    assert "first bad environment is 3 (skip) or 4 (bad1), of which all but the last were skipped\n" in told
+    assert "what differs between them:\n  torch: good2 -> bad1\n" in told
+    facts = json.loads(Path("answer.json").read_text())
+    assert (facts["last_good"], facts["first_bad"], facts["failure"]) == (2, 4, "incorrect:outside-bound")
+    Path("list").write_text(f"bad1 {sys.executable}\nbad2 {sys.executable}\n")
+    assert bisect("--environments=list", "--json=answer.json") == 1
+    assert "no answer: both ends fail in the same way" in capsys.readouterr().out
+    assert "both ends fail" in json.loads(Path("answer.json").read_text())["refused"]
 
 
 @pytest.mark.slow
