@@ -511,7 +511,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Answer the request in the file that the command line names; returns the exit status."""
     (file,) = map(Path, sys.argv[1:] if arguments is None else arguments)
     request = Request.read(file)
-    status = int(pytest.main(request.project.arguments(), plugins=[_Plugin(request, file.parent)]))
+    # It runs no test: nothing is rewritten, and pytest does not warn that this package is imported already.
+    arguments = ["--assert=plain", *request.project.arguments()]
+    status = int(pytest.main(arguments, plugins=[_Plugin(request, file.parent)]))
     return 0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else status
 
 
