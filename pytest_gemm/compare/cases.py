@@ -24,7 +24,7 @@ from pytest_gemm.speed.report.units import plural
 
 
 class Standing(enum.Enum):
-    """What a status means to somebody who uses the kernel."""
+    """What a status means to a user of the kernel."""
 
     RIGHT = "right"
     WRONG = "wrong"  # whether the ledger explains it or not

@@ -12,7 +12,7 @@ from pytest_gemm.text import show
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the report; returns 1 where a case is newly wrong or slower, 0 otherwise."""
+    """Print the report; returns 1 where a case is newly wrong or slower or the later run did not end."""
     before, after = _load(given.before, given.after)
     found = report.compared(before, after)
     if given.html is not None:

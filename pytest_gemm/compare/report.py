@@ -42,8 +42,8 @@ class Comparison:
 
     @property
     def is_bad(self) -> bool:
-        """Whether anything is newly wrong, or slower."""
-        return any(section.is_bad and section.rows for section in self.sections)
+        """Whether anything is newly wrong or slower, or may be: the later run did not end."""
+        return self.after.record.totals is None or any(one.is_bad and one.rows for one in self.sections)
 
     @property
     def verdict(self) -> str:

@@ -266,6 +266,13 @@ def test_what_is_not_comparable_is_a_warning(
     assert warning in told(tmp_path, capsys, **changes)
 
 
+def test_a_later_run_that_did_not_end_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended, cut = written(tmp_path / "a", [PASSED]), written(tmp_path / "b", [PASSED], ended=False)
+    assert cli.main(["compare", ended, cut]) == 1
+    assert cli.main(["compare", cut, ended]) == 0
+    assert capsys.readouterr().out.count("did not end: cases are missing") == 2
+
+
 def test_the_time_to_compile_is_a_line_of_totals(compare: Compare) -> None:
     _, text = compare([of(1), of(2)], [of(1, seconds=Seconds(compile=30.0))])
     assert re.search(r"^seconds to compile, cases of both +10 +30$", text, re.MULTILINE)
