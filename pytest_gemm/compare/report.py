@@ -110,7 +110,8 @@ def _lines(found: Comparison, *, markdown: bool, whole: bool) -> Iterator[str]:
 def _section(section: Section, mark: Callable[[object], str], *, markdown: bool, whole: bool) -> Iterator[str]:
     indent = "" if markdown else "  "
     if not section.rows:
-        yield f"{section.title}: {mark(' '.join(section.notes))}"
+        none = "" if section.notes[0].startswith("Not compared") else "none. "
+        yield f"{section.title}: {none}{mark(' '.join(section.notes))}"
         return
     title = f"{section.title}: {plural(len(section.rows), 'case')}"
     yield from [f"### {title}", ""] if markdown else [title]

@@ -11,7 +11,7 @@ from pytest_gemm.speed import calibrate
 from pytest_gemm.speed.data import Judgement, Session, by_case
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.report.rows import change_text
-from pytest_gemm.speed.report.units import plural, seconds_text
+from pytest_gemm.speed.report.units import plural, seconds_text, signed
 
 
 def sections(before: Sequence[Session], after: Sequence[Session]) -> list[Section]:
@@ -31,8 +31,9 @@ def sections(before: Sequence[Session], after: Sequence[Session]) -> list[Sectio
             else:
                 count = plural(len(pair[0] or pair[1]), "session")
                 notes.append(f"{count} of {' / '.join(kind)} are in one run only and compare with nothing.")
-        same = sum(one.verdict is Verdict.SAME for one in found)
-        notes.append(f"{plural(len(found), 'case')} compared by the rules of the gate, {same} of them the same.")
+        same = [one.change or 0.0 for one in found if one.verdict is Verdict.SAME]
+        span = f", by {signed(min(same))}% to {signed(max(same))}%" if same else ""
+        notes.append(f"Compared by the rules of the gate: {plural(len(found), 'case')}, {len(same)} the same{span}.")
     helps = {
         Verdict.SLOWER: "Cases that the gate finds slower, and that were so in most sessions.",
         Verdict.FASTER: "Cases that the gate finds faster.",
