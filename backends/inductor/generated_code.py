@@ -61,7 +61,10 @@ _CPP_KERNEL = re.compile(
 )
 _CPP_CALL = re.compile(r"^\s+(?:call_|launchKernel\(\s*kernels\.)?((?:cpp|triton|cutlass)_\w+)[(,]", re.MULTILINE)
 _CPP_FOREIGN = re.compile(r"\baoti_torch_\w*?_((?:\w*mm\w*|mkl_\w*linear|\w*linear_pointwise\w*|\w*matmul\w*))\(")
-_GPU_TEMPLATES = ("triton_tem_", "cutlass_")
+TRITON_TEMPLATE = "triton_tem_"
+"""How names of Triton's template kernels begin."""
+
+_GPU_TEMPLATES = (TRITON_TEMPLATE, "cutlass_")
 
 
 def cpp_program(source: str) -> CppProgram:

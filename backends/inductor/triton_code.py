@@ -55,8 +55,11 @@ def placed(contract: Contract, problem: Problem, source: str) -> Contract:
         the contract itself where no template rounds before; ``epilogue="either"``, which has the rounded and the
         unrounded value at every step, where a text cannot be read or its rounding has no place among the steps.
     """
+    texts = generated_code.triton_templates(source)
     try:
-        found = {one for text in generated_code.triton_templates(source) for one in roundings(text)}
+        found = {one for text in texts for one in roundings(text)}
+        if not texts and generated_code.TRITON_TEMPLATE in source:
+            raise UnreadableError("a program in C++ has its Triton kernels as machine code")
     except UnreadableError:
         return dataclasses.replace(contract, epilogue="either")
     if not found:

@@ -162,6 +162,15 @@ def test_the_contract_follows_the_text(line: str, ends: list[str], epilogue: str
     assert (found.epilogue, found.rounds_at) == (epilogue, rounds_at)
 
 
+def test_a_text_that_is_not_there_is_judged_either_way() -> None:
+    """AOTInductor's programs call Triton's kernels as machine code."""
+    called = "kernels.triton_tem_fused_mm_relu_0(stream, arg0_1, arg1_1, buf0);\n"
+    found = triton_code.placed(Contract(), Problem.parse("mm:bf16:nn:32x40x256:relu"), called)
+    assert found.epilogue == "either"
+    cpp = triton_code.placed(Contract(), Problem.parse("mm:bf16:nn:32x40x256:relu"), "cpp_fused_mm_0(X, W, Y);\n")
+    assert cpp == Contract()
+
+
 # -- the verdict -----------------------------------------------------------------------------------------
 
 
