@@ -160,7 +160,8 @@ class _Reader(ast.NodeVisitor):
             case ast.BinOp(left=left, op=op, right=right):
                 return self._combined(op, self._used(self._value(left)), self._used(self._value(right)))
         parts = [self._used(self._value(part)) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-        return _Value(any(p.product for p in parts), sum(p.operands for p in parts), is_sum=False)
+        product, operands = any(part.product for part in parts), sum(part.operands for part in parts)
+        return _Value(product, operands, is_sum=not product and not operands)  # a constant is a part of a sum
 
     def _used(self, value: _Value) -> _Value:
         """The value as something computes with it: here a conversion has become a rounding of the sum."""

@@ -70,6 +70,15 @@ tmp9 = tmp8.to(tl.float32)
 tmp10 = triton_helpers.maximum(0, tmp9)
 tl.store(out_ptr1 + (xindex), tmp10, mask)
 """
+ALPHA = """
+tmp0 = tl.load(in_ptr0 + (xindex)).to(tl.float32)
+tmp1 = tl.full([1], 0.5, tl.float32)
+tmp2 = acc * tmp1
+tmp3 = tmp2 + tmp0
+tmp4 = tmp3.to(tl.float16)
+tmp5 = tmp4.to(tl.float32)
+tl.store(out_ptr1 + (xindex), tmp5 * tl.load(in_ptr3 + (xindex)), mask)
+"""
 ONCE = """
 tmp0 = tl.load(in_ptr2 + (xindex)).to(tl.float32)
 tmp1 = acc * tmp0
@@ -112,6 +121,7 @@ def kernel(end: str) -> str:
         (RELU, [Rounding("bf16", 0, True)]),
         (BIAS_GELU, [Rounding("bf16", 1, True)]),
         (SCALED_BIAS, [Rounding("bf16", 3, True)]),
+        (ALPHA, [Rounding("f16", 1, True)]),
         (ONCE, []),
         (NARROW_STORE, []),
         (AFTER_A_STEP, [Rounding("bf16", 0, False)]),
