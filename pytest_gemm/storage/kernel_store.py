@@ -133,7 +133,12 @@ class Job:
             ValueError: when the text does not export exactly one function.
         """
         text = _COMMAND.sub("", text)
-        text = re.sub(rf"(?<![\w.]){re.escape(entry_of(text))}(?![\w.])", ENTRY, text)
+        entry = re.escape(entry_of(text))
+        text = re.sub(rf"(?<![\w.]){entry}(?![\w.])", ENTRY, text)
+        # From torch 2.15 on the kernel's types end with it, so that no two libraries have a type of the same name.
+        inside = re.compile(rf"(?<=_){entry}(?![A-Za-z0-9])")
+        own = hashlib.sha256(inside.sub("", text).encode()).hexdigest()[:8]
+        text = inside.sub(f"{ENTRY}_{own}", text)
         kept: list[str] = []
         for line in map(str.rstrip, text.splitlines()):
             if line or (kept and kept[-1].endswith("\\")):  # a continued line takes in the next, blank or not

@@ -184,6 +184,27 @@ def test_the_same_kernel_has_one_key_whatever_it_is_called(nvcc: Compiler, again
     assert re.fullmatch(r"[0-9a-f]{64}", job(nvcc).key)
 
 
+# As Inductor of torch 2.15 names the types of a kernel.
+TYPED = (
+    KERNEL
+    + """
+struct gemm_128x128x64_NAME : public gemm_base { };
+using gemm_128x128x64_NAME_device_type = Adapter<gemm_128x128x64_NAME>;
+"""
+)
+
+
+def test_a_type_that_is_called_after_its_kernel_has_one_name_for_one_text() -> None:
+    names = ("cutlass_6d7f2e4c", "cutlass_fused_mm_1a2b3c4d", "Placeholder.KERNEL_NAME")
+    made = [text_of(kernel(name, TYPED)) for name in names]
+    assert len({one.key for one in made}) == 1
+    assert not any(name in made[0].text for name in names)
+    (type_,) = set(re.findall(r"struct (\w+) :", made[0].text))
+    assert f"using {type_}_device_type = Adapter<{type_}>;" in made[0].text
+    other = text_of(kernel(text=TYPED.replace("use(status)", "use(status, bias)"))).text
+    assert type_ not in other, "two libraries would define one type in two ways"
+
+
 def test_every_fact_that_may_change_the_machine_code_changes_the_key(nvcc: Compiler) -> None:
     jobs = [
         job(nvcc),
