@@ -123,7 +123,7 @@ def _torch_before_2_13(_problem: Problem, _request: BuildRequest) -> bool:
 
 
 def _not_blackwell(_problem: Problem, _request: BuildRequest) -> bool:
-    """Whether the device has not the tensor cores of compute capability 10; a machine without one is not asked."""
+    """Whether there is a device and its compute capability is not 10."""
     import torch
 
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 10

@@ -55,13 +55,13 @@ def placed(contract: Contract, problem: Problem, source: str) -> Contract:
         the contract itself where no template rounds before; ``epilogue="either"``, which has the rounded and the
         unrounded value at every step, where a text cannot be read or its rounding has no place among the steps.
     """
-    texts = generated_code.triton_templates(source)
+    texts, either = generated_code.triton_templates(source), dataclasses.replace(contract, epilogue="either")
+    if not texts and generated_code.TRITON_TEMPLATE in source:
+        return either  # a program in C++, which has its kernels as machine code
     try:
         found = {one for text in texts for one in roundings(text)}
-        if not texts and generated_code.TRITON_TEMPLATE in source:
-            raise UnreadableError("a program in C++ has its Triton kernels as machine code")
     except UnreadableError:
-        return dataclasses.replace(contract, epilogue="either")
+        return either
     if not found:
         return contract
     own = problem.adds_bias + 2 * bool(problem.op.scales)  # the scales of A and of B
@@ -70,7 +70,7 @@ def placed(contract: Contract, problem: Problem, source: str) -> Contract:
     places = {own: 0, **({own + 1: 1} if first in {"bias", "add"} else {})}
     rounding = found.pop()
     if found or not rounding.is_sum or rounding.dtype != problem.dtypes.out.name or rounding.operands not in places:
-        return dataclasses.replace(contract, epilogue="either")
+        return either
     return dataclasses.replace(contract, rounds_at=places[rounding.operands])
 
 

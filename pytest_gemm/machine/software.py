@@ -19,7 +19,7 @@ from pytest_gemm.machine.key import Device
 
 # Distributions whose versions decide what is computed, and how fast; those that are not installed are left out.
 PACKAGES: Final = ("torch", "triton", "nvidia-cutlass", "nvidia-cutlass-dsl", "nvidia-cutlass-operators")
-# The newest release of PyTorch that this version was held against.
+# The newest release of PyTorch that this version was tested with.
 NEWEST_TORCH: Final = "2.15"
 # Only what a GPU runs depends on these.
 _CUDA_DISTRIBUTIONS: Final = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12")
@@ -49,7 +49,7 @@ def unknown_torch() -> str:
         newer = Version(version).release[:2] > Version(NEWEST_TORCH).release
     except (metadata.PackageNotFoundError, InvalidVersion):
         return ""
-    known = f"torch {version} is newer than {NEWEST_TORCH}, the newest release that pytest-gemm was held against"
+    known = f"torch {version} is newer than {NEWEST_TORCH}, the newest release that pytest-gemm was tested with"
     return f"{known}: it is judged by the code that it generates" if newer else ""
 
 
