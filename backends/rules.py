@@ -170,7 +170,12 @@ def _lacks_onednn(problem: Problem, request: BuildRequest) -> tuple[str, str] | 
 
 def _unpacked_a(problem: Problem, _: BuildRequest) -> str:
     """The flag for which matrices of A are not contiguous."""
-    flags = ["a.padded", *(["a.batch_middle"] if problem.shape.batch != 1 and problem.shape.m != 1 else [])]
+    flags = [
+        "a.padded",
+        "a.sliced",
+        "a.strided",
+        *(["a.batch_middle"] if problem.shape.batch != 1 and problem.shape.m != 1 else []),
+    ]
     return next(filter(problem.has, flags), "")
 
 

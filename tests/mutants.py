@@ -36,6 +36,7 @@ from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.judging import verdict
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import views
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Unsupported
@@ -116,6 +117,10 @@ FP8_SQUARE = {"fp8": SQUARE["fp8"]}
 FP8_PAIR = {"fp8": "scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:20x40x{k}:quant.rowwise"}
 FP8_TENSORWISE = {"fp8": PLAIN["fp8"].replace("rowwise", "tensorwise")}
 OFFSET_B = lines("bmm:{d}:nn:3x20x40x{k}:b.offset")
+# What the program takes out of a larger tensor: a row, a column or a matrix off its beginning; every second element.
+CUT_A = lines("mm:{d}:nn:20x40x{k}:a.sliced") | {"fp8": f"{PLAIN['fp8']}:a.sliced"}
+CUT_B = lines("bmm:{d}:nn:3x20x40x{k}:b.tail") | {"i8": f"{TRANSPOSED['i8']}:b.sliced"}
+STRIDED = lines("addmm:{d}:tn:20x40x{k}:bias:a.strided")
 TAPPED = lines("mm:{d}:nn:20x40x{k}:relu:program.multi_output")
 AGAIN = lines("mm:{d}:nn:20x64x64:program.chained", "f32", "bf16")
 GATED = lines("linears:{d}:nt:2x20x40x{k}:bias+gated-silu", "f32", "bf16")
@@ -1181,6 +1186,37 @@ def offset_dropped(b: Tensor) -> Tensor:
     return b.as_strided(b.shape, b.stride(), max(b.storage_offset() - 1, 0))
 
 
+def cut_at(name: str, other: Callable[[Tensor, Tensor], Tensor]) -> Plant:
+    """A kernel that takes a view of the program's for ``other``, made of the view and of what it is cut out of."""
+
+    def plant(problem: Problem) -> Run:
+        def run(t: Tensors) -> Any:
+            wrong = other(views.cut(problem, name, t[name]), t[name])
+            operands = {"a": 0, "b": 1}
+
+            def matmul(*given: Tensor) -> Tensor:
+                mine = list(given)
+                mine[operands[name]] = wrong
+                return right(*mine)
+
+            return build(problem, matmul)(**t)
+
+        return run
+
+    return plant
+
+
+def at_the_argument(view: Tensor, whole: Tensor) -> Tensor:
+    """As a template that drops the offset of a view in the program."""
+    return view.as_strided(view.shape, view.stride(), whole.storage_offset())
+
+
+def rows_unstrided(view: Tensor, _whole: Tensor) -> Tensor:
+    """Elements that are two apart are taken to be neighbours."""
+    stride = [1 if size == 2 else size for size in view.stride()]
+    return view.as_strided(view.shape, stride, view.storage_offset())
+
+
 def scale_of_one_row(t: Tensors, problem: Problem) -> Tensor:
     """One scale for all, applied to the first row alone (pytorch 159940)."""
     scale = torch.ones(problem.shape.m, 1)
@@ -1862,6 +1898,15 @@ MUTANTS: dict[str, Mutant] = {
     # Other programs.
     "alpha-and-beta-exchanged": Mutant("alpha stands for beta", whole(alpha_and_beta_exchanged), ADDMM),
     "offset-of-b-dropped": Mutant("B's storage offset is not applied", changed(b=offset_dropped), OFFSET_B),
+    "offset-in-program-dropped": Mutant(
+        "the offset of a view in the program is not applied to A", cut_at("a", at_the_argument), CUT_A
+    ),
+    "offset-of-b-in-program-dropped": Mutant(
+        "the offset of a view in the program is not applied to B", cut_at("b", at_the_argument), CUT_B
+    ),
+    "stride-in-program-dropped": Mutant(
+        "every second element is taken for every element", cut_at("a", rows_unstrided), STRIDED
+    ),
     "tapped-too-late": Mutant("the tapped value is the last one", whole(tapped_too_late), TAPPED),
     "again-from-the-start": Mutant("the second product is the first", whole(again_from_the_start), AGAIN),
     "gate-exchanged": Mutant("the gate and the value are exchanged", spoilt(gate_exchanged), GATED),

@@ -96,6 +96,7 @@ def _replaced(given: Operands, values: str) -> Operands:
     if given.problem.op.several or given.problem.has("program.concat"):
         raise Unsupported("own-operands", "several weights have no formula of their own")
     weight = given.problem.op.weight
+    new |= {name: views.cut(given.problem, name, new[name]) for name in ("a", "b") if given.problem.view_of(name)}
     b = new["a"].mT if "b" not in new else new["b"].mT if weight else new["b"]
     residuals = tuple(
         views.residual_of(given.problem, i, new[f"r{i}"]) if f"r{i}" in new else new["a"]

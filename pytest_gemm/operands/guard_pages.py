@@ -96,12 +96,11 @@ class GuardPages:
         return self.only is None or name in self.only
 
     def place(self, given: Operands) -> Operands:
-        """The operands with the same values and strides at pages; no memory of theirs lies outside of the views."""
+        """The operands with the same values and strides at pages; no memory lies outside of what the program takes."""
         return given.moved(lambda old: self._placed(old) if self.wants(old.name) else old)
 
     def _placed(self, old: Guarded) -> Guarded:
-        flat = _copied(old.view, self.side, 1)
-        return Guarded(old.name, flat, flat.as_strided(old.view.shape, old.view.stride(), 0))
+        return old.over(_copied(old.whole, self.side, 1), old.whole.storage_offset())
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

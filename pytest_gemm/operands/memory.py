@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pytest_gemm.case_id import Device
+from pytest_gemm.operands import views
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.random_streams import Array, Lines, Stream
 from pytest_gemm.problem.dtypes import DType
@@ -55,12 +56,14 @@ class Guarded:
         name: which operand it is: ``a b offs bias r0 i0 scale scale_a zero_a scale_b zero_b quantisation``.
         storage: the whole memory as a flat tensor, guard bands included.
         view: the strided window of the data, not expanded over a batch.
+        whole: the tensor that the program takes, where ``view`` is a view that it makes; otherwise ``view``.
         drawn_finite: of a large operand, whether the few lines are finite that it was made of; else ``None``.
     """
 
     name: str
     storage: Tensor
     view: Tensor
+    whole: Tensor
     drawn_finite: bool | None = None
 
     def digest(self) -> str:
@@ -72,9 +75,14 @@ class Guarded:
 
     def clone(self) -> Guarded:
         """The same bytes in fresh memory: values, strides, offset and poison."""
-        storage, view = self.storage.clone(), self.view
-        moved = storage.as_strided(view.size(), view.stride(), view.storage_offset())
-        return dataclasses.replace(self, storage=storage, view=moved)
+        return self.over(self.storage.clone(), 0)
+
+    def over(self, storage: Tensor, first: int | torch.SymInt) -> Guarded:
+        """The same geometry over another storage, which begins at element ``first`` of this one."""
+        view, whole = (
+            storage.as_strided(x.size(), x.stride(), x.storage_offset() - first) for x in (self.view, self.whole)
+        )
+        return dataclasses.replace(self, storage=storage, view=view, whole=whole)
 
     def guards_intact(self) -> bool:
         """Whether every byte outside the view still is the poison that was put there."""
@@ -135,6 +143,8 @@ def guarded(
     offset: bool = False,
     apart: bool = False,
     middle: bool = False,
+    cut: str = "",
+    matrix: bool = False,
 ) -> Guarded:
     """``values`` in row-major order between two guard bands.
 
@@ -147,11 +157,14 @@ def guarded(
         offset: it begins an element past an aligned address.
         apart: each matrix begins 64-byte aligned, as a tensor of its own would.
         middle: the first dimension lies between the two others in memory.
+        cut: the view that the program makes of a larger tensor, see :meth:`Facts.view_of`.
+        matrix: the tensor of the program is the only one of the first dimension.
     """
     element, shape = torch_dtype(dtype), values.shape
     gap = (_PAD_FP8 if dtype.bits == 8 and dtype.is_float else _PAD) if padded else 0
+    gap = 2 * views.lead(dtype) if cut == "sliced" else gap
     strides = [1] * len(shape)
-    step = 1
+    step = 2 if cut == "strided" else 1
     for dim in (2, 0, 1) if middle else reversed(range(len(shape))):
         unit = 64 // element.itemsize if apart and dim == 0 else 1
         step = -(-step // unit) * unit
@@ -160,6 +173,10 @@ def guarded(
         step *= max(shape[dim], 1) + (gap if dim == len(shape) - 1 else 0)
     band = _BAND_BYTES // element.itemsize
     first = band + offset
+    if cut == "sliced":
+        first += views.lead(dtype)
+    elif cut == "tail":
+        first, step = first + strides[matrix], step + strides[matrix]
     if isinstance(values, Lines):
         flat = _poison(first + step + band, element, device)
         drawn_finite = values.write(flat.as_strided(shape, strides, first))
@@ -167,4 +184,5 @@ def guarded(
         flat, drawn_finite = _poison(first + step + band, element), None
         flat.as_strided(shape, strides, first).copy_(torch.from_numpy(values))
         flat = flat.to(device)
-    return Guarded(name, flat, flat.as_strided(shape, strides, first), drawn_finite)
+    view = flat.as_strided(shape, strides, first)
+    return Guarded(name, flat, view, views.whole_of(view, cut, dtype, offset, dim=int(matrix)), drawn_finite)

@@ -252,7 +252,7 @@ class _Memory:
         self._problem, self.device = problem, device
         self.buffers: list[Guarded] = []
 
-    def keep(self, name: str, values: Array | Lines, dtype: DType, **state: bool) -> Tensor:
+    def keep(self, name: str, values: Array | Lines, dtype: DType, **state: Any) -> Tensor:
         """The tensor of these values; see :func:`guarded` for its state."""
         self.buffers.append(guarded(name, values, dtype, self.device, **state))
         return self.buffers[-1].view
@@ -291,6 +291,8 @@ class _Memory:
         """A or B over its storage: transposed, expanded, without a batch of one."""
         problem, is_a = self._problem, side.name == "a"
         transposed = problem.layout.a_transposed if is_a else problem.layout.b_transposed
+        batch = problem.shape.batch
+        is_matrix = batch is None or (problem.grouped or problem.op.several if is_a else problem.op.weight)
         view = self.keep(
             side.name,
             all_lines(lines, side.shape, transposed == is_a),
@@ -299,10 +301,11 @@ class _Memory:
             offset=problem.has(f"{side.name}.offset"),
             middle=problem.has(f"{side.name}.batch_middle"),
             apart=problem.op.several and not is_a,
+            cut=problem.view_of(side.name),
+            matrix=is_matrix,
         )
         view = view.mT if transposed else view
-        batch = problem.shape.batch
-        if batch is None or (problem.grouped or problem.op.several if is_a else problem.op.weight):
+        if batch is None or is_matrix:
             return view[0]
         return view.expand(batch, -1, -1) if problem.has(f"{side.name}.broadcast") else view
 

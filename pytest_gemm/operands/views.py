@@ -1,9 +1,12 @@
-"""Results that are stored through a transpose: from the product's places to the program's, and back.
+"""Views in programs: results stored through a transpose, operands that a program takes out of larger tensors.
 
 Steps such as ``t``, ``perm-1_0_2`` and ``view-4x8x2x33`` compute nothing, so a result is judged where its reference is:
 in the product's own M x N (with its batch).  A program takes residuals in its own places and returns its result there;
 this module translates both.  Of a residual it always gives a view: the problem line allows no view step that would
 copy one.
+
+With the flags ``tail``, ``sliced`` and ``strided`` the argument of a program is a larger tensor, as it is stored, and
+the program itself makes A or B of it.  What is not A's or B's is poison.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 
 import torch
 
+from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step
 
@@ -95,3 +99,60 @@ def _in_place(output: Problem, result: Any) -> Any:
         text = f"the result has shape {tuple(result.shape)}, expected {output.returned_shape}"
         raise WrongShape(f"{text} ({output.result_shape} after {'+'.join(map(str, output.view_steps))})")
     return back(result, output.result_shape, output.view_steps)
+
+
+# -- operands that a program takes out of larger tensors ---------------------------------------------------
+
+
+def lead(dtype: DType) -> int:
+    """Columns on each side of a matrix that is ``sliced``: 16 bytes of them, which TMA can skip."""
+    return 128 // dtype.bits
+
+
+def whole_of(x: torch.Tensor, cut: str, dtype: DType, offset: bool = False, dim: int = 0) -> torch.Tensor:
+    """The tensor of which a program makes ``x``, as it is stored; ``x`` itself where it takes that.
+
+    Args:
+        x: a tensor in storage that was made for this (``memory.guarded``), in the order in which it is stored.
+        cut: see :meth:`Facts.view_of`.
+        dtype: of its elements.
+        offset: a slice begins one column later.
+        dim: the dimension of which ``tail`` drops the first index.
+    """
+    shape, stride, first = list(x.shape), list(x.stride()), x.storage_offset()
+    if cut == "tail":
+        shape[dim] += 1
+        first -= stride[dim]
+    elif cut == "sliced":
+        shape[-1] += 2 * lead(dtype)
+        first -= lead(dtype) + offset
+    elif cut == "strided":
+        shape[-1] *= 2
+        stride[-1] = 1
+    return x.as_strided(shape, stride, first) if cut else x
+
+
+def given_whole(problem: Problem, name: str, x: torch.Tensor) -> torch.Tensor:
+    """Operand ``a`` or ``b``, K x N even where the program takes a weight, as the argument that the program cuts."""
+    stored = x.mT if _is_transposed(problem, name) else x
+    dtype = problem.dtypes.a if name == "a" else problem.dtypes.b
+    return whole_of(stored, problem.view_of(name), dtype, problem.has(f"{name}.offset"))
+
+
+def cut(problem: Problem, name: str, whole: Any) -> Any:
+    """What a program makes of the argument ``a`` or ``b``, a tensor or what stands for one in a trace."""
+    kind, columns = problem.view_of(name), lead(problem.dtypes.a if name == "a" else problem.dtypes.b)
+    if kind == "tail":
+        x = whole[1:]
+    elif kind == "sliced":
+        later = int(problem.has(f"{name}.offset"))
+        x = whole[..., columns + later : later - columns]
+    elif kind == "strided":
+        x = whole[..., ::2]
+    else:
+        return whole
+    return x.mT if _is_transposed(problem, name) and not (name == "b" and problem.op.weight) else x
+
+
+def _is_transposed(problem: Problem, name: str) -> bool:
+    return problem.layout.a_transposed if name == "a" else problem.layout.b_transposed

@@ -127,6 +127,10 @@ class Facts:
         """
         return dtype if step.name != "sum" or self.dtypes.out.is_float else self.dtypes.out
 
+    def view_of(self, side: str) -> str:
+        """What the program makes A or B of: ``tail``, ``sliced``, ``strided``; "" where it takes it as it is."""
+        return next((word for word in ("tail", "sliced", "strided") if self.has(f"{side}.{word}")), "")
+
     @property
     def bias_dtype(self) -> DType:
         """Element type of the bias operand."""

@@ -201,6 +201,16 @@ def _batch_middle(p: Facts, rows: int) -> _Rules:
     yield is_idle, "changes nothing for one row", "give a batch of 2 or more, or drop it"
 
 
+def _tail(p: Facts, *, is_batched: bool) -> _Rules:
+    moves_m = p.has("m.dynamic") and not is_batched
+    yield moves_m, "takes a row off an M that is not known", "drop m.dynamic"
+
+
+def _cut(p: Facts, transposed: bool) -> _Rules:
+    moves_m = p.has("m.dynamic") and transposed
+    yield moves_m, "cuts stored rows of length M, which is not known", "use layout nn or nt, or drop m.dynamic"
+
+
 def _branching(p: Facts) -> _Rules:
     last = p.chain[-2:]
     computes = len(last) == 2 and last[0].kind in (StepKind.UNARY, StepKind.BINARY)
@@ -255,6 +265,9 @@ _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] 
     "r0.alias": _residual_is_a,
     "a.3d": lambda p: [(p.shape.m % 2 != 0 or p.layout.a_transposed, "halves the rows of A", "give an even M and nt")],
     "a.4d": _four_dimensions,
+    "a.tail": lambda p: _tail(p, is_batched=p.shape.batch is not None),
+    "a.sliced": lambda p: _cut(p, p.layout.a_transposed),
+    "a.strided": lambda p: _cut(p, p.layout.a_transposed),
     "out.2d": lambda p: [(not p.has("a.3d"), "undoes a.3d", "add a.3d")],
     "program.multi_output": lambda p: [(not p.chain, "needs a step behind the value", "for example relu")],
     "program.branching": _branching,

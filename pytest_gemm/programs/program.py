@@ -31,18 +31,21 @@ Program = Callable[..., Any]
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
     """The program's tensors by name, in order: a, b, scale_a, zero_a, scale, zero_b, quantisation, offs, bias, r0 ...
 
-    ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise; it is absent where
-    B is A, and so is ``r0`` for ``r0.alias``.  Of a residual that is looked up ``r0`` is the table and ``i0`` the
-    index.  ``linears`` have a weight and a bias for each product: b0, b1 ...; with ``program.concat`` there are b0 and
-    scale0 to b2 and scale2, views of B and of its scales.
+    ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise.  Where the program makes
+    A or B itself, it is the larger tensor, as it is stored.  ``b`` is absent where B is A, and so is ``r0`` for
+    ``r0.alias``.  Of a residual that is looked up ``r0`` is the table and ``i0`` the index.  ``linears`` have a weight
+    and a bias for each product: b0, b1 ...; with ``program.concat`` there are b0 and scale0 to b2 and scale2, views of
+    B and of its scales.
     """
     op, found = problem.op, dict[str, torch.Tensor]()
     for field, x in operands.tensors.items():
         name = "scale" if field == "scale_b" and op.converts else field
         if name == "a":
-            found[name] = _deep(problem, x)
+            found[name] = views.given_whole(problem, name, x) if problem.view_of(name) else _deep(problem, x)
         elif name == "b":
-            if not problem.b_is_a:
+            if problem.view_of(name):
+                found[name] = views.given_whole(problem, name, x)
+            elif not problem.b_is_a:
                 weight = x.mT if op.weight or op.several else x
                 found |= _numbered(name, weight) if op.several else _thirds(problem, name, weight)
         elif name == "bias" and op.several:
@@ -121,6 +124,7 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
     def program(**tensors: torch.Tensor) -> Any:
         if matmul is None and not is_packed:
             tensors = packed(problem, tensors)
+        tensors |= {name: views.cut(problem, name, tensors[name]) for name in ("a", "b") if problem.view_of(name)}
         if problem.has("r0.alias"):
             tensors["r0"] = tensors["a"]
         tensors = _converted(problem, tensors)

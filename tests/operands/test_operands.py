@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_gemm.operands import memory, random_streams
+from pytest_gemm.operands import memory, random_streams, views
 from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
@@ -83,6 +83,10 @@ LAYOUTS = [
     "baddbmm:f32:nn:4x5x3x7:bias-mn:b.padded+offset+broadcast",
     "linear:f32:nt:4x5x3x7:bias+add:a.padded",
     "mm:f32:nt:5x5x7:a.padded+offset:b.alias_t",
+    "mm:f32:nn:5x3x7:a.tail:b.sliced",
+    "mm:bf16:tt:5x3x7:a.offset+sliced:b.offset+tail",
+    "bmm:f16:nt:4x5x3x7:a.tail:b.strided",
+    "linear:f32:nt:4x5x3x7:bias:a.strided:b.tail",
     "mm:f32:nn:0x3x7",
     "mm:f32:nt:5x0x7:a.padded:b.padded",
     "mm:f32:tn:5x3x0:a.padded:b.padded",
@@ -125,21 +129,40 @@ def test_shapes_and_strides_are_those_of_the_layout(line: str) -> None:
     shape, lead = problem.shape, () if problem.shape.batch is None else (problem.shape.batch,)
     assert operands.a.shape == (*lead, shape.m, shape.k)
     assert operands.b.shape == ((shape.k, shape.n) if problem.op.name == "linear" else (*lead, shape.k, shape.n))
-    pad_a, pad_b = 8 * problem.has("a.padded"), 8 * problem.has("b.padded")
-    row_a, row_b = max(shape.k, 1) + pad_a, max(shape.n, 1) + pad_b
-    column_a, column_b = max(shape.m, 1) + pad_a, max(shape.k, 1) + pad_b
-    assert operands.a.stride()[-2:] == ((1, column_a) if problem.layout.a_transposed else (row_a, 1))
+    gap = 2 * 128 // problem.dtypes.a.bits  # 16 bytes on both sides of a slice
+    pad_a, pad_b = (8 * problem.has(f"{x}.padded") + gap * problem.has(f"{x}.sliced") for x in "ab")
+    one_a, one_b = (1 + problem.has(f"{x}.strided") for x in "ab")
+    row_a, row_b = one_a * max(shape.k, 1) + pad_a, one_b * max(shape.n, 1) + pad_b
+    column_a, column_b = one_a * max(shape.m, 1) + pad_a, one_b * max(shape.k, 1) + pad_b
+    assert operands.a.stride()[-2:] == ((one_a, column_a) if problem.layout.a_transposed else (row_a, one_a))
     if problem.has("b.alias_t"):
         assert operands.b.data_ptr() == operands.a.data_ptr()
         assert operands.b.stride() == operands.a.mT.stride()
     else:
-        assert operands.b.stride()[-2:] == ((1, column_b) if problem.layout.b_transposed else (row_b, 1))
+        assert operands.b.stride()[-2:] == ((one_b, column_b) if problem.layout.b_transposed else (row_b, one_b))
     for flag, tensor in (("a.broadcast", operands.a), ("b.broadcast", operands.b)):
         if problem.has(flag):
             assert tensor.stride(0) == 0
     for flag, tensor in (("a.offset", operands.a), ("b.offset", operands.b)):
         offset = 1 if problem.has(flag) or (problem.has("b.alias_t") and problem.has("a.offset")) else 0
-        assert tensor.storage_offset() * tensor.element_size() % 64 == offset * tensor.element_size()
+        cut = {"sliced": gap // 2, "tail": max(tensor.stride())}  # of a batch a matrix, otherwise a row
+        offset += cut.get(problem.view_of(flag[0]), 0)
+        assert (tensor.storage_offset() - offset) * tensor.element_size() % 64 == 0
+
+
+@pytest.mark.parametrize("line", [line for line in LAYOUTS if any(w in line for w in ("tail", "sliced", "strided"))])
+def test_the_program_makes_the_operand_of_what_it_takes(line: str) -> None:
+    problem = Problem.parse(line)
+    operands = room.make(problem, "rand", 0)
+    tensors = args(problem, operands)
+    for name, operand in (("a", operands.a), ("b", operands.b)):
+        if not problem.view_of(name):
+            continue
+        made = views.cut(problem, name, tensors[name])
+        made = made.mT if name == "b" and problem.op.weight else made
+        assert made.data_ptr() == operand.data_ptr()
+        assert (made.shape, made.stride()) == (operand.shape, operand.stride())
+        assert int(tensors[name].isnan().sum()) == tensors[name].numel() - operand.numel()
 
 
 def test_a_write_anywhere_is_noticed_and_named() -> None:

@@ -10,6 +10,8 @@ from pytest_gemm.problem.ops.op import (
     FLOATS_AND_AUTOCAST,
     OUTPUTS,
     PRECISION,
+    SLICED,
+    VIEWS,
     Complaints,
     Matmul,
     Op,
@@ -67,16 +69,16 @@ OPS: Final = (
         "never",
         FLOATS_AND_AUTOCAST,
         lambda torch, _, t: torch.mm(t["a"], t["b"]),
-        flags=(*_ALL, *PRECISION, "program.chained", "b.alias"),
+        flags=(*_ALL, *PRECISION, *VIEWS, "program.chained", "b.alias"),
     ),
-    Op("addmm", "never", FLOATS_AND_AUTOCAST, _addmm("addmm"), addend=True, flags=(*_ALL, *PRECISION)),
+    Op("addmm", "never", FLOATS_AND_AUTOCAST, _addmm("addmm"), addend=True, flags=(*_ALL, *PRECISION, *VIEWS)),
     Op(
         "bmm",
         "always",
         FLOATS_AND_AUTOCAST,
         lambda torch, _, t: torch.bmm(t["a"], t["b"]),
         constant_b=False,
-        flags=(*_ALL, *PRECISION, *_BATCHED, "program.chained", "b.alias"),
+        flags=(*_ALL, *PRECISION, *VIEWS, *_BATCHED, "program.chained", "b.alias"),
     ),
     Op(
         "baddbmm",
@@ -85,7 +87,7 @@ OPS: Final = (
         _addmm("baddbmm"),
         constant_b=False,
         addend=True,
-        flags=(*_ALL, *PRECISION, *_BATCHED),
+        flags=(*_ALL, *PRECISION, *VIEWS, *_BATCHED),
     ),
     Op(
         "linear",
@@ -95,7 +97,7 @@ OPS: Final = (
         layouts=_WEIGHTS,
         own_bias=True,
         weight=True,
-        flags=(*_ALL, *PRECISION, "program.chained", "a.4d"),
+        flags=(*_ALL, *PRECISION, *VIEWS, "program.chained", "a.4d"),
     ),
     # Several linears of one input, each with its own weight and bias.
     Op(
@@ -110,7 +112,7 @@ OPS: Final = (
         check=_check_linears,
         flags=("b.argument", "a.3d", "out.2d", "bias.first", "bias.last", "steps.first", "steps.last"),
     ),
-    Op("int_mm", "never", ("i8-i8-i32",), lambda torch, _, t: torch._int_mm(t["a"], t["b"]), flags=_ALL),
+    Op("int_mm", "never", ("i8-i8-i32",), lambda torch, _, t: torch._int_mm(t["a"], t["b"]), flags=(*_ALL, *SLICED)),
     Op(
         "mixed_mm",
         "never",

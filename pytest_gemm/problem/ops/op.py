@@ -26,6 +26,9 @@ FLOATS_AND_AUTOCAST: Final = (*FLOATS, "f32-f32-bf16", "f32-f32-f16")
 # Flags of every op whose program has one product and one result at its end, and of those with a weight in the program.
 OUTPUTS: Final = ("r0.alias", "program.multi_output", "program.branching")
 PRECISION: Final = ("math.tf32", "math.half_partials")
+# Operands that the program takes as views of larger tensors; a kernel for 8 bits needs rows of adjacent elements.
+SLICED: Final = ("a.tail", "b.tail", "a.sliced", "b.sliced")
+VIEWS: Final = (*SLICED, "a.strided", "b.strided")
 
 
 def triples(a: str, b: str, out: str) -> tuple[str, ...]:

@@ -10,7 +10,18 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pytest_gemm.problem.layout import Layout
-from pytest_gemm.problem.ops.op import OUTPUTS, Complaints, Matmul, Op, Problem, Tensor, Tensors, dtype_of, triples
+from pytest_gemm.problem.ops.op import (
+    OUTPUTS,
+    SLICED,
+    Complaints,
+    Matmul,
+    Op,
+    Problem,
+    Tensor,
+    Tensors,
+    dtype_of,
+    triples,
+)
 from pytest_gemm.problem.steps import QLINEAR_BINARY, QLINEAR_UNARY, StepKind
 
 
@@ -188,6 +199,6 @@ OPS: Final = (
         rounds_once=True,
         layouts=(Layout.NT,),
         scales=("tensorwise", "rowwise"),
-        flags=("b.alias_t", "b.argument", *OUTPUTS, "math.fast_accumulate"),
+        flags=("b.alias_t", "b.argument", *OUTPUTS, *SLICED, "math.fast_accumulate"),
     ),
 )
