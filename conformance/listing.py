@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from tabulate import tabulate
 
 from pytest_gemm.conformance import matrix
-from pytest_gemm.problem.axes import LEVELS
+from pytest_gemm.problem.axes import HUGE, LEVELS
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
@@ -140,7 +140,7 @@ def _uncovered(op: str, problems: Sequence[Problem], every: Sequence[Problem]) -
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``pytest-gemm list``."""
-    parser.add_argument("--level", choices=LEVELS, default=LEVELS[0], help="the level (default: quick)")
+    parser.add_argument("--level", choices=(*LEVELS, HUGE), default=LEVELS[0], help="the level (default: quick)")
     parser.add_argument("--op", action="append", default=[], metavar="OP", help="only this op; may be repeated")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--lines", action="store_true", help="print the problem lines")

@@ -1,4 +1,4 @@
-"""Which problems the suite consists of, by level.  Everything of ``quick`` is in ``full``, and so on.
+"""Which problems the suite consists of, by level.  Everything of ``quick`` is in ``full``, and so on; not so ``huge``.
 
 The problems are data: a file for each family in ``cases/``, see ``docs/adding-a-case.md``.  No problem is left out
 because some backend does not support it.
@@ -24,22 +24,23 @@ def families() -> tuple[str, ...]:
     return tuple(name for name in names if name not in _OTHER_TESTS)
 
 
-def family(name: str, level: str, *sets: str) -> tuple[Problem, ...]:
+def family(name: str, level: str, *sets: str, device: str = "") -> tuple[Problem, ...]:
     """The problems of a family up to a level.
 
     Args:
         name: of a file in ``cases/`` without its suffix.
-        level: one of :data:`LEVELS`.
+        level: one of :data:`LEVELS`, or ``huge``.
         sets: names of the sets that are wanted; none: all.
+        device: that the sets are meant for; "": any.
     """
-    found = shapes.read(CASES / f"{name}.toml", level)
+    found = [one for one in shapes.read(CASES / f"{name}.toml", level) if not device or device in one.devices]
     return unique(problem for one in found if not sets or one.name in sets for problem in one.problems)
 
 
 @functools.cache
-def products(level: str) -> tuple[Problem, ...]:
-    """Every problem of a level that a plain product can be."""
-    return unique(problem for name in families() for problem in family(name, level))
+def products(level: str, device: str = "") -> tuple[Problem, ...]:
+    """Every problem of a level that a plain product can be, on a device or on any."""
+    return unique(problem for name in families() for problem in family(name, level, device=device))
 
 
 def levels() -> dict[str, str]:

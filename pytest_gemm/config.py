@@ -130,7 +130,7 @@ class GemmConfig:
         registry: every registered backend.
         backends: the selected ones, in the order given.
         named: whether the user named them (``auto`` otherwise).
-        level: ``quick``, ``full`` or ``exhaustive``.
+        level: ``quick``, ``full``, ``exhaustive`` or ``huge``.
         problems: problems given by the user; empty: each test's own.
         ops: restrict to these op names; empty: all.
         distributions: restrict to these; empty: the level's.
@@ -187,7 +187,7 @@ class GemmConfig:
     @property
     def wanted_candidates(self) -> str:
         """Which candidates are judged, as ``candidates`` and the level have it; "": each backend's own."""
-        return self.candidates or ("" if self.level == "quick" else "all")
+        return self.candidates or ("" if self.level in {"quick", "huge"} else "all")
 
     @property
     def isas(self) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ A test asks with ``@pytest.mark.gemm(...)`` and the fixture ``gemm_case``::
         gemm_check(gemm_case)
 
 Marker keywords:
-    problems: problem lines or :class:`Problem` objects, or a function of the level that returns them.
+    problems: problem lines or :class:`Problem` objects, or a function of the level that returns them; it gets the
+        device, too, where it has a parameter ``device``.
     shapes: a shapes file instead (see ``problem.shapes``), from which ``--gemm-shapes`` chooses.
     distributions: names of distributions; by default the level decides.
     any_problem: the test takes whatever ``--gemm-problem`` names, also what is not in its own list.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +37,7 @@ from pytest_gemm.isolation.journal import Position, death
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.outcome import Activity, Outcome, Phase, Reason
 from pytest_gemm.problem import shapes
+from pytest_gemm.problem.axes import HUGE
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.text import described, did_you_mean
@@ -60,7 +63,7 @@ class MarkerError(ValueError):
 class Request:
     """What a test's marker asks for; see the module's docstring for the fields."""
 
-    problems: Callable[[str], Iterable[Problem | str]] | Sequence[Problem | str] = ()
+    problems: Callable[..., Iterable[Problem | str]] | Sequence[Problem | str] = ()
     shapes: Path | None = None
     distributions: tuple[str, ...] = ()
     any_problem: bool = False
@@ -203,9 +206,10 @@ def _problems(request: Request, config: GemmConfig, device: str) -> list[Problem
 
 
 @functools.lru_cache(maxsize=64)
-def _called(problems: Callable[[str], Iterable[Problem | str]], level: str) -> tuple[Problem | str, ...]:
+def _called(problems: Callable[..., Iterable[Problem | str]], level: str, device: str) -> tuple[Problem | str, ...]:
     """Several tests may share one function."""
-    return tuple(problems(level))
+    more = {"device": device} if "device" in inspect.signature(problems).parameters else {}
+    return tuple(problems(level, **more))
 
 
 def _own_problems(request: Request, config: GemmConfig, device: str) -> list[Problem]:
@@ -215,11 +219,18 @@ def _own_problems(request: Request, config: GemmConfig, device: str) -> list[Pro
             return list(shapes.select(request.shapes, config.speed.shapes, config.level, device, config.speed.root))
     except shapes.ShapeError as error:
         raise MarkerError(f"--gemm-shapes: {error}") from None
-    lines = _called(problems, config.level) if callable(problems) else problems
+    lines = _called(problems, config.level, device) if callable(problems) else problems
     try:
         return [p if isinstance(p, Problem) else Problem.parse(p) for p in lines]
     except ProblemError as error:
         raise MarkerError(f"in the gemm marker's problems: {error}") from None
+
+
+def _of_level(names: tuple[str, ...], level: str) -> tuple[str, ...]:
+    """Of the distributions that apply those of a level; of ``huge`` one that is exact and one that rounds."""
+    if level == HUGE:
+        return tuple(dict.fromkeys((*names[:1], *(name for name in names if name == "rand"))))
+    return names[: DISTRIBUTIONS[level]]
 
 
 def case_of(parameter: Parameter, config: GemmConfig) -> Case:
@@ -240,7 +251,7 @@ def case_of(parameter: Parameter, config: GemmConfig) -> Case:
     backend, problem = config.registry[asked.backend], Problem.parse(asked.problem)
     apply = distributions_for(problem)
     wanted = tuple(name for name in config.distributions if name in apply) or config.distributions
-    distributions = parameter.distributions or wanted or apply[: DISTRIBUTIONS[config.level]]
+    distributions = parameter.distributions or wanted or _of_level(apply, config.level)
     device = config.device_of(backend)
     case = Case(backend, problem, distributions, config.seed, device, CandidateSelection(config.wanted_candidates))
     return dataclasses.replace(case, mode=asked.mode, isa=asked.isa, threads=asked.threads)

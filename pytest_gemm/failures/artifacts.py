@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _CELLS: Final = 512
 # With more lines than this in a direction a grid hides what it is drawn on.
 _LINES: Final = 64
+# Operands of more bytes than this are not written, and no script makes them.
+_MOST_BYTES: Final = 1 << 30
 # Error over bound at which the colours end.
 _FAR: Final = 1e6
 
@@ -84,7 +86,14 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
         if evidence.actual is not None and evidence.actual.shape == interval.lo.shape:
             candidates = ", ".join(outcome.candidates)
             draw(place / "error_map.png", evidence.actual, interval, outcome.problem, candidates)
-    _store(tensors, place / "tensors.pt")
+    if not _too_large(evidence):
+        _store(tensors, place / "tensors.pt")
+
+
+def _too_large(evidence: Evidence) -> bool:
+    """Whether the operands would fill a disk: those of a crash are whole, those of a wrong large result are lines."""
+    tensors = program.args(evidence.operands.problem, evidence.operands).values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) > _MOST_BYTES
 
 
 def _store(tensors: Mapping[str, object], path: Path) -> None:
@@ -122,6 +131,8 @@ def _write_script(path: Path, outcome: Outcome, evidence: Evidence, case: Case, 
     Raises:
         Unsupported: when there can be none.
     """
+    if _too_large(evidence):
+        raise Unsupported("no-script", "the operands have more than a GiB")
     candidate = outcome.candidate or (outcome.chosen[0] if len(outcome.chosen) == 1 else "")
     if outcome.chosen and "out of the FX graph cache" in candidate:
         candidate = ""

@@ -44,6 +44,8 @@ Timed = Callable[[operands.Operands], Any]
 
 # Results up to this size are kept and checked again at the end of the case.
 _KEEP_BYTES: Final = 1 << 20
+# Of results from this size on only a digest is kept.
+_DROP_BYTES: Final = 1 << 28
 # Failed outcomes of one case whose tensors are kept: hundreds of candidates may fail alike.
 _EVIDENCE: Final = 8
 # With more candidates than this each is judged with two distributions.
@@ -52,17 +54,27 @@ _MANY: Final = 8
 
 @dataclasses.dataclass
 class _Run:
-    """One result, kept until the case ends to see whether the backend still writes to it."""
+    """One result, kept until the case ends to see whether the backend still writes to it.
+
+    Attributes:
+        truth: what it was held against.
+        results: the tensors; none of them where they are too large to be kept.
+        kept: a copy of their bits, where they are small.
+        digest: of those that are too large; "" for others.
+    """
 
     truth: Truth
     results: tuple[torch.Tensor, ...]
-    kept: bytes | None
+    kept: bytes | None = None
+    digest: str = ""
 
     @classmethod
     def of(cls, truth: Truth, results: tuple[torch.Tensor, ...]) -> _Run:
-        """With a copy of the bits of a result that is not too large."""
-        small = sum(r.numel() * r.element_size() for r in results) <= _KEEP_BYTES
-        return cls(truth, results, drive.bytes_of(results) if small else None)
+        """With what their size allows."""
+        size = sum(r.numel() * r.element_size() for r in results)
+        if size >= _DROP_BYTES:
+            return cls(truth, (), digest=drive.digest_of(results))
+        return cls(truth, results, drive.bytes_of(results) if size <= _KEEP_BYTES else None)
 
 
 class Judge:
@@ -121,8 +133,12 @@ class Judge:
             yield found if kept <= _EVIDENCE else Judged(found.outcome)
             starved = starved or (found.outcome.reason is not None and found.outcome.reason.code == "out-of-memory")
         if starved:
-            self._truths.forget()
-            faults.release()
+            self.release()
+
+    def release(self) -> None:
+        """Let go of the operands and results of the last problem."""
+        self._truths.forget()
+        faults.release()
 
     def _operands_of(self, case: Case, outcome: Outcome) -> Evidence | None:
         """Evidence of a failure that has no wrong result to show: a crash, a fallback."""
@@ -239,8 +255,9 @@ class Judge:
             raise Ended(attempt.end(Status.MISTRUSTED, doubt))
         if timed is None:
             runs.append(_Run.of(truth, results))
-            name = f"distribution {attempt.distribution}, seed {case.seed}"
-            self._truths.earlier(case)[name] = program.gathered(case.problem, results)
+            if not runs[-1].digest:
+                name = f"distribution {attempt.distribution}, seed {case.seed}"
+                self._truths.earlier(case)[name] = program.gathered(case.problem, results)
         yield Judged(attempt.end(Status.PASSED))
 
     def _run(
@@ -425,6 +442,11 @@ def _differs(runs: Sequence[_Run], first: _Run, second: tuple[torch.Tensor, ...]
     """What is wrong after the second run with the operands of ``first``; ``None`` for nothing."""
     if any(run.kept is not None and drive.bytes_of(run.results) != run.kept for run in runs):
         return Reason("result-rewritten", "a result that was handed out changed when the next one was computed")
+    if first.digest:
+        if not contract.deterministic or drive.digest_of(second) == first.digest:
+            return None
+        text = "the same call gave other bits the second time"
+        return Reason("not-deterministic", f"{text}; a backend that uses atomics declares deterministic=False")
     if len(second) != len(first.results) or not all(map(verdict.comparable, second, first.results)):
         text = "the same call gave something of another type or shape the second time"
         return Reason("not-deterministic", text)

@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 
-from pytest_gemm.case_id import Device
+from pytest_gemm.judging import lines as lines_module
 from pytest_gemm.judging import locate, verdict
+from pytest_gemm.judging.lines import Lines, LinesVerdict, generator, of_any_batch
 from pytest_gemm.numerics import freivalds
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import product as product_module
-from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.integers import is_large
 from pytest_gemm.operands.tensors import Operands
@@ -36,17 +35,14 @@ from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 
-# Of M rows an M-th of 64 is judged in full, between these limits; of N columns likewise.
-_SHARE: Final = 64
-_FEWEST: Final = 16
-_MOST: Final = 256
 # Rows that a check suspects and that are then judged in full.
 _SUSPECTS: Final = 64
 # Vectors of signs.  A single wrong element shows in each of them; several may cancel in one.
 _VECTORS: Final = 4
+# Elements whose magnitudes are compared at once.
+_AT_ONCE: Final = 1 << 27
 # Chance that rounding alone raises suspicion somewhere; it costs some lines, and no verdict.
 _DOUBT: Final = 1e-9
-_EDGES: Final = (16, 32, 64, 128, 256)
 
 
 def applies(problem: Problem, mode: str) -> bool:
@@ -81,126 +77,6 @@ class ResultVerdict:
     operands: Operands
     actual: object
     interval: interval_module.Interval
-
-
-# -- lines -----------------------------------------------------------------------------------------------
-
-
-def _generator(key: str) -> torch.Generator:
-    seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")
-    return torch.Generator().manual_seed(seed)
-
-
-def lines_of(size: int, key: str) -> torch.Tensor:
-    """Which of ``size`` rows (or columns) are judged in full: sorted indices.
-
-    Both ends, both sides of a tile's edge for tiles of 16 to 256 at the first, a middle and the last one, and of the
-    rest one at random of each equal stretch, so that no block that is longer than a stretch is missed.
-    """
-    wanted = min(size, max(_FEWEST, min(_MOST, size // _SHARE)))
-    if wanted == size:
-        return torch.arange(size)
-    edges = [0, size - 1]
-    for tile in reversed(_EDGES):
-        for edge in (size // tile * tile, size // 2 // tile * tile, tile):
-            edges += [edge - 1, edge]
-    found = dict.fromkeys(e for e in edges if 0 <= e < size)
-    chosen = list(found)[: wanted // 3]
-    rest = wanted - len(chosen)
-    bounds = torch.arange(rest + 1) * size // rest
-    spread = bounds[:-1] + (torch.rand(rest, generator=_generator(key), dtype=torch.float64) * bounds.diff()).long()
-    lines: torch.Tensor = torch.cat([torch.tensor(chosen, dtype=torch.int64), spread]).unique()
-    return lines
-
-
-@dataclasses.dataclass(frozen=True)
-class _Lines:
-    """Complete rows or complete columns of a result.
-
-    Attributes:
-        whole: the operands of the result.
-        index: which, sorted.
-        dim: of the result: -2 for rows, -1 for columns.
-    """
-
-    whole: Operands
-    index: torch.Tensor
-    dim: int
-
-    @property
-    def name(self) -> str:
-        """``rows`` or ``columns``."""
-        return "rows" if self.dim == -2 else "columns"
-
-    def of(self, x: torch.Tensor) -> torch.Tensor:
-        """These lines of a tensor of the result's shape, or of one that is broadcast to it; on the CPU."""
-        if x.dim() < -self.dim or x.shape[self.dim] == 1:
-            return x.detach().cpu()
-        x, index = x.detach(), self.index.to(x.device)
-        if x.element_size() == 1 and x.is_floating_point():  # what torch can do with fp8 differs by device
-            return torch.index_select(x.view(torch.uint8), self.dim, index).view(x.dtype).cpu()
-        return torch.index_select(x, self.dim, index).cpu()
-
-    def shape(self, problem: Problem) -> Problem:
-        """The problem whose result these lines are."""
-        shape = dataclasses.replace(problem.shape, **{"m" if self.dim == -2 else "n": len(self.index)})
-        # Where operands lie and what they share has been decided; arithmetic has not.
-        flags = tuple(f for f in problem.flags if f.startswith("math."))
-        steps = tuple(s for s in problem.epilogue if s.kind is not StepKind.VIEW)
-        return dataclasses.replace(problem, shape=shape, epilogue=steps, flags=flags)
-
-    @functools.cached_property
-    def operands(self) -> Operands:
-        """The operands of these lines, on the CPU."""
-        whole, rows = self.whole, self.dim == -2
-        found: dict[str, Any] = {
-            name: self.of(x) for name in ("bias", "scale_a", "scale_b") if (x := getattr(whole, name)) is not None
-        }
-        if whole.quantisation is not None and not rows:
-            found["quantisation"] = self.of(whole.quantisation.mT).mT
-        return dataclasses.replace(
-            whole,
-            problem=self.shape(whole.problem),
-            device=Device.CPU,
-            a=self.of(whole.a) if rows else whole.a.detach().cpu(),
-            b=whole.b.detach().cpu() if rows else self.of(whole.b),
-            residuals=tuple(map(self.of, whole.residuals)),
-            buffers=(),
-            **found,
-        )
-
-    @functools.cached_property
-    def reference(self) -> reference_module.Reference:
-        """The product of these lines."""
-        return reference_module.reference(self.operands.problem, self.operands)
-
-    def interval(self, output: Problem, contract: Contract) -> interval_module.Interval:
-        """What these lines of one of the program's results may be."""
-        return interval_module.interval(self.shape(output), self.operands, self.reference, contract)
-
-    def judge(
-        self, output: Problem, actual: torch.Tensor, contract: Contract, others: Mapping[str, torch.Tensor]
-    ) -> _Verdict:
-        """Compare these lines of a result; the index of the worst element is that of the whole."""
-        mine, interval = self.of(actual), self.interval(output, contract)
-        cut = {name: self.of(x) for name, x in others.items() if x.shape == actual.shape}
-        found = verdict.compare(mine, interval, self.shape(output), self.operands, others=cut, whole=False)
-        bad = torch.zeros(0)
-        if found.mismatch is not None:
-            bad = verdict.rejected(mine.to(torch.float64), interval)
-            index = list(found.mismatch.index)
-            index[self.dim] = int(self.index[index[self.dim]])
-            found = dataclasses.replace(found, mismatch=dataclasses.replace(found.mismatch, index=tuple(index)))
-        return _Verdict(self, interval, mine, found, bad)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Verdict:
-    lines: _Lines
-    interval: interval_module.Interval
-    actual: torch.Tensor
-    comparison: verdict.Comparison
-    bad: torch.Tensor
 
 
 # -- all elements ----------------------------------------------------------------------------------------
@@ -257,11 +133,8 @@ class Sample:
         self._key = f"{operands.problem.line} {operands.distribution} {operands.seed}"
 
     @functools.cached_property
-    def _lines(self) -> tuple[_Lines, ...]:
-        operands = self._operands
-        shape = operands.problem.result_shape
-        rows, columns = (_Lines(operands, lines_of(shape[dim], f"{self._key} {dim}"), dim) for dim in (-2, -1))
-        return (rows, columns) if len(rows.index) < shape[-2] else (rows,)
+    def _lines(self) -> tuple[Lines, ...]:
+        return lines_module.chosen(self._operands, self._key)
 
     def judge(
         self,
@@ -287,15 +160,14 @@ class Sample:
         tier = verdicts[0].interval.tier
         suspects, how = self._suspects(output, actual, contract, tier)
         if suspects is not None and bool(suspects.any()):
-            rows = _of_any_batch(suspects).nonzero().flatten()
-            places = torch.linspace(0, len(rows) - 1, min(_SUSPECTS, len(rows))).round().long()
-            lines = _Lines(self._operands, rows[places], -2)
-            verdicts.append(lines.judge(output, actual, contract, others or {}))
+            for lines in lines_module.around(self._operands, suspects, _SUSPECTS):
+                verdicts.append(lines.judge(output, actual, contract, others or {}))
+                if verdicts[-1].comparison.mismatch is not None:
+                    break
         doubt = interval_module.insensitive(first.shape(output), verdicts[0].interval)
         comparison = _together(verdicts, actual, suspects if len(verdicts) > len(self._lines) else None, tier)
         shown = next((v for v in reversed(verdicts) if v.comparison.mismatch is not None), verdicts[0])
-        shape = self._operands.problem.result_shape
-        counts = " and ".join(f"{len(one.index)} of {shape[one.dim]} {one.name}" for one in self._lines)
+        counts = " and ".join(one.text() for one in self._lines)
         note = f"judged by sample: {counts}; {how}"
         return ResultVerdict(comparison, tier, doubt, note, shown.lines.operands, shown.actual, shown.interval)
 
@@ -332,7 +204,7 @@ class Sample:
 
     def _random(self, count: int) -> torch.Tensor:
         """Residues, uniform."""
-        return torch.randint(0, freivalds.PRIME, (count,), generator=_generator(f"{self._key} x"))
+        return torch.randint(0, freivalds.PRIME, (count,), generator=generator(f"{self._key} x"))
 
     def _by_integers(self, output: Problem, actual: torch.Tensor, terms: list[_Term]) -> torch.Tensor | None:
         """Rows that Freivalds' check rejects; ``None`` where the output's type may have to round the sums."""
@@ -368,8 +240,13 @@ class Sample:
         n = operands.b.shape[-1]
         x = ((self._random(n * _VECTORS) & 1) * 2 - 1).reshape(n, _VECTORS).to(operands.a.device, torch.float64)
         a, b = _matrices(operands.a, operands.b), _batched(operands.b)
-        largest = _norms(b).amax(-1, keepdim=True)
-        return x, freivalds.project(a, freivalds.project(b, x)), _norms(a) * largest, _norms(a, 1) * largest
+        largest = freivalds.norms(b).amax(-1, keepdim=True)
+        return (
+            x,
+            freivalds.project(a, freivalds.project(b, x)),
+            freivalds.norms(a) * largest,
+            freivalds.norms(a, 1) * largest,
+        )
 
     def _by_signs(self, output: Problem, actual: torch.Tensor, contract: Contract, terms: list[_Term]) -> torch.Tensor:
         """Rows whose projection leaves its bound.
@@ -394,7 +271,7 @@ class Sample:
         lost = (lost + k * contract.sums.smallest) * math.sqrt(actual.shape[-1])
         # Of the sums here, in float64: N + K roundings of at most sum_j G_ij <= sqrt(N) ||G_i||.
         own = (k + actual.shape[-1]) * math.sqrt(actual.shape[-1]) * 2.0**-53
-        size = _norms(matrices)
+        size = freivalds.norms(matrices)
         error = big * theta
         if statistics:
             narrow = math.sqrt(contract.slices) * output.dtypes.out.unit_roundoff if contract.narrow_partials else 0.0
@@ -406,19 +283,12 @@ class Sample:
             added = _matrices_of(tensor, matrices)
             across = len(x) // added.shape[-1]  # a column stands for all
             left = left - sign * freivalds.project(added, x if across == 1 else x.sum(0, keepdim=True))
-            norm = _norms(added) * math.sqrt(across)
+            norm = freivalds.norms(added) * math.sqrt(across)
             error = error + norm * theta
             total = total + norm
         # C's own size stands for the exact result's.
         error = (error + total * store) * 1.01 + lost + (big + total) * own
         return (~((left - right).abs() <= (spread * error)[..., None]).all(-1)).reshape(actual.shape[:-1]).cpu()
-
-
-def _norms(x: torch.Tensor, order: int = 2) -> torch.Tensor:
-    """Norms of the rows, float64."""
-    real = x if x.is_floating_point() else x.to(torch.float32)
-    found: torch.Tensor = torch.linalg.vector_norm(real, order, -1, dtype=torch.float64)
-    return found
 
 
 def _matrices_of(x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
@@ -439,20 +309,20 @@ def _largest(x: torch.Tensor) -> float:
     if x.numel() == 0:
         return 0.0
     x = x.detach()
-    low, high = torch.aminmax(x.to(torch.float32) if x.element_size() == 1 and x.dtype.is_floating_point else x)
-    return max(abs(float(low)), abs(float(high)))
+    longest = max(range(x.dim()), key=x.size)
+    found = 0.0
+    for part in x.split(max(1, _AT_ONCE * x.shape[longest] // x.numel()), longest):
+        real = part.to(torch.float32) if x.element_size() == 1 and x.dtype.is_floating_point else part
+        low, high = torch.aminmax(real)
+        found = max(found, abs(float(low)), abs(float(high)))
+    return found
 
 
 # -- one verdict -----------------------------------------------------------------------------------------
 
 
-def _of_any_batch(x: torch.Tensor) -> torch.Tensor:
-    """Which lines are marked in any matrix of a batch; of ([B,] L), (L,)."""
-    return x.reshape(-1, x.shape[-1]).any(0)
-
-
 def _together(
-    verdicts: list[_Verdict], actual: torch.Tensor, suspects: torch.Tensor | None, tier: str
+    verdicts: list[LinesVerdict], actual: torch.Tensor, suspects: torch.Tensor | None, tier: str
 ) -> verdict.Comparison:
     """The verdicts on the lines together: the worst of them, and where the bad rows and columns are."""
     seen = sum(v.actual.numel() for v in verdicts)
@@ -464,18 +334,16 @@ def _together(
     rows = torch.zeros(actual.shape[:-1], dtype=torch.bool)
     columns = torch.zeros(actual.shape[-1], dtype=torch.bool)
     for v in wrong:
-        every, index = slice(None), v.lines.index
-        rows[..., index if v.lines.dim == -2 else every] |= v.bad.any(-1)
-        columns[every if v.lines.dim == -2 else index] |= _of_any_batch(v.bad.any(-2))
+        v.mark(rows, columns)
     last = wrong[-1]
     count, total = int(last.bad.sum()), last.bad.numel()
-    size, name = len(last.lines.index), last.lines.name
+    size, name = last.lines.count, last.lines.name
     what = f"{size} {name} that were" if size > 1 else f"1 {name[:-1]} that was"
-    scope = f"elements of {what} judged in full"
+    scope = f"elements of {what} judged{' in full' if last.lines.complete else ''}"
     if suspects is not None and last is verdicts[-1] and tier == "exact":
         # Freivalds' check has named every bad row.
         rows |= suspects
-        if int(_of_any_batch(suspects).sum()) == size:
+        if last.lines.complete and int(of_any_batch(suspects).sum()) == size:
             total, scope = actual.numel(), "elements"
     found = [v.comparison.mismatch for v in wrong if v.comparison.mismatch is not None]
     worst = max(found, key=lambda one: one.ratio)

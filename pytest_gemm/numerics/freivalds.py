@@ -79,6 +79,15 @@ def project(x: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     return found
 
 
+@cpu_threads(1)
+def norms(x: torch.Tensor, order: int = 2) -> torch.Tensor:
+    """Norms of the rows of matrices (P, R, S), any dtype and strides: (P, R), float64, on x's device."""
+    found = torch.zeros(x.shape[:2], dtype=torch.float64, device=x.device)
+    for (matrices, rows), _, part in _pieces(x, max(x.shape[2], 1)):
+        found[matrices, rows] = torch.linalg.vector_norm(part, order, -1)
+    return found
+
+
 # -- arithmetic modulo the prime -----------------------------------------------------------------------
 
 

@@ -68,10 +68,11 @@ class Stream:
 def drawn_stack(shape: tuple[int, int, int]) -> tuple[int, int, int]:
     """The shape to draw for one of ``(matrices, lines, K)``: fewer lines of a single matrix where there are too many.
 
-    A handful of lines is drawn whole, however long they are.
+    A handful of lines is drawn whole, however long they are.  Otherwise their number is odd: offsets that lose their
+    upper bits are wrong by a power of two, and no two lines that lie so far apart may be made of the same one.
     """
     matrices, lines, k = shape
-    most = max(16, _DRAWN // max(k, 1))
+    most = (max(16, _DRAWN // max(k, 1)) - 1) | 1
     return shape if matrices * lines <= most else (1, most, k)
 
 

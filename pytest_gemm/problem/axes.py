@@ -11,6 +11,9 @@ from typing import Final
 from pytest_gemm.problem.problem import Problem
 
 LEVELS: Final = ("quick", "full", "exhaustive")
+"""Each contains those before it."""
+HUGE: Final = "huge"
+"""A level of its own: what needs gigabytes.  No other one contains it, and it contains none."""
 
 # A text, a number, or a table of several, which vary together.
 Value = str | int | float | Mapping[str, str | int | float]

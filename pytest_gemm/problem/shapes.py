@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_gemm.problem import axes
-from pytest_gemm.problem.axes import LEVELS, TemplateError, Value, unique
+from pytest_gemm.problem.axes import HUGE, LEVELS, TemplateError, Value, unique
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.datafile import Key, TableFile, is_text, is_texts, shown
@@ -60,7 +60,7 @@ _KEYS: Final[Mapping[str, Key]] = {
     "name": Key(_is_name, _NAME, required=_NAME),
     "help": Key(is_text, "write a text between quotes"),
     "device": Key(_are_devices, 'it is "cpu", "cuda" or both'),
-    "level": Key(lambda value: value in LEVELS, f"it is one of {', '.join(LEVELS)}"),
+    "level": Key(lambda value: value in (*LEVELS, HUGE), f"it is one of {', '.join((*LEVELS, HUGE))}"),
     "problem": Key(is_text, "write a problem line with axes in braces"),
     "problems": Key(is_texts, "write a list of problem lines"),
     "exclude": Key(is_texts, "write a list of patterns of problem lines"),
@@ -89,19 +89,19 @@ class ProblemSet:
 
 @functools.lru_cache(maxsize=64)
 def read(path: Path, level: str = LEVELS[-1]) -> tuple[ProblemSet, ...]:
-    """The sets of a file, up to a level.
+    """The sets of a file, up to a level, or those of ``huge``.
 
     Raises:
         ShapeError: naming the file, the line and the key.
     """
     file = TableFile(path, "set", ShapeError)
+    levels = (HUGE,) if level == HUGE else LEVELS[: LEVELS.index(level) + 1]
     found: dict[str, ProblemSet | None] = {}
     for table in file.tables():
         name = file.read({key: value for key, value in table.items() if key in _KEYS}, _KEYS)["name"]
         if name in found:
             raise file.fail(f"two sets are called {name!r}", "names are unique", "name")
-        wanted = LEVELS.index(table.get("level", LEVELS[0])) <= LEVELS.index(level)
-        found[name] = _set(file, table) if wanted else None
+        found[name] = _set(file, table) if table.get("level", LEVELS[0]) in levels else None
     if not found:
         raise ShapeError(path, 0, "has no sets", "a file of problems consists of [[set]] tables")
     return tuple(one for one in found.values() if one is not None)

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import artifacts
 from pytest_gemm.failures.text import Rerun
+from pytest_gemm.isolation import admission
 from pytest_gemm.judging.case import Case, Judged
 from pytest_gemm.judging.judge import Judge, Timing
 from pytest_gemm.ledger.ledger import LedgerUse
-from pytest_gemm.outcome import Outcome
+from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.run import state
 
 
@@ -34,8 +35,18 @@ class Orchestrator:
         return state.withheld(self.config.ledger, case, self.test, candidate)
 
     def judged(self, case: Case, done: frozenset[str] = frozenset(), timing: Timing | None = None) -> Iterator[Judged]:
-        """Judge a case without the candidates that the ledger withholds; arguments as of :meth:`Judge.judge`."""
-        return self.judge.judge(case, done, lambda candidate: self.withheld(case, candidate), timing)
+        """Judge a case without the candidates that the ledger withholds; arguments as of :meth:`Judge.judge`.
+
+        A case of gigabytes begins when the other test processes leave it the memory.
+        """
+        need = admission.needed(case)
+        with admission.admitted(need, case.device) as refusal:
+            if refusal is not None:
+                yield Judged(Outcome(case.id(), "", case.seed, Status.UNSUPPORTED, refusal))
+                return
+            yield from self.judge.judge(case, done, lambda candidate: self.withheld(case, candidate), timing)
+            if need:
+                self.judge.release()
 
     def explained(self, case: Case, found: Iterable[Judged]) -> tuple[list[Judged], LedgerUse]:
         """The same under the name of the test, failures that the ledger knows as known failures; and its use."""

@@ -19,6 +19,22 @@ def test_levels_hold_each_other() -> None:
     assert len(full) >= 2_000
 
 
+def test_the_huge_level_is_apart_and_holds_what_32_bits_do_not() -> None:
+    huge = matrix.products("huge")
+    assert not set(huge) & set(matrix.products("exhaustive"))
+    cpu, cuda = (set(matrix.products("huge", device=device)) for device in ("cpu", "cuda"))
+    assert cpu < cuda == set(huge)
+    batches = [1 if p.shape.batch is None else p.shape.batch for p in huge]
+    assert max(batches) > 65535
+    for own in (cpu, cuda):
+        assert max(p.shape.m for p in own) > 2**21
+        assert max(p.shape.k for p in own) > 40_000
+        assert max(p.shape.m * p.shape.n for p in own) > 2**31
+        assert max(p.shape.m * p.shape.k for p in own) > 2**31
+    assert max(p.shape.m * p.shape.n for p in cuda) > 2**32
+    assert {p.op.name for p in cuda} >= {"mm", "addmm", "linear", "bmm", "baddbmm", "int_mm"}
+
+
 def test_the_quick_level_has_what_the_templates_branch_on() -> None:
     quick = matrix.products("quick")
     assert {p.op.name for p in quick} >= {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8"}

@@ -15,6 +15,7 @@ from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.case_id import Device
 from pytest_gemm.failures import text
+from pytest_gemm.judging import lines as lines_module
 from pytest_gemm.judging import sampled
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -126,7 +127,7 @@ def test_elements_off_the_grid_are_faults_of_their_rows_only() -> None:
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 300, 4097, 65536])
 def test_the_lines_are_spread_over_all_of_them_and_hold_both_ends(size: int) -> None:
-    lines = sampled.lines_of(size, "some").tolist()
+    lines = lines_module.lines_of(size, "some").tolist()
     assert lines == sorted(set(lines))
     assert lines[0] == 0
     assert lines[-1] == size - 1
@@ -261,7 +262,7 @@ def test_an_element_of_random_data_that_no_line_meets_is_found_by_a_projection(d
     problem = Problem.parse(f"mm:{dtype}:nn:{SHAPE}")
     made = tensors.make(problem, "rand", 3)
     c = store(exact(made.a, made.b), made.a)
-    rows, columns = (sampled.lines_of(n, f"{problem.line} rand 3 {d}") for n, d in ((300, -2), (260, -1)))
+    rows, columns = (lines_module.lines_of(n, f"{problem.line} rand 3 {d}") for n, d in ((300, -2), (260, -1)))
     unseen = c.clone()
     unseen[rows] = 0.0
     unseen[:, columns] = 0.0

@@ -1,0 +1,132 @@
+"""Memory that test processes share: a case of gigabytes begins when what it needs is free.
+
+Each process writes down what its case needs, in a folder of this user's that all test processes of the machine share, and
+waits while the others' cases leave too little.  A case that needs more than there is when no other one has any is not
+run.  Cases of less than a GiB take no part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from pytest_gemm.judging import faults
+from pytest_gemm.judging.case import Case
+from pytest_gemm.outcome import Reason
+from pytest_gemm.problem.dtypes import DType
+from pytest_gemm.storage import files
+
+_GIB: Final = 1 << 30
+# Of what is free this much is promised: the rest is for small cases and for fragments.
+_SHARE: Final = 0.9
+# What the judge needs beside operands and results: pieces in float64, and on a CPU the references of lines.
+_OWN: Final = {"cuda": 2 * _GIB, "cpu": 3 * _GIB}
+
+
+def needed(case: Case) -> int:
+    """Bytes that a case needs on its device; 0 for one of less than a GiB.
+
+    They are the operands of each distribution and a packed or converted copy of them, and two results: the one that is
+    judged, and a partial or an intermediate one.
+    """
+    problem = case.problem
+    shape, dtypes = problem.shape, problem.dtypes
+    batch = 1 if shape.batch is None else shape.batch
+
+    def size(count: int, dtype: DType) -> int:
+        return batch * count * dtype.bits // 8
+
+    result = size(shape.m * shape.n, problem.result_dtype)
+    given = size(shape.m * shape.k, dtypes.a) + size(shape.k * shape.n, dtypes.b)
+    given += sum(result for step, _ in problem.residuals if not step.extent)
+    total = given * (len(case.distributions) + 1) + 2 * result
+    return 0 if total < _GIB else total + _OWN[case.device]
+
+
+@contextlib.contextmanager
+def admitted(need: int, device: str) -> Iterator[Reason | None]:
+    """A block that has so much memory for itself; it begins when the other processes leave it.
+
+    Args:
+        need: bytes, as :func:`needed` has them.
+        device: whose memory.
+
+    Yields:
+        Why there will not be so much; ``None`` where it is there.
+    """
+    if not need:
+        yield None
+        return
+    folder = _folder(device)
+    while (found := _entry(folder, need, lambda: free(device))) is None:
+        time.sleep(0.1)
+    if isinstance(found, Reason):
+        yield found
+        return
+    entry, handle = found
+    try:
+        yield None
+    finally:
+        faults.release()
+        entry.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _folder(device: str) -> Path:
+    """Where the processes that compute on a device have their entries."""
+    name = str(torch.cuda.get_device_properties(0).uuid) if device == "cuda" else device
+    folder = files.private_folder() / "memory" / re.sub(r"[^\w-]", "_", name)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _entry(folder: Path, need: int, free: Callable[[], int]) -> tuple[Path, int] | Reason | None:
+    """An entry of this process, with its lock; why it cannot have one, and ``None`` where it has to wait."""
+    with files.locked(folder / "lock"):
+        taken = sum(_promised(folder))
+        room = folder / "room"
+        if not taken:
+            room.write_text(str(int(free() * _SHARE)), encoding="ascii")
+        there = int(room.read_text(encoding="ascii"))
+        if taken + need <= there:
+            entry = folder / f"{uuid.uuid4().hex}.entry"
+            handle = files.shared(entry)
+            os.write(handle, str(need).encode())
+            return entry, handle
+    if taken:
+        return None
+    text = f"the case needs {need / _GIB:.1f} GiB of memory, and there are {there / _GIB:.1f} GiB for it"
+    return Reason("too-little-memory", text)
+
+
+def _promised(folder: Path) -> Iterator[int]:
+    """What each living process was promised; the entries of dead ones are deleted."""
+    for entry in folder.glob("*.entry"):
+        try:
+            with files.locked(entry, wait=-1.0):
+                entry.unlink(missing_ok=True)
+        except files.LockTimeoutError:
+            yield int(entry.read_text(encoding="ascii") or 0)
+
+
+def free(device: str) -> int:
+    """Bytes that this process could have."""
+    faults.release()
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+    available = int(found[1]) * 1024 if found else 0
+    limit = Path("/sys/fs/cgroup/memory.max")
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        cache = re.search(r"^inactive_file (\d+)$", limit.with_name("memory.stat").read_text(encoding="ascii"), re.M)
+        used = int(limit.with_name("memory.current").read_text(encoding="ascii"))
+        available = min(available, int(limit.read_text(encoding="ascii")) - used + (int(cache[1]) if cache else 0))
+    return available

@@ -1,0 +1,92 @@
+"""Cases of gigabytes take turns: what each needs, who waits, and who is refused."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.case_id import Device
+from pytest_gemm.isolation import admission
+from pytest_gemm.judging.case import Case
+from pytest_gemm.problem.problem import Problem
+
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def ten_gib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine with 10 GiB to give, and a folder that no other test shares."""
+    monkeypatch.setattr(admission, "free", lambda device: 10 * GIB / admission._SHARE)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("line", "least", "most"),
+    [
+        ("mm:f32:nn:1000x1000x1000", 0, 0),
+        ("mm:bf16:nt:32768x131072x1024", 17, 20),  # two results of 8 GiB, and three times 0.3 GiB of operands
+        ("bmm:f32:nn:8209x512x512x1", 18, 20),
+        ("mm:f16:nn:1048600x16x2056", 14, 17),
+        ("mm:bf16:nn:46352x46360x32:add", 22, 24),
+    ],
+)
+def test_what_a_case_needs_follows_from_its_sizes(line: str, least: int, most: int) -> None:
+    case = Case(AtenBackend(), Problem.parse(line), ("int-1", "rand"), 0, Device.CUDA)
+    assert least * GIB <= admission.needed(case) <= most * GIB
+
+
+def test_what_there_never_is_is_refused_with_both_sizes() -> None:
+    with admission.admitted(11 * GIB, "cpu") as refusal:
+        assert refusal is not None
+        assert refusal.code == "too-little-memory"
+        assert "needs 11.0 GiB of memory, and there are 10.0 GiB" in refusal.text
+    with admission.admitted(10 * GIB, "cpu") as refusal:
+        assert refusal is None
+    with admission.admitted(0, "cpu") as refusal:
+        assert refusal is None
+
+
+def test_a_case_waits_until_another_process_leaves_it_the_memory() -> None:
+    began, order = threading.Event(), []
+
+    def second() -> None:
+        began.set()
+        with admission.admitted(8 * GIB, "cpu"):
+            order.append("second")
+
+    with admission.admitted(4 * GIB, "cpu"):
+        with admission.admitted(6 * GIB, "cpu") as refusal:  # both fit
+            assert refusal is None
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        began.wait()
+        time.sleep(0.3)
+        order.append("first")
+    waiting.join()
+    assert order == ["first", "second"]
+
+
+def _hold(folder: str) -> None:
+    import os
+    import tempfile
+
+    tempfile.tempdir = folder
+    found = admission._entry(admission._folder("cpu"), 9 * GIB, lambda: 10 * GIB)
+    assert isinstance(found, tuple)
+    os._exit(0)
+
+
+@pytest.mark.slow
+def test_what_a_dead_process_was_promised_is_free(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_hold, args=(str(tmp_path),))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert len(list(admission._folder("cpu").glob("*.entry"))) == 1
+    with admission.admitted(10 * GIB, "cpu") as refusal:
+        assert refusal is None
