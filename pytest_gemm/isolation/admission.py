@@ -1,7 +1,7 @@
 """Memory that test processes share: a case of gigabytes begins when what it needs is free.
 
-Each process writes down what its case needs, in a folder of this user's that all test processes of the machine share, and
-waits while the others' cases leave too little.  A case that needs more than there is when no other one has any is not
+Each process writes down what its case needs, in a folder of this user's that all test processes of the machine share,
+and waits while the others' cases leave too little.  A case that needs more than there is when no other one has any is not
 run.  Cases of less than a GiB take no part.
 """
 
@@ -110,10 +110,9 @@ def _entry(folder: Path, need: int, free: Callable[[], int]) -> tuple[Path, int]
 def _promised(folder: Path) -> Iterator[int]:
     """What each living process was promised; the entries of dead ones are deleted."""
     for entry in folder.glob("*.entry"):
-        try:
-            with files.locked(entry, wait=-1.0):
-                entry.unlink(missing_ok=True)
-        except files.LockTimeoutError:
+        with contextlib.suppress(files.LockTimeoutError), files.locked(entry, wait=-1.0):
+            entry.unlink(missing_ok=True)
+        if entry.exists():
             yield int(entry.read_text(encoding="ascii") or 0)
 
 

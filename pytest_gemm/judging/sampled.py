@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import torch
 

@@ -21,7 +21,7 @@ GIB = 1 << 30
 @pytest.fixture(autouse=True)
 def ten_gib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine with 10 GiB to give, and a folder that no other test shares."""
-    monkeypatch.setattr(admission, "free", lambda device: 10 * GIB / admission._SHARE)
+    monkeypatch.setattr(admission, "free", lambda _: 10 * GIB / admission._SHARE)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 

@@ -131,7 +131,7 @@ TALL = "int_mm:i8-i8-i32:nt:2080903x2x1032"
 @pytest.mark.parametrize(("offset", "status"), [("int32_t", Status.INCORRECT), ("int64_t", Status.PASSED)])
 def test_a_kernel_with_offsets_of_32_bits_is_caught(tmp_path: Path, offset: str, status: Status) -> None:
     case = Case(
-        CallableBackend("c", lambda a, b: a, frozenset({"i8"}), False, None, True),
+        CallableBackend("c", torch.mm, frozenset({"i8"}), False, None, True),
         Problem.parse(TALL),
         ("int-1",),
         0,
