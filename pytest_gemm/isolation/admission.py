@@ -1,8 +1,8 @@
 """Memory that test processes share: a case of gigabytes begins when what it needs is free.
 
 Each process writes down what its case needs, in a folder of this user's that all test processes of the machine share,
-and waits while the others' cases leave too little.  A case that needs more than there is when no other one has any is not
-run.  Cases of less than a GiB take no part.
+and waits while the others' cases leave too little.  A case that needs more than there is when no other one has any is
+not run.  Cases of less than a GiB take no part.
 """
 
 from __future__ import annotations
