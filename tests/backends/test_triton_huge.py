@@ -37,7 +37,7 @@ def judged(line: str, folder: str, *, is_mutant: bool) -> tuple[set[Status], boo
         texts.append(text)
         return compiled(self, name, text.replace(WIDE, NARROW) if is_mutant else text, *args, **kwargs)
 
-    AsyncCompile.triton = triton  # type: ignore[method-assign]  # the process is this test's
+    AsyncCompile.triton = triton  # the process is this test's
     case = Case(TritonBackend(), Problem.parse(line), ("int-1",), 0, Device.CUDA)
     return {outcome.status for outcome in Judge().outcomes(case)}, any(WIDE in text for text in texts)
 
