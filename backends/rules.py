@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -179,6 +180,13 @@ def _unpacked_a(problem: Problem, _: BuildRequest) -> str:
     return next(filter(problem.has, flags), "")
 
 
+def _strided_out(problem: Problem, _: BuildRequest) -> bool:
+    """Whether a given result has gaps, or is stored by columns."""
+    *batch, rows, columns = problem.result_shape
+    is_padded = problem.has("out.padded") and (rows > 1 or math.prod(batch) > 1)
+    return is_padded or (problem.has("out.transposed") and rows > 1 and columns > 1)
+
+
 _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
     "decomposed-on-cpu": lambda p, _: decomposed(p, "cpu"),
     "decomposed-on-cuda": lambda p, _: decomposed(p, "cuda"),
@@ -193,6 +201,7 @@ _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
     "unpacked-a": _unpacked_a,
     "a-columns": lambda p, _: p.layout.a_transposed and (p.shape.m != 1 or p.has("a.padded")),
     "b-not-constant": lambda p, _: "" if p.constant_b else next(filter(p.has, ("b.alias_t", "b.alias")), "b.argument"),
+    "out-strided": _strided_out,
     "binary-step": lambda p, _: any(step.kind is StepKind.BINARY for step in p.passes),
 }
 

@@ -67,6 +67,8 @@ _BY_CODE: Final = {
     "inputs-written": "inputs",
     "inputs-rebound": "inputs",
     "result-is-input": "inputs",
+    "written-beside": "inputs",
+    "wrong-place": "inputs",
     "left-state-behind": "process state",
     "process-died": "dead process",
     "late-refusal": "refusal",

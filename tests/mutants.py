@@ -120,6 +120,7 @@ OFFSET_B = lines("bmm:{d}:nn:3x20x40x{k}:b.offset")
 # What the program takes out of a larger tensor: a row, a column or a matrix off its beginning; every second element.
 CUT_A = lines("mm:{d}:nn:20x40x{k}:a.sliced") | {"fp8": f"{PLAIN['fp8']}:a.sliced"}
 CUT_B = lines("bmm:{d}:nn:3x20x40x{k}:b.tail") | {"i8": f"{TRANSPOSED['i8']}:b.sliced"}
+GIVEN_OUT = lines("mm:{d}:nn:20x40x{k}:out.given+padded") | {"i8": f"{PLAIN['i8']}:out.copied+padded"}
 STRIDED = lines("addmm:{d}:tn:20x40x{k}:bias:a.strided")
 TAPPED = lines("mm:{d}:nn:20x40x{k}:relu:program.multi_output")
 AGAIN = lines("mm:{d}:nn:20x64x64:program.chained", "f32", "bf16")
@@ -1217,6 +1218,20 @@ def rows_unstrided(view: Tensor, _whole: Tensor) -> Tensor:
     return view.as_strided(view.shape, stride, view.storage_offset())
 
 
+def gaps_of_out_ignored(t: Tensors, _problem: Problem) -> Tensor:
+    """The rows of a given result are taken to be N apart (vllm 55534)."""
+    out = t["out"]
+    out.as_strided(out.shape, (out.shape[1], 1)).copy_(right(t["a"], t["b"]))
+    return out
+
+
+def gap_of_out_written(t: Tensors, _problem: Problem) -> Tensor:
+    """A row is stored in whole vectors, the last of which reaches into the gap."""
+    out, c = t["out"], right(t["a"], t["b"])
+    out.as_strided((out.shape[0], out.shape[1] + 4), out.stride()).zero_()
+    return out.copy_(c)
+
+
 def scale_of_one_row(t: Tensors, problem: Problem) -> Tensor:
     """One scale for all, applied to the first row alone (pytorch 159940)."""
     scale = torch.ones(problem.shape.m, 1)
@@ -1906,6 +1921,18 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "stride-in-program-dropped": Mutant(
         "every second element is taken for every element", cut_at("a", rows_unstrided), STRIDED
+    ),
+    "gaps-of-out-ignored": Mutant(
+        "a given result is written without its gaps", whole(gaps_of_out_ignored), GIVEN_OUT, code="written-beside"
+    ),
+    "gap-of-out-written": Mutant(
+        "the gaps of a given result are written", whole(gap_of_out_written), GIVEN_OUT, code="written-beside"
+    ),
+    "given-out-left-alone": Mutant(
+        "another tensor than the given one is returned",
+        whole(lambda t, _: right(t["a"], t["b"])),
+        GIVEN_OUT,
+        code="wrong-place",
     ),
     "tapped-too-late": Mutant("the tapped value is the last one", whole(tapped_too_late), TAPPED),
     "again-from-the-start": Mutant("the second product is the first", whole(again_from_the_start), AGAIN),

@@ -55,6 +55,8 @@ def m_dimensions(problem: Problem) -> dict[str, int]:
         return {"a": 0, **{f"r{i}": rows for i in range(len(problem.residuals))}}
     if problem.step("rowwise") is not None:
         found["scale_a"] = found["a"]
+    if problem.has_out:
+        found["out"] = found["a"]
     rank = len(problem.result_shape)
     for index, (own, moves) in enumerate(problem.residuals):
         if own.text == "n":

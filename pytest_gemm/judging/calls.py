@@ -103,7 +103,9 @@ def handing(given: Operands, *, compiling: bool = False) -> Iterator[Operands]:
     if rebound := dict.fromkeys(name for name, tensor, identity, _ in before if _identity(tensor) != identity):
         text = f"the backend gave its inputs other memory, shapes or types: {', '.join(rebound)}"
         raise Misconduct("inputs-rebound", text, "work on a copy: x.clone(), or a view under another name")
-    if written := dict.fromkeys(name for name, tensor, _, version in before if tensor._version != version):
+    if written := dict.fromkeys(
+        name for name, tensor, _, version in before if tensor._version != version and name != "out"
+    ):
         raise Misconduct("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}")
 
 
@@ -129,10 +131,22 @@ def plain(results: tuple[Any, ...], given: Operands) -> tuple[Any, ...]:
 
     Raises:
         Misconduct: ``wrong-type`` for a class that computes its own elements, ``wrong-layout`` for a nested tensor,
-            ``result-is-input`` for a result in the memory of an operand.
+            ``result-is-input`` for a result in the memory of an operand, ``wrong-place`` for one that is not the given
+            tensor, ``written-beside`` where memory around that has changed.
     """
-    inputs = {buffer.storage.untyped_storage().data_ptr(): buffer.name for buffer in given.buffers}
-    return tuple(_plain(one, inputs) if issubclass(type(one), torch.Tensor) else one for one in results)
+    inputs = {one.storage.untyped_storage().data_ptr(): one.name for one in given.buffers if one.name != "out"}
+    found = tuple(_plain(one, inputs) if issubclass(type(one), torch.Tensor) else one for one in results)
+    if given.out is None:
+        return found
+    if not given.beside_out_intact():
+        raise Misconduct("written-beside", "the kernel wrote beside the elements of the given result")
+    if any(isinstance(one, torch.Tensor) and one.numel() and _place(one) != _place(given.out) for one in found):
+        raise Misconduct("wrong-place", "the result is not the given tensor, or another view of its memory")
+    return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in found)
+
+
+def _place(x: torch.Tensor) -> tuple[object, ...]:
+    return x.data_ptr(), x.shape, x.stride()
 
 
 def _plain(result: Any, inputs: Mapping[int, str]) -> torch.Tensor:

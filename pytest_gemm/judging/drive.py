@@ -100,6 +100,7 @@ def run(
         Misconduct: for results or side effects that no contract allows.
         Exception: whatever the backend raises.
     """
+    given.empty_out()
     with handing(given) as own:
         made = (prepared.run if timed is None else timed)(own)
         wait_for(device)

@@ -48,12 +48,17 @@ def _poison(count: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
     return flat
 
 
+def poison_of(dtype: torch.dtype) -> float | int:
+    """What a result holds before it is written: NaN, or the largest integer."""
+    return math.nan if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Guarded:
     """A tensor inside a larger storage whose other bytes are poison.
 
     Attributes:
-        name: which operand it is: ``a b offs bias r0 i0 scale scale_a zero_a scale_b zero_b quantisation``.
+        name: which operand it is: ``a b out offs bias r0 i0 scale scale_a zero_a scale_b zero_b quantisation``.
         storage: the whole memory as a flat tensor, guard bands included.
         view: the strided window of the data, not expanded over a batch.
         whole: the tensor that the program takes, where ``view`` is a view that it makes; otherwise ``view``.

@@ -31,8 +31,9 @@ from pytest_gemm.case_id import Device
 from pytest_gemm.operands import views
 from pytest_gemm.operands.addends import TABLE_ROWS, bias_of, residuals_of
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
+from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.magnitudes import Drawn, Grid, Headroom, Side, headroom_of, powers_of_two, scaled_lines
-from pytest_gemm.operands.memory import Guarded, guarded
+from pytest_gemm.operands.memory import Guarded, guarded, poison_of
 from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines, is_finite
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, DType
@@ -41,7 +42,7 @@ from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.text import did_you_mean
 
 # The fields of :class:`Operands` that are a tensor or ``None``, in the order of a program's arguments.
-_TENSORS: Final = ("a", "b", "scale_a", "zero_a", "scale_b", "zero_b", "quantisation", "offs", "bias")
+_TENSORS: Final = ("a", "b", "scale_a", "zero_a", "scale_b", "zero_b", "quantisation", "offs", "bias", "out")
 
 
 @dataclasses.dataclass(eq=False)
@@ -67,6 +68,7 @@ class Operands(Grid):
             dtype: an element of B is ``(code - 8) * scale + zero``; or ``None``.
         zero: what is subtracted of each element of A before it is multiplied: its zero point.
         offs: where the groups of ``grouped_mm`` end, int32, (B,), see :func:`group_ends`; or ``None``.
+        out: where the program writes its result, full of poison, in ``result_shape``; or ``None``.
         zero_mean: the products are independent with zero mean: a statistical bound may be used.
         finite: no NaN and no infinity in any of the tensors.
         buffers: the storages of all tensors, for digests and poison checks.
@@ -90,11 +92,12 @@ class Operands(Grid):
     zero_b: Tensor | None = None
     quantisation: Tensor | None = None
     offs: Tensor | None = None
+    out: Tensor | None = None
     zero: int = 0
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """A, B, bias, scales, zero points and offsets, by field; without residuals."""
+        """A, B, bias, scales, zero points, offsets and a given result, by field; without residuals."""
         given = {name: getattr(self, name) for name in _TENSORS}
         return {name: x for name, x in given.items() if x is not None}
 
@@ -160,9 +163,21 @@ class Operands(Grid):
         return " ".join(f"{g.name}={g.digest()}" for g in self.buffers)
 
     def changed(self, before: str) -> tuple[str, ...]:
-        """Names of the operands whose storage is not what it was when ``before = digest()``; () for none."""
+        """Names of the operands whose storage is not what it was when ``before = digest()``; () for none.
+
+        A given result may have changed.
+        """
         old = dict(part.split("=") for part in before.split())
-        return tuple(g.name for g in self.buffers if old.get(g.name) != g.digest())
+        return tuple(g.name for g in self.buffers if g.name != "out" and old.get(g.name) != g.digest())
+
+    def empty_out(self) -> None:
+        """Poison in a given result, so that an element that is not written shows."""
+        if self.out is not None:
+            self.out.fill_(poison_of(self.out.dtype))
+
+    def beside_out_intact(self) -> bool:
+        """Whether all that lies around the elements of a given result is as it was."""
+        return all(g.guards_intact() for g in self.buffers if g.name == "out")
 
     def guards_intact(self) -> bool:
         """Whether all poison around the operands is in place."""
@@ -232,12 +247,16 @@ def make(problem: Problem, distribution: str, seed: int, device: str = Device.CP
         seed,
         memory.device,
         zero_mean=chosen.zero_mean and not headroom.b_is_a and not drawn.quantum,
-        finite=all(g.drawn_finite if g.drawn_finite is not None else is_finite(g.view) for g in memory.buffers),
+        finite=all(_is_finite(g) for g in memory.buffers if g.name != "out"),
         buffers=tuple(memory.buffers),
         zero=headroom.zero,
         **tensors,
         **{field.name: getattr(drawn, field.name) for field in dataclasses.fields(Grid)},
     )
+
+
+def _is_finite(g: Guarded) -> bool:
+    return is_finite(g.view) if g.drawn_finite is None else g.drawn_finite
 
 
 class _Memory:
@@ -263,6 +282,8 @@ class _Memory:
         a = self._side(headroom.a, drawn.a)
         b_as_a = a if problem.has("b.alias") else a.mT
         found: dict[str, Any] = {"a": a, "b": b_as_a if drawn.b is None else self._side(headroom.b, drawn.b)}
+        if problem.has_out:
+            found["out"] = self._out()
         if problem.grouped:
             found["offs"] = self.keep("offs", group_ends(problem, headroom.draw("offs")), DTYPES["i32"])
         found |= self._scales(headroom, drawn)
@@ -308,6 +329,19 @@ class _Memory:
         if batch is None or is_matrix:
             return view[0]
         return view.expand(batch, -1, -1) if problem.has(f"{side.name}.broadcast") else view
+
+    def _out(self) -> Tensor:
+        """Memory for the result, between poison."""
+        problem = self._problem
+        *batch, rows, columns = problem.result_shape
+        is_t = problem.has("out.transposed")
+        element = torch_dtype(problem.result_dtype)
+        values = np.full((*batch, columns, rows) if is_t else (*batch, rows, columns), poison_of(element))
+        if element.is_floating_point:
+            values = values.astype(np.float32)
+        state = {word: problem.has(f"out.{word}") for word in ("padded", "offset")}
+        view = self.keep("out", values, problem.result_dtype, **state)
+        return view.mT if is_t else view
 
     def _scales(self, headroom: Headroom, drawn: Drawn) -> dict[str, Tensor]:
         """The scales and zero points that the op takes."""

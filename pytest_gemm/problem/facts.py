@@ -132,6 +132,11 @@ class Facts:
         return next((word for word in ("tail", "sliced", "strided") if self.has(f"{side}.{word}")), "")
 
     @property
+    def has_out(self) -> bool:
+        """Whether the program takes the tensor that its result is written to."""
+        return self.has("out.given") or self.has("out.copied")
+
+    @property
     def bias_dtype(self) -> DType:
         """Element type of the bias operand."""
         return self.dtypes.a if self.autocast else self.value_dtype

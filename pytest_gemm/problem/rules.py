@@ -211,6 +211,20 @@ def _cut(p: Facts, transposed: bool) -> _Rules:
     yield moves_m, "cuts stored rows of length M, which is not known", "use layout nn or nt, or drop m.dynamic"
 
 
+def _given_out(p: Facts) -> _Rules:
+    steps = "+".join(map(str, p.chain))
+    yield bool(steps), f"writes the product, and {steps} would make another tensor of it", "write out.copied"
+
+
+def _copied_out(p: Facts) -> _Rules:
+    moves = "+".join(map(str, p.view_steps))
+    yield bool(moves), f"has the product's own shape, which {moves} changes", f"drop {moves}"
+
+
+def _form_of_out(p: Facts) -> _Rules:
+    yield not p.has_out, "is about a given tensor", "add out.given or out.copied"
+
+
 def _branching(p: Facts) -> _Rules:
     last = p.chain[-2:]
     computes = len(last) == 2 and last[0].kind in (StepKind.UNARY, StepKind.BINARY)
@@ -268,6 +282,11 @@ _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] 
     "a.tail": lambda p: _tail(p, is_batched=p.shape.batch is not None),
     "a.sliced": lambda p: _cut(p, p.layout.a_transposed),
     "a.strided": lambda p: _cut(p, p.layout.a_transposed),
+    "out.given": _given_out,
+    "out.copied": _copied_out,
+    "out.padded": _form_of_out,
+    "out.offset": _form_of_out,
+    "out.transposed": _form_of_out,
     "out.2d": lambda p: [(not p.has("a.3d"), "undoes a.3d", "add a.3d")],
     "program.multi_output": lambda p: [(not p.chain, "needs a step behind the value", "for example relu")],
     "program.branching": _branching,

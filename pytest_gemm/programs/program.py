@@ -29,7 +29,7 @@ Program = Callable[..., Any]
 
 
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
-    """The program's tensors by name, in order: a, b, scale_a, zero_a, scale, zero_b, quantisation, offs, bias, r0 ...
+    """The program's tensors by name, in order: a, b, scale_a, zero_a, scale, zero_b, quantisation, offs, bias, out, r0.
 
     ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise.  Where the program makes
     A or B itself, it is the larger tensor, as it is stored.  ``b`` is absent where B is A, and so is ``r0`` for
@@ -104,8 +104,12 @@ def _product(problem: Problem, tensors: dict[str, torch.Tensor], matmul: Matmul 
         a = tensors["a"]
         tensors = {**tensors, "b": a if op.weight or problem.has("b.alias") else a.mT}
     made: torch.Tensor
-    made = op.native(torch, problem, tensors) if matmul is None else op.around(torch, problem, tensors, matmul)
-    return made
+    if matmul is None:
+        kept = {name: x for name, x in tensors.items() if name != "out" or problem.has("out.given")}
+        made = op.native(torch, problem, kept)
+        return made
+    made = op.around(torch, problem, tensors, matmul)
+    return tensors["out"].copy_(made) if problem.has("out.given") else made
 
 
 def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = False) -> Program:
@@ -140,6 +144,8 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
             before = tapped if forks and place == len(chain) - 1 else x
             moving = step.kind is StepKind.VIEW
             tapped, x = x, views.forth(before, [step]) if moving else step.apply(torch, before, residual)
+        if problem.has("out.copied"):
+            return tensors["out"].copy_(x)
         if problem.has("program.chained"):
             return x, _product(problem, {**tensors, "a": x}, matmul)
         return (tapped, x) if problem.has("program.multi_output") or forks else x

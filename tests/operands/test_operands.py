@@ -87,6 +87,9 @@ LAYOUTS = [
     "mm:bf16:tt:5x3x7:a.offset+sliced:b.offset+tail",
     "bmm:f16:nt:4x5x3x7:a.tail:b.strided",
     "linear:f32:nt:4x5x3x7:bias:a.strided:b.tail",
+    "addmm:bf16:nn:5x3x7:bias:out.given+padded+offset",
+    "int_mm:i8-i8-i32:nn:5x3x7:out.copied+padded",
+    "bmm:f16:nt:4x5x3x7:out.given+transposed",
     "mm:f32:nn:0x3x7",
     "mm:f32:nt:5x0x7:a.padded:b.padded",
     "mm:f32:tn:5x3x0:a.padded:b.padded",
@@ -118,7 +121,7 @@ def test_every_byte_outside_the_view_is_poison(line: str) -> None:
         band = 512 // guarded.storage.element_size()
         assert outside[:band].all(), guarded.name
         assert outside[-band:].all(), guarded.name
-        if guarded.storage.is_floating_point():
+        if guarded.storage.is_floating_point() and guarded.name != "out":
             assert not guarded.view.isnan().any(), guarded.name
 
 

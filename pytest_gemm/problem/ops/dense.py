@@ -8,6 +8,7 @@ from pytest_gemm.problem.layout import Layout
 from pytest_gemm.problem.ops.op import (
     FLOATS,
     FLOATS_AND_AUTOCAST,
+    GIVEN,
     OUTPUTS,
     PRECISION,
     SLICED,
@@ -19,6 +20,7 @@ from pytest_gemm.problem.ops.op import (
     Tensor,
     Tensors,
     dtype_of,
+    given_out,
 )
 from pytest_gemm.problem.steps import StepKind
 
@@ -31,7 +33,7 @@ _MOST: Final = 64
 
 def _addmm(name: str) -> Any:
     def native(torch: Any, p: Problem, t: Tensors) -> Tensor:
-        return getattr(torch, name)(t["bias"], t["a"], t["b"], beta=p.beta, alpha=p.alpha)
+        return getattr(torch, name)(t["bias"], t["a"], t["b"], beta=p.beta, alpha=p.alpha, **given_out(t))
 
     return native
 
@@ -68,17 +70,17 @@ OPS: Final = (
         "mm",
         "never",
         FLOATS_AND_AUTOCAST,
-        lambda torch, _, t: torch.mm(t["a"], t["b"]),
-        flags=(*_ALL, *PRECISION, *VIEWS, "program.chained", "b.alias"),
+        lambda torch, _, t: torch.mm(t["a"], t["b"], **given_out(t)),
+        flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN, "program.chained", "b.alias"),
     ),
-    Op("addmm", "never", FLOATS_AND_AUTOCAST, _addmm("addmm"), addend=True, flags=(*_ALL, *PRECISION, *VIEWS)),
+    Op("addmm", "never", FLOATS_AND_AUTOCAST, _addmm("addmm"), addend=True, flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN)),
     Op(
         "bmm",
         "always",
         FLOATS_AND_AUTOCAST,
-        lambda torch, _, t: torch.bmm(t["a"], t["b"]),
+        lambda torch, _, t: torch.bmm(t["a"], t["b"], **given_out(t)),
         constant_b=False,
-        flags=(*_ALL, *PRECISION, *VIEWS, *_BATCHED, "program.chained", "b.alias"),
+        flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN, *_BATCHED, "program.chained", "b.alias"),
     ),
     Op(
         "baddbmm",
@@ -87,7 +89,7 @@ OPS: Final = (
         _addmm("baddbmm"),
         constant_b=False,
         addend=True,
-        flags=(*_ALL, *PRECISION, *VIEWS, *_BATCHED),
+        flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN, *_BATCHED),
     ),
     Op(
         "linear",
@@ -97,7 +99,7 @@ OPS: Final = (
         layouts=_WEIGHTS,
         own_bias=True,
         weight=True,
-        flags=(*_ALL, *PRECISION, *VIEWS, "program.chained", "a.4d"),
+        flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN[1:], "program.chained", "a.4d"),
     ),
     # Several linears of one input, each with its own weight and bias.
     Op(
@@ -112,7 +114,13 @@ OPS: Final = (
         check=_check_linears,
         flags=("b.argument", "a.3d", "out.2d", "bias.first", "bias.last", "steps.first", "steps.last"),
     ),
-    Op("int_mm", "never", ("i8-i8-i32",), lambda torch, _, t: torch._int_mm(t["a"], t["b"]), flags=(*_ALL, *SLICED)),
+    Op(
+        "int_mm",
+        "never",
+        ("i8-i8-i32",),
+        lambda torch, _, t: torch._int_mm(t["a"], t["b"], **given_out(t)),
+        flags=(*_ALL, *SLICED, "out.given", "out.copied", "out.padded"),
+    ),
     Op(
         "mixed_mm",
         "never",

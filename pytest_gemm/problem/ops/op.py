@@ -30,6 +30,14 @@ PRECISION: Final = ("math.tf32", "math.half_partials")
 SLICED: Final = ("a.tail", "b.tail", "a.sliced", "b.sliced")
 VIEWS: Final = (*SLICED, "a.strided", "b.strided")
 
+# A given tensor for the result, and how it lies.
+GIVEN: Final = ("out.given", "out.copied", "out.padded", "out.offset", "out.transposed")
+
+
+def given_out(t: Tensors) -> Tensors:
+    """The argument ``out`` of an operator, where the program has one."""
+    return {"out": t["out"]} if "out" in t else {}
+
 
 def triples(a: str, b: str, out: str) -> tuple[str, ...]:
     """Every combination of dtypes of A, B and the product, which are separated by spaces, as a problem line has it."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pytest_gemm.problem.layout import Layout
 from pytest_gemm.problem.ops.op import (
+    GIVEN,
     OUTPUTS,
     SLICED,
     Complaints,
@@ -20,6 +21,7 @@ from pytest_gemm.problem.ops.op import (
     Tensor,
     Tensors,
     dtype_of,
+    given_out,
     triples,
 )
 from pytest_gemm.problem.steps import QLINEAR_BINARY, QLINEAR_UNARY, StepKind
@@ -143,6 +145,7 @@ def _scaled_mm(torch: Any, p: Problem, t: Tensors) -> Tensor:
         bias=t.get("bias"),
         out_dtype=dtype_of(torch, p),
         use_fast_accum=p.has("math.fast_accumulate"),
+        **given_out(t),
     )
 
 
@@ -199,6 +202,6 @@ OPS: Final = (
         rounds_once=True,
         layouts=(Layout.NT,),
         scales=("tensorwise", "rowwise"),
-        flags=("b.alias_t", "b.argument", *OUTPUTS, *SLICED, "math.fast_accumulate"),
+        flags=("b.alias_t", "b.argument", *OUTPUTS, *SLICED, *GIVEN, "math.fast_accumulate"),
     ),
 )
