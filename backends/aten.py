@@ -108,22 +108,27 @@ class CompiledAten(InductorBackend):
         return {"compile_threads": 1}
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> InductorPrepared:
-        """Compile the problem; its contract is eager ATen's around what Inductor fuses.
-
-        A product under autocast that Inductor writes itself skips the conversions of A and B, as it does with any
-        conversion to a half type and back: the factors of each product are off by u of the half type, and both together
-        by 2u + u^2.
-        """
+        """Compile the problem; its contract is eager ATen's around what Inductor fuses."""
         from pytest_gemm.backends.inductor.artifact import CalledPrepared
 
         artifact = self.artifact(problem, operands, request)
-        found = self.contract(problem, artifact)
-        eager = AtenPrepared(problem, operands.device).contract
-        found = dataclasses.replace(eager, epilogue=found.epilogue)
-        if problem.autocast and decomposed(problem, operands.device):
-            half, u = problem.dtypes.out, problem.dtypes.out.unit_roundoff
-            found = dataclasses.replace(found, input_error=u * (2.0 + u), input_bits=half.precision)
+        epilogue = self.contract(problem, artifact).epilogue
+        found = dataclasses.replace(compiled_contract(problem, operands.device), epilogue=epilogue)
         return CalledPrepared(problem, artifact, found)
+
+
+def compiled_contract(problem: Problem, device: str) -> Contract:
+    """The arithmetic of ATen's products in a program of Inductor's.
+
+    A product under autocast that Inductor writes itself skips the conversions of A and B, as it does with any
+    conversion to a half type and back: the factors of each product are off by u of the half type, and both together
+    by 2u + u^2.
+    """
+    eager = AtenPrepared(problem, device).contract
+    if not (problem.autocast and decomposed(problem, device)):
+        return eager
+    half, u = problem.dtypes.out, problem.dtypes.out.unit_roundoff
+    return dataclasses.replace(eager, input_error=u * (2.0 + u), input_bits=half.precision)
 
 
 def _cutlass_groups(problem: Problem) -> bool:

@@ -1,4 +1,4 @@
-"""The backends that come with the package, in the order in which ``auto`` runs them."""
+"""The backends that come with the package, in the order in which ``auto`` runs those that it runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.flydsl import FlydslBackend
+from pytest_gemm.backends.max_autotune import MaxAutotuneBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
 
@@ -21,4 +22,5 @@ BUILTIN: tuple[Callable[[], Backend], ...] = (
     CuteDslBackend,
     NvgemmBackend,
     FlydslBackend,
+    MaxAutotuneBackend,
 )

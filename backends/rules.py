@@ -67,7 +67,7 @@ def decomposed(problem: Problem, device: str) -> str:
     """Why Inductor writes a product as multiplications and sums before any backend is tried, "" where it does not.
 
     From ``torch/_inductor/decomposition.py`` (mm, addmm, bmm) and ``kernel/bmm.py`` (tuned_bmm) of torch 2.13,
-    and confirmed on it.  With ``m.dynamic`` a size that is 1 at run time is not 1 at compile time, which
+    and confirmed on it.  With a dynamic size, a size that is 1 at run time is not 1 at compile time, which
     the group ``any-m`` has dealt with.
     """
     op, m, n, k = problem.op, problem.rows, problem.shape.n, problem.shape.k
@@ -145,7 +145,7 @@ def _nvgemm_dynamic(problem: Problem, request: BuildRequest) -> str:
     """The release whose NVGEMM takes fixed sizes only, where one of the problem's is not; otherwise ""."""
     from pytest_gemm.backends.inductor import nvgemm_facts
 
-    is_dynamic = problem.has("m.dynamic") or request.mode == "dynamic"
+    is_dynamic = bool(problem.dynamic) or request.mode == "dynamic"
     return nvgemm_facts.release() if is_dynamic and nvgemm_facts.is_static() else ""
 
 

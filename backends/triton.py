@@ -136,7 +136,7 @@ def _is_long(problem: Problem) -> bool:
     """Whether Inductor offers decompose-K: a product without an addend and with a K that is long beside M and N."""
     alone = problem.op.name in {"mm", "mixed_mm", "linear"} and not problem.adds_bias
     longest = max(problem.rows, problem.shape.n)
-    return alone and not problem.has("m.dynamic") and problem.shape.k >= _DECOMPOSED_FROM * longest
+    return alone and not problem.dynamic and problem.shape.k >= _DECOMPOSED_FROM * longest
 
 
 def _shares_a(problem: Problem) -> bool:

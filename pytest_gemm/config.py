@@ -474,7 +474,7 @@ def _shapes(text: Given, root: Path) -> tuple[str, ...]:
 def _backends(text: Given, registry: Registry) -> tuple[tuple[Backend, ...], bool]:
     names = values.parsed(text, values.names("backend", ("auto", *registry.names())))
     if names == ("auto",):
-        return tuple(registry), False
+        return tuple(one for one in registry if not getattr(one, "on_request", False)), False
     if "auto" in names:
         raise values.wrong(text, "auto stands for all that can run here: give auto alone, or names")
     return tuple(registry[name] for name in names), True

@@ -21,7 +21,7 @@ from pytest_gemm.selection import case_id
 
 
 def scope(nodeid: str) -> str:
-    """What a test shares its work with: its problem, at any M when one artifact serves them all.
+    """What a test shares its work with: its problem, at any size when one artifact serves them all.
 
     Backends are left out, so that they share operands and references.  A test that is not ours is alone.
     """
@@ -29,7 +29,7 @@ def scope(nodeid: str) -> str:
     if case is None:
         return nodeid
     problem = Problem.parse(case.problem)
-    return (problem.with_m(0) if problem.has("m.dynamic") else problem).line
+    return problem.at_hints.line
 
 
 # Which scheduler of xdist ours extends, for each "--dist" with scopes; the others keep their own.

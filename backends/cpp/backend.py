@@ -140,7 +140,7 @@ class CppBackend(InductorBackend):
         shape = problem.shape
         large = shape.m * shape.n * shape.k * (shape.batch or 1) > _REFERENCE_UP_TO
         found = first, *(one for one in others if not (large and one.startswith("CppMicroGemmRef-")))
-        if not first.startswith("CppMicro") or problem.has("m.dynamic") or shape.is_empty:
+        if not first.startswith("CppMicro") or problem.dynamic or shape.is_empty:
             return found
         if problem.dtypes.b.name == "i8" and first.startswith("CppMicroGemmFP32Vec") and not first.endswith("x1"):
             return found  # the template for a small M has no blockings of its own

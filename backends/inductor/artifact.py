@@ -35,13 +35,13 @@ from pytest_gemm.backends.inductor.bindings import (
     Tensors,
     bindings,
     constant_names,
-    m_dimensions,
+    dynamic_dimensions,
     same_bits,
     stand_in,
     stand_ins,
     straight_line,
 )
-from pytest_gemm.backends.inductor.compilation import CompileSpec, Session
+from pytest_gemm.backends.inductor.compilation import CompileSpec, Session, Wanted
 from pytest_gemm.backends.inductor.hooks import patched
 from pytest_gemm.backends.inductor.poisoning import poisoned_memory
 from pytest_gemm.machine import isa as isa_module
@@ -138,7 +138,7 @@ def _calling(problem: Problem, spec: CompileSpec) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _compiling(
-    problem: Problem, spec: CompileSpec, candidate: int | str | None = None, listing: bool = False
+    problem: Problem, spec: CompileSpec, candidate: Wanted = None, listing: bool = False
 ) -> Iterator[Session]:
     """A session under the problem's settings: templates read them, and Dynamo guards on them."""
     with cpu_threads(spec.threads), settings(problem), torch_compat.session(spec, candidate, listing) as seen:
@@ -163,16 +163,16 @@ def _started(
     """
     inputs = tuple(name for name in tensors if name not in constants)
     args = [tensors[name] for name in inputs]
-    dims = m_dimensions(problem) if problem.has("m.dynamic") else {}
+    dims = dynamic_dimensions(problem)
     if dims:
         # Fresh views: the mark is an attribute, and the operands are not ours to mark.
         args = [t.as_strided(t.shape, t.stride(), t.storage_offset()) for t in args]
         for name, t in zip(inputs, args, strict=True):
-            if name in dims:
-                torch._dynamo.mark_dynamic(t, dims[name])
+            for place in dims.get(name, ()):
+                torch._dynamo.mark_dynamic(t, place)
     module = straight_line(problem, constants, inputs)
     if spec.mode == "aoti":
-        function, text = torch_compat.ahead_of_time(module, args, [dims.get(name) for name in inputs], spec.options)
+        function, text = torch_compat.ahead_of_time(module, args, [dims.get(name, {}) for name in inputs], spec.options)
     else:
         function, text = torch.compile(module, fullgraph=True, dynamic=spec.mode == "dynamic" or None), ""
     function(*args)
@@ -256,7 +256,7 @@ def after_failure(
     # nvcc rejects is what a user gets.  (Triton's kernels are another matter: they may have been chosen unseen.)
     if reason is None or (reason.code == "compile-error" and seen.chosen and spec.inductor_name == "CUTLASS"):
         raise cause
-    if isinstance(spec.candidate, str):
+    if not isinstance(spec.candidate, int):
         raise Pruned(reason.code, reason.text) from error
     pruned[seen.candidate] = reason
     if len(pruned) >= len(set(seen.choices)):
@@ -336,8 +336,11 @@ class Artifact:
 
     def _run_compiler(self, tensors: Tensors, constants: Tensors) -> _Compiled:
         self.spec.log.compiles += 1
-        self.spec.log.recompiles += hasattr(self, "_compiled")
-        made = _compile(self.problem, tensors, constants, self.spec)
+        spec, again = self.spec, hasattr(self, "_compiled")
+        self.spec.log.recompiles += again
+        if again and spec.candidate is None:  # other constants are no reason to select something else
+            spec = dataclasses.replace(spec, candidate=self.chosen)
+        made = _compile(self.problem, tensors, constants, spec)
         for module in made.modules:
             finalize(self, torch_compat.forget_module, module)
         return made
@@ -424,11 +427,9 @@ class Artifact:
         """What the last run executed, what the module defines and what was chosen."""
         compiled = self._compiled
         templates = compiled.templates
-        foreign = compiled.foreign
         if compiled.session.subgraphs:
             # Inductor's own program around a product of ATen's slices: what it generated is the sum of these.
             templates = tuple(compiled.kernels)
-            foreign = tuple(name for name in foreign if not _multiplies_slices(name))
         chosen = tuple(c for c in compiled.session.chosen if c not in compiled.session.foreign)
         is_warm = not compiled.session.choices and bool(self.spec.request.user_caches)
         if is_warm:
@@ -444,7 +445,7 @@ class Artifact:
             chosen=chosen,
             generated=templates,
             executed=tuple(c for c in (compiled.order if compiled.in_cpp else compiled.calls) if c in templates),
-            foreign=tuple(dict.fromkeys((*foreign, *compiled.session.foreign))),
+            foreign=tuple(dict.fromkeys((*self.library, *compiled.session.foreign))),
             device_kernel=self.spec.device_kernel or rf"^(?:{'|'.join(map(re.escape, templates))})",
             around_library=bool(compiled.session.subgraphs),
             wanted=wanted,
@@ -492,6 +493,12 @@ class Artifact:
         return tuple(self._compiled.session.chosen)
 
     @property
+    def library(self) -> tuple[str, ...]:
+        """The products of libraries that the program calls, but for those of decompose-K's slices."""
+        foreign = self._compiled.foreign
+        return tuple(n for n in foreign if not (self._compiled.session.subgraphs and _multiplies_slices(n)))
+
+    @property
     def fused(self) -> bool:
         """Whether the program ends with its one template kernel, so that nothing is done to a stored result."""
         order = self._compiled.order
@@ -513,7 +520,7 @@ def _multiplies_slices(name: str) -> bool:
 
 
 class InductorPrepared:
-    """A problem on its artifact; several of them share one where only M (``m.dynamic``) differs."""
+    """A problem on its artifact; several of them share one where only dynamic sizes differ."""
 
     def __init__(self, problem: Problem, artifact: Artifact, contract: Contract) -> None:
         self.problem = problem

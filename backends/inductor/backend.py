@@ -11,6 +11,7 @@ import abc
 import contextlib
 import dataclasses
 import fnmatch
+import itertools
 import shutil
 import zlib
 from collections import defaultdict
@@ -23,11 +24,11 @@ from pytest_gemm.api.protocols import Availability, Candidates, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import naming
-from pytest_gemm.backends.inductor.compilation import CompileLog, CompileSpec
+from pytest_gemm.backends.inductor.compilation import CompileLog, CompileSpec, Wanted
 from pytest_gemm.backends.rules import check
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported
-from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.problem import HINTS, Problem
 from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.storage import cache
 
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
 
 _T = TypeVar("_T")
-
-# The M at which a m.dynamic artifact is compiled, whatever M comes first: a single rerun then compiles
-# the very same kernel.  No dimension of a test is likely to equal it by chance.
-DYN_M_HINT = 61
 
 # Inductor's options of a mode; aoti and dynamic are set where the program is handed over.
 _MODE_OPTIONS: Mapping[str, dict[str, Any]] = {
@@ -267,17 +264,16 @@ class InductorBackend(abc.ABC):
     def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
         """How PyTorch alone compiles the problem with this candidate."""
         from pytest_gemm.backends.inductor import cpu_isa
-        from pytest_gemm.backends.inductor.bindings import constant_names, m_dimensions
+        from pytest_gemm.backends.inductor.bindings import constant_names, dynamic_dimensions
 
         name = request.candidate
         spec = self._spec(problem, request, self._space_of(problem, operands, request) if name else Space())
-        dynamic = problem.has("m.dynamic")
         return Recipe(
             how=_RECIPES.get(request.mode, "compile"),
             options={**spec.options, **naming.forcing(name)},
             constants=tuple(sorted(constant_names(problem))) if spec.options.get("freezing") else (),
-            dynamic=m_dimensions(problem) if dynamic else {},
-            hint=DYN_M_HINT if dynamic else 0,
+            dynamic=dynamic_dimensions(problem),
+            hints={size: HINTS[size] for size in problem.dynamic},
             caches=bool(request.user_caches),
             threads=spec.threads,
             setup=cpu_isa.isa_setup(request.isa),
@@ -299,7 +295,7 @@ class InductorBackend(abc.ABC):
         def compiled() -> Artifact:
             if name:
                 space = self._space_of(problem, operands, request)
-                candidate: int | str | None = name.removesuffix(space.suffix)
+                candidate: Wanted = name.removesuffix(space.suffix)
             else:
                 space = Space()
                 by_line = zlib.crc32(first.line.encode()) % self.variety
@@ -307,7 +303,7 @@ class InductorBackend(abc.ABC):
             spec = dataclasses.replace(self._spec(problem, request, space), candidate=candidate)
             return Artifact(first, tensors, spec)
 
-        if request.user_caches or (name and not problem.has("m.dynamic")):
+        if request.user_caches or (name and not problem.dynamic):
             return compiled()  # its caller holds it, and no other problem has a use for it
         request = request.replace(selection=self.selects(request))
         # Artifacts of single candidates share a place, those of every other kind of request have one each.
@@ -315,16 +311,15 @@ class InductorBackend(abc.ABC):
         return self._recent.obtain(kind, most, (request, *self._key(first, tensors)), compiled)
 
     def _first(self, problem: Problem, operands: Operands) -> tuple[Problem, dict[str, torch.Tensor]]:
-        """The problem whose program is compiled, and tensors of its geometry: for ``m.dynamic`` another M."""
-        from pytest_gemm.backends.inductor.bindings import m_dimensions
+        """The problem whose program is compiled, and tensors of its geometry: dynamic sizes have other values."""
+        from pytest_gemm.backends.inductor.bindings import dynamic_dimensions
         from pytest_gemm.programs import program
 
         tensors = program.args(problem, operands)
-        if not problem.has("m.dynamic"):
-            return problem, tensors
-        dims = m_dimensions(problem)
-        at_hint = {n: _at_hint(t, dims[n], problem.shape.m) if n in dims else t for n, t in tensors.items()}
-        return problem.with_m(DYN_M_HINT), at_hint
+        for name, places in dynamic_dimensions(problem).items():
+            if name in tensors:
+                tensors[name] = _at_hints(tensors[name], places)
+        return problem.at_hints, tensors
 
     def _key(self, first: Problem, tensors: dict[str, torch.Tensor]) -> tuple[Any, ...]:
         return (first.line, self._threads(), tuple((n, t.shape, t.stride()) for n, t in tensors.items()))
@@ -379,21 +374,19 @@ class InductorBackend(abc.ABC):
         return self.threads or torch.get_num_threads()
 
 
-def _at_hint(tensor: torch.Tensor, dim: int, m: int) -> torch.Tensor:
-    """A tensor with :data:`DYN_M_HINT` elements in a dimension that has ``m``: contents do not matter.
+def _at_hints(tensor: torch.Tensor, places: Mapping[int, str]) -> torch.Tensor:
+    """A tensor whose dimensions in ``places`` have their hints: contents do not matter.
 
-    A stride that spans the dimension grows with it: by whole multiples of ``m`` steps of the dimension, or of the next
-    smaller stride that spans it, plus what padding there was.
+    A dimension that steps over another one keeps the gap that it had behind it: (K, M).T has strides (1, M), rows that
+    are padded have K and the padding.
     """
-    step, shape, strides = tensor.stride(dim), list(tensor.shape), list(tensor.stride())
-    old, new = m * step, DYN_M_HINT * step
-    for place in sorted(range(tensor.dim()), key=tensor.stride):
-        stride = tensor.stride(place)
-        # Another dimension steps over all of this one: (K, M).T has strides (1, M), a batch has M * row, or K * M.
-        if stride >= m * step > 0 and stride != step and tensor.shape[place] > 1:
-            strides[place] = stride // old * new + stride % old
-            old, new = stride, strides[place]
-    shape[dim] = DYN_M_HINT
+    shape = tuple(HINTS[places[dim]] if dim in places else size for dim, size in enumerate(tensor.shape))
+    strides = list(tensor.stride())
+    nested = sorted((dim for dim in range(tensor.dim()) if strides[dim] and tensor.shape[dim] > 1), key=tensor.stride)
+    for inner, outer in itertools.pairwise(nested):
+        gap = tensor.stride(outer) - tensor.stride(inner) * tensor.shape[inner]
+        if gap >= 0:
+            strides[outer] = strides[inner] * shape[inner] + gap
     extent = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     # Of its kind: a tensor without memory stays one.
     return tensor.new_zeros(extent).as_strided(shape, strides, tensor.storage_offset())

@@ -47,28 +47,39 @@ def constant_names(problem: Problem) -> frozenset[str]:
     return frozenset(names)
 
 
-def m_dimensions(problem: Problem) -> dict[str, int]:
-    """For every input of a ``m.dynamic`` program the dimension that is M."""
-    found = {"a": 0 if problem.shape.batch is None or problem.grouped else 1}
-    if problem.op.several:
-        rows = 0 if problem.step("gated") is not None else 1
-        return {"a": 0, **{f"r{i}": rows for i in range(len(problem.residuals))}}
+def dynamic_dimensions(problem: Problem) -> dict[str, dict[int, str]]:
+    """The dimensions of the program's tensors that are dynamic sizes, by name of the tensor: ``{"a": {0: "m"}}``."""
+    found = {
+        name: {place: size for place, size in enumerate(sizes) if size in problem.dynamic}
+        for name, sizes in _sizes(problem).items()
+    }
+    return {name: places for name, places in found.items() if places}
+
+
+def _sizes(problem: Problem) -> dict[str, tuple[str, ...]]:
+    """What each dimension of the program's tensors is: one of ``m n k batch``, or "" for anything else."""
+    op, has_batch = problem.op, problem.shape.batch is not None
+    batch = ("batch",) if has_batch and not problem.grouped else ()
+    result: tuple[str, ...] = (*batch, "m", "n")
+    if op.several:
+        result = ("m", "n") if problem.step("gated") is not None else result
+        return {"a": ("m", "k"), **{f"r{index}": result for index in range(len(problem.residuals))}}
+    sides = ("n", "k") if op.weight else ("k", "n")
+    found = {"a": (*batch, "m", "k"), "b": (*(batch if op.batch == "always" else ()), *sides)}
     if problem.step("rowwise") is not None:
-        found["scale_a"] = found["a"]
+        found["scale_a"] = (*batch, "m", "")
     if problem.has_out:
-        found["out"] = found["a"]
-    rank = len(problem.result_shape)
+        found["out"] = result
     for index, (own, moves) in enumerate(problem.residuals):
-        if own.text == "n":
+        if own.text == "at":
+            found |= {f"r{index}": ("", "n"), f"i{index}": result[:-1]}
             continue
-        place = 0 if own.text == "m1" else found["a"]
+        moved = result
         for move in moves:
-            place = move.order(rank).index(place)
-        found[f"{'i' if own.text == 'at' else 'r'}{index}"] = place
-    step = problem.step("bias")
-    if step is not None and step.text in {"m1", "mn"}:
-        batched = step.text == "mn" and problem.shape.batch is not None
-        found["bias"] = 1 if batched else 0
+            moved = tuple(moved[place] for place in move.order(len(moved)))
+        found[f"r{index}"] = {"n": ("n",), "m1": ("m", "")}.get(own.text, moved)
+    if (step := problem.step("bias")) is not None:
+        found["bias"] = {"": ("n",), "1n": ("", "n"), "m1": ("m", ""), "mn": result}[step.text]
     return found
 
 

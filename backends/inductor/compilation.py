@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.case_id import Mode
@@ -13,6 +13,10 @@ from pytest_gemm.outcome import Reason
 
 if TYPE_CHECKING:
     import torch
+
+# A candidate: a number, counted round; a name; or, of a program that is compiled again, the names that were selected,
+# of which each of its selections has one.  None: Inductor selects.
+Wanted: TypeAlias = int | str | tuple[str, ...] | None
 
 
 @dataclasses.dataclass
@@ -36,7 +40,7 @@ class CompileSpec:
 
     ``threads`` holds while compiling and running: blocking reads it, and Dynamo guards on it.
     ``request`` is what the engine asked for.
-    ``candidate`` compiles that one of the candidates (a number, counted round, or a name) instead of benchmarking all.
+    ``candidate`` compiles that one of the candidates instead of benchmarking all, see :data:`Wanted`.
     A number that leads to a candidate which is pruned gives way to the next one, a name does not.  The name is
     Inductor's, without what the options of ``request.candidate`` add to it (``,cache=2.2.8``).
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
@@ -51,7 +55,7 @@ class CompileSpec:
     threads: int
     request: BuildRequest = DEFAULT
     rebind: bool = True
-    candidate: int | str | None = None
+    candidate: Wanted = None
     device_kernel: str = ""
     wanted: str = ""
     beyond: bool = False

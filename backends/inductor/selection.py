@@ -16,7 +16,7 @@ import torch
 
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.inductor import naming
-from pytest_gemm.backends.inductor.compilation import Session
+from pytest_gemm.backends.inductor.compilation import Session, Wanted
 from pytest_gemm.backends.inductor.cpu_isa import ISA_NAMES
 from pytest_gemm.backends.inductor.hooks import hooked, patched
 from pytest_gemm.outcome import Reason
@@ -116,7 +116,7 @@ class _Selection:
     A selection inside another one (the product within decompose-K) is none of ours and passes.
     """
 
-    def __init__(self, seen: Session, candidate: int | str | None, listing: bool) -> None:
+    def __init__(self, seen: Session, candidate: Wanted, listing: bool) -> None:
         self.seen = seen
         self.candidate = candidate
         self.listing = listing
@@ -265,8 +265,9 @@ class _Selection:
     def _index(self, names: Sequence[str]) -> int:
         if isinstance(self.candidate, int):
             return nth(self.candidate, len(names))
+        wanted = (self.candidate,) if isinstance(self.candidate, str) else self.candidate or ()
         # A program with several selections has the name in one of them; the others take their first.
-        return names.index(self.candidate) if self.candidate in names else 0
+        return next((names.index(name) for name in wanted if name in names), 0)
 
     def _name(self, choice: Any) -> str:
         """What a candidate is called, also one that was made after the selection."""
@@ -344,13 +345,12 @@ class _Selection:
 
 
 @contextlib.contextmanager
-def watch_selection(seen: Session, candidate: int | str | None = None, listing: bool = False) -> Iterator[None]:
+def watch_selection(seen: Session, candidate: Wanted = None, listing: bool = False) -> Iterator[None]:
     """Note the candidates of every selection, which of them fail, and the one whose node enters the program.
 
     Args:
         seen: where to note them.
-        candidate: leave only this one of them: a number, counted round, or a name; ``None``: Inductor chooses by
-            benchmarking.
+        candidate: leave only this one of them.
         listing: end the compile as soon as the candidates are known.
     """
     watch = _Selection(seen, candidate, listing)
@@ -400,7 +400,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return text.replace("bfloat", "bf").replace("float", "f").replace("uint", "u").replace("int", "i")
 
 
-def _forcing_micro_kernel(candidate: int | str | None) -> list[tuple[Any, str, Any]]:
+def _forcing_micro_kernel(candidate: Wanted) -> list[tuple[Any, str, Any]]:
     """Where a micro-kernel is requested by name, have no other one registered."""
     if not isinstance(candidate, str) or not _IS_MICRO.fullmatch(candidate):
         return []

@@ -27,7 +27,7 @@ import torch
 from packaging.version import Version
 
 from pytest_gemm.backends.inductor.bindings import watch_packing
-from pytest_gemm.backends.inductor.compilation import CompileSpec, Session
+from pytest_gemm.backends.inductor.compilation import CompileSpec, Session, Wanted
 from pytest_gemm.backends.inductor.cpu_isa import generating_for, levels_of, libraries_of, watch_libraries
 from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
 from pytest_gemm.backends.inductor.selection import Listed, watch_selection
@@ -156,7 +156,7 @@ def cache_dir_set(directory: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def session(spec: CompileSpec, candidate: int | str | None = None, listing: bool = False) -> Iterator[Session]:
+def session(spec: CompileSpec, candidate: Wanted = None, listing: bool = False) -> Iterator[Session]:
     """Compile inside the block as requested, and record what becomes of it.
 
     A tag of the user's caches separates these compiles' entries in AOTAutograd's and the FX graph cache from all
@@ -226,6 +226,13 @@ def has_option(name: str) -> bool:
 def known(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the options that this release has; an unknown one would be an exception, see :func:`lacks`."""
     return {name: value for name, value in options.items() if has_option(name)}
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """Inductor's options of a mode of ``torch.compile``, as this release has them."""
+    import torch._inductor
+
+    return dict(torch._inductor.list_mode_options(mode))
 
 
 def sees_selections() -> bool:
@@ -313,14 +320,17 @@ def _first_line(text: str, pattern: str) -> str:
 
 
 def ahead_of_time(
-    module: torch.nn.Module, args: Sequence[torch.Tensor], dynamic: Sequence[int | None], options: Mapping[str, Any]
+    module: torch.nn.Module,
+    args: Sequence[torch.Tensor],
+    dynamic: Sequence[Mapping[int, str]],
+    options: Mapping[str, Any],
 ) -> tuple[Callable[..., Any], str]:
     """Export a module, compile it with AOTInductor into a package, load that, and read what was generated.
 
     Args:
         module: a straight-line program.
         args: its arguments.
-        dynamic: for each argument the dimension that is M, ``None`` for none.
+        dynamic: the dynamic sizes among each argument's dimensions, by their names.
         options: of Inductor.
 
     Returns:
@@ -329,9 +339,9 @@ def ahead_of_time(
     import tempfile
     import zipfile
 
-    m = torch.export.Dim("m", min=2)
-    shapes = tuple(None if dimension is None else {dimension: m} for dimension in dynamic)
-    exported = torch.export.export(module, tuple(args), dynamic_shapes=shapes if any(shapes) else None)
+    dims = {name: torch.export.Dim(name, min=2) for places in dynamic for name in places.values()}
+    shapes = tuple({place: dims[name] for place, name in places.items()} or None for places in dynamic)
+    exported = torch.export.export(module, tuple(args), dynamic_shapes=shapes if dims else None)
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "program.pt2")
         torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=dict(options))

@@ -75,7 +75,7 @@ class Prepared(Protocol):
         """Compute the problem on these operands and return a tensor that nothing else writes.
 
         With the flag ``tap`` it is a tuple of two, in the order of ``Problem.outputs``.  The operands belong to the
-        problem that was prepared (with ``m.dynamic``: at any M).
+        problem that was prepared (with dynamic sizes: at any).
         """
         ...
 
@@ -95,6 +95,7 @@ class Backend(Protocol):
         devices: where it computes, ``("cpu",)`` for instance; without it, on both.
         capabilities: which fields of a :class:`BuildRequest` it honours, a set of :class:`Capability`.
         settings, configure(values): see ``api.settings``.
+        on_request: ``True``: ``auto`` leaves it out, only its name selects it.
     """
 
     name: str
@@ -155,8 +156,8 @@ class Recipe:
             ``aoti``: exported, compiled ahead of time into a package, and loaded.
         options: names and values of ``torch._inductor.config`` that force the backend and the candidate.
         constants: names of the program's tensors that are frozen parameters.
-        dynamic: dimension that is M, by name of an input, for an artifact for any M.
-        hint: the M at which that is compiled.
+        dynamic: the dimensions of inputs, by name, that are dynamic sizes, each with the size.
+        hints: the sizes at which that is compiled.
         caches: PyTorch's caches are on, as they are for a user.
         threads: of the CPU.
         matmul: file and name of a plain function that takes the place of the product, or ``None``.
@@ -167,8 +168,8 @@ class Recipe:
     how: Literal["eager", "compile", "dynamic", "aoti"] = "eager"
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     constants: tuple[str, ...] = ()
-    dynamic: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    hint: int = 0
+    dynamic: Mapping[str, Mapping[int, str]] = dataclasses.field(default_factory=dict)
+    hints: Mapping[str, int] = dataclasses.field(default_factory=dict)
     caches: bool = False
     threads: int = 1
     matmul: tuple[str, str] | None = None

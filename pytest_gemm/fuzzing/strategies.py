@@ -101,7 +101,7 @@ class Trial:
     """What is judged in one go: one artifact, so that a compile is paid once.
 
     Attributes:
-        problems: one problem; with ``m.dynamic`` several that differ in M only.
+        problems: one problem; with dynamic sizes several that differ in these only.
         distributions: names of distributions, each of which applies to all of the problems.
         seed: of all values.
     """
@@ -171,6 +171,16 @@ def forms(backend: Backend | None = None, ops: Iterable[str] = ()) -> tuple[Form
             )
             found += [Form(op, dtypes, layouts)] if layouts else []
     return tuple(found)
+
+
+def _at(problem: Problem, size: int, work: int) -> Problem | None:
+    """The problem with this value of its dynamic sizes, ``None`` where it is none or too much work."""
+    try:
+        other = problem.resized(dict.fromkeys(problem.dynamic, size))
+    except ProblemError:
+        return None
+    shape = other.shape
+    return other if _within(shape.m, shape.n, shape.k, shape.batch, work) == shape else None
 
 
 def _order(dtypes: DTypes) -> tuple[int, ...]:
@@ -311,9 +321,8 @@ def trials(backend: Backend | None = None, *, ops: Iterable[str] = (), work: int
     @st.composite
     def trial(draw: st.DrawFn) -> Trial:
         first = draw(one)
-        sizes = draw(st.lists(st.sampled_from(SIZES), max_size=_MORE_M)) if first.has("m.dynamic") else []
-        shape = first.shape
-        others = (first.with_m(m) for m in sizes if _within(m, shape.n, shape.k, shape.batch, work).m == m)
+        sizes = draw(st.lists(st.sampled_from(SIZES), max_size=_MORE_M)) if first.dynamic else []
+        others = [other for size in sizes if (other := _at(first, size, work)) is not None]
         supported = (one for one in others if backend is None or backend.supports(one, DEFAULT) is None)
         together = unique((first, *supported))
         names = [name for name in draw(distributions(first)) if all(name in distributions_for(p) for p in together)]

@@ -3,7 +3,7 @@
 ``make(problem, distribution, seed)`` gives every tensor that the problem's program takes.  It guarantees:
 
 * **Reproducible.**  The same call gives the same bytes on every machine (``random_streams``).  The key of an
-  operand is the problem (without ``m.dynamic``), the distribution, the seed and the operand's name; for whatever does
+  operand is the problem (without dynamic sizes), the distribution, the seed and the operand's name; for whatever does
   not have M rows (B, its scales, a bias of N) it leaves M out: with ``m.dynamic`` one compiled constant serves every M.
 * **Guarded.**  Every tensor is a window into a larger, poisoned storage (``memory``), and
   :meth:`Operands.changed` proves that nothing was written.
@@ -197,15 +197,17 @@ _CONSTANT: Final = frozenset(
 def _keys(problem: Problem, distribution: str, seed: int) -> Callable[[str], Stream]:
     """Streams by operand name.
 
-    ``m.dynamic`` changes no value.  What does not have M rows leaves M out of its key, so that a constant is the same
-    for every M.
+    A dynamic size changes no value.  What does not have M rows leaves M out of its key, and a dynamic batch, so that a
+    constant is the same for all of them.
     """
     epilogue = "+".join(map(str, problem.steps))
-    flags = "+".join(FLAGS[flag].stream for flag in problem.flags if flag != "m.dynamic")
+    flags = "+".join(FLAGS[flag].stream for flag in problem.flags if not flag.endswith(".dynamic"))
     rest = f":{epilogue}:{flags}" if flags else f":{epilogue}" if epilogue else ""
     front, shape = f"{problem.op.name}:{problem.dtypes}:{problem.layout}", problem.shape
     batch = "" if shape.batch is None else f"{shape.batch}x"
-    line, any_m = (f"{front}:{batch}{m}x{shape.n}x{shape.k}{rest}" for m in (shape.m, "M"))
+    any_batch = "Bx" if problem.has("batch.dynamic") else batch
+    line = f"{front}:{batch}{shape.m}x{shape.n}x{shape.k}{rest}"
+    any_m = f"{front}:{any_batch}Mx{shape.n}x{shape.k}{rest}"
     return lambda name: Stream(any_m if name in _CONSTANT else line, distribution, str(seed), name)
 
 

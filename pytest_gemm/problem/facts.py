@@ -44,6 +44,11 @@ class Facts:
         return (*(step for step in self.quant if step not in last), *self.epilogue, *last)
 
     @property
+    def dynamic(self) -> tuple[str, ...]:
+        """The sizes for which one artifact serves any value: some of ``m n k batch``."""
+        return tuple(size for size in ("m", "n", "k", "batch") if self.has(f"{size}.dynamic"))
+
+    @property
     def alpha(self) -> float:
         """Factor of the product; 1 where none is given."""
         step = self.step("alpha")

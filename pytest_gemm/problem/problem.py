@@ -27,6 +27,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Mapping
 from typing import Final
 
 from pytest_gemm.problem.dtypes import DTypes
@@ -39,12 +40,17 @@ from pytest_gemm.problem.rules import FLAGS, check, rank_of
 from pytest_gemm.problem.steps import Step, StepKind
 from pytest_gemm.text import did_you_mean
 
+# The sizes at which an artifact for any value of them is compiled, whichever comes first: a single rerun then compiles
+# the very same kernel.  No other dimension of a test is likely to equal one by chance, which Dynamo takes for one size.
+HINTS: Final[Mapping[str, int]] = {"m": 61, "n": 208, "k": 176, "batch": 11}
 # Characters that a line may have.
 _LONGEST: Final = 1000
 _SWAPPED: Final = Step("t")
 _TWO_RESULTS: Final = frozenset({"program.multi_output", "program.branching"})
 # What of its operands the second product of a chain keeps.
-_CHAINED: Final = frozenset({"m.dynamic", "b.padded", "b.offset", "b.broadcast", "b.constant", "b.argument"})
+_CHAINED: Final = frozenset(
+    {"m.dynamic", "batch.dynamic", "b.padded", "b.offset", "b.broadcast", "b.constant", "b.argument"}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +187,16 @@ class Problem(Facts):
 
     def with_m(self, m: int) -> Problem:
         """The same problem at another M; with ``m.dynamic`` both belong to one artifact."""
-        return dataclasses.replace(self, shape=dataclasses.replace(self.shape, m=m))
+        return self.resized({"m": m})
+
+    def resized(self, sizes: Mapping[str, int]) -> Problem:
+        """The same problem at other sizes, by name: ``m n k batch``."""
+        return dataclasses.replace(self, shape=dataclasses.replace(self.shape, **sizes))
+
+    @property
+    def at_hints(self) -> Problem:
+        """The problem that stands for every value of its dynamic sizes: the artifact of all is compiled for it."""
+        return self.resized({size: HINTS[size] for size in self.dynamic}) if self.dynamic else self
 
 
 def _read_step(field: str, index: int, token: str) -> Step:

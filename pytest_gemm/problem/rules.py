@@ -168,7 +168,9 @@ def _rules_of_move(p: Facts, step: Step, shape: tuple[int, ...], before: Step | 
     """A move fits the shape that it meets, and does not leave everything where it is."""
     if step.name == "view":
         yield before is not None, f"{step} after {before} would copy", "one view, before the other moves"
-        yield p.has("m.dynamic"), f"{step} has fixed sizes, and m.dynamic any M", "t and perm go with m.dynamic"
+        for size in p.dynamic:
+            word = f"{size}.dynamic"
+            yield True, f"{step} has fixed sizes, and {word} any {size.upper()}", f"t and perm go with {word}"
         misfit = math.prod(step.sizes) != math.prod(shape) or max(step.sizes) > _LARGEST
         yield misfit, f"{step} has not {math.prod(shape)} elements", f"the result is {by(shape)}"
     else:
@@ -258,6 +260,16 @@ def _four_dimensions(p: Facts) -> _Rules:
     yield not batch or batch % 2 != 0, f"needs an even batch, not {batch}", "write BxMxNxK with an even B"
 
 
+def _argument(p: Facts) -> _Rules:
+    yield p.constant_b, "is about the sizes of an argument, and B is a constant", "add b.argument, or drop it"
+
+
+def _any_batch(p: Facts) -> _Rules:
+    yield p.shape.batch is None, "needs a batch", "write BxMxNxK, or drop it"
+    is_constant = p.constant_b and p.op.batch == "always"
+    yield is_constant, "is about the sizes of arguments, and B is a constant", "drop it, or what makes B a constant"
+
+
 def _own_bias(p: Facts) -> _Rules:
     yield p.step("bias") is None, "needs a bias", "give it in the epilogue"
 
@@ -291,6 +303,9 @@ _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] 
     "program.multi_output": lambda p: [(not p.chain, "needs a step behind the value", "for example relu")],
     "program.branching": _branching,
     "program.chained": _chained,
+    "n.dynamic": _argument,
+    "k.dynamic": _argument,
+    "batch.dynamic": _any_batch,
     "bias.first": _own_bias,
     "bias.last": _own_bias,
     "steps.first": _own_steps,

@@ -28,6 +28,7 @@ def page(records: Sequence[Record], title: str) -> str:
         counts=_counts(outcomes),
         distances=_distances(outcomes),
         epilogues=_epilogues(outcomes),
+        judged=[outcome for outcome in outcomes if outcome.ratio is not None],
         pruned=by((o for o in having(outcomes, "pruned") if o.reason), "backend", "code"),
         failures=by(failures, "who", "known_failure", "status.value", "code"),
         unsupported=by((o for o in unsupported if o.reason), "who", "status.value", "reason.text"),

@@ -45,6 +45,12 @@ def distinct(outcomes: Iterable[Outcome], name: str) -> set[Any]:
     return {one for value in values for one in (value if isinstance(value, tuple) else (value,))}
 
 
+def selected(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
+    """What autotuning selected of several backends' candidates, with the number of problems, most often first."""
+    counts = Counter(name for group in by(outcomes, "problem").values() for name in distinct(group, "candidates"))
+    return counts.most_common()
+
+
 def status_counts(outcomes: Iterable[Outcome]) -> Counter[Status]:
     """Number of problems by status; a problem counts under the worst of its cases."""
     return Counter(map(status_of, by(outcomes, "who", "problem").values()))
@@ -57,7 +63,8 @@ def template(name: str, package: str = "pytest_gemm.run") -> jinja2.Template:
 
     loader = jinja2.PackageLoader(package)
     made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    made.filters |= {"by": by, "having": having, "distinct": distinct, "ratio": ratio_text, "row": _markdown_row}
+    counted = {"by": by, "having": having, "distinct": distinct, "selected": selected}
+    made.filters |= {**counted, "ratio": ratio_text, "row": _markdown_row}
     return made.get_template(name)
 
 

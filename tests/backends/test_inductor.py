@@ -13,10 +13,10 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import bindings, generated_code, torch_compat
-from pytest_gemm.backends.inductor.backend import DYN_M_HINT, InductorBackend, cache_dir
+from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.outcome import Unsupported
-from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.problem import HINTS, Problem
 from pytest_gemm.programs import program
 
 pytestmark = pytest.mark.skipif(
@@ -207,7 +207,7 @@ def test_dyn_m_is_one_artifact_for_several_m() -> None:
         prepared.append(one)
     assert backend.log.compiles == 1
     assert len({id(p.artifact) for p in prepared}) == 1
-    assert prepared[0].artifact.problem.shape.m == DYN_M_HINT
+    assert prepared[0].artifact.problem.shape.m == HINTS["m"]
 
 
 def test_a_program_that_would_compile_again_says_so(cpp: CppBackend) -> None:

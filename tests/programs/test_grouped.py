@@ -14,7 +14,7 @@ from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
-from pytest_gemm.backends.inductor.bindings import m_dimensions
+from pytest_gemm.backends.inductor.bindings import dynamic_dimensions
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.case_id import Device
@@ -217,7 +217,8 @@ def test_unaligned_bases_are_refused_on_cuda(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_rows_are_the_first_dimension_of_an_artifact_for_any_m() -> None:
-    assert m_dimensions(Problem.parse("grouped_mm:bf16:nt:4x64x96x64:add:m.dynamic")) == {"a": 0, "r0": 0}
+    problem = Problem.parse("grouped_mm:bf16:nt:4x64x96x64:add:m.dynamic")
+    assert dynamic_dimensions(problem) == {"a": {0: "m"}, "r0": {0: "m"}}
 
 
 def test_one_kernel_for_all_groups_slices_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

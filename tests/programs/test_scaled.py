@@ -13,7 +13,7 @@ from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend, CuteDslPrepared
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
-from pytest_gemm.backends.inductor.bindings import m_dimensions
+from pytest_gemm.backends.inductor.bindings import dynamic_dimensions
 from pytest_gemm.backends.inductor.torch_compat import torch_release
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.case_id import Device
@@ -313,12 +313,10 @@ def test_the_program_asks_for_fast_accumulation_where_the_problem_allows_it(
 
 
 def test_scales_of_rows_grow_with_m_in_an_artifact_for_any_m() -> None:
-    assert m_dimensions(Problem.parse(line("16x32x64", "rowwise+bias+add:m.dynamic"))) == {
-        "a": 0,
-        "scale_a": 0,
-        "r0": 0,
-    }
-    assert m_dimensions(Problem.parse(line("16x32x64", "tensorwise:m.dynamic"))) == {"a": 0}
+    rows = {0: "m"}
+    found = dynamic_dimensions(Problem.parse(line("16x32x64", "rowwise+bias+add:m.dynamic")))
+    assert found == {"a": rows, "scale_a": rows, "r0": rows}
+    assert dynamic_dimensions(Problem.parse(line("16x32x64", "tensorwise:m.dynamic"))) == {"a": rows}
 
 
 # -- the backends ------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from pytest_gemm.problem.ops.op import (
 )
 from pytest_gemm.problem.steps import StepKind
 
-_BATCHED: Final = ("a.broadcast", "b.broadcast", "a.batch_middle", "b.batch_middle")
-_ALL: Final = ("b.alias_t", "b.argument", *OUTPUTS)
+_BATCHED: Final = ("batch.dynamic", "a.broadcast", "b.broadcast", "a.batch_middle", "b.batch_middle")
+_ALL: Final = ("b.alias_t", "b.argument", "n.dynamic", "k.dynamic", *OUTPUTS)
 _WEIGHTS: Final = (Layout.NT, Layout.TT)
 # Each weight of linears is an argument of the program.
 _MOST: Final = 64
@@ -99,7 +99,7 @@ OPS: Final = (
         layouts=_WEIGHTS,
         own_bias=True,
         weight=True,
-        flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN[1:], "program.chained", "a.4d"),
+        flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN[1:], "program.chained", "a.4d", "batch.dynamic"),
     ),
     # Several linears of one input, each with its own weight and bias.
     Op(

@@ -1,0 +1,167 @@
+"""``inductor``: what ``torch.compile(mode="max-autotune")`` makes of a problem, with whatever it selects.
+
+No candidate is forced and no backend of Inductor's is alone: ATen, Triton's, C++ and CUTLASS's templates are
+benchmarked against one another, as for a user, and the one that wins is judged by its own arithmetic.  The other
+backends judge kernels; this one judges the configuration in which people meet them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gemm.api.protocols import Availability, Recipe
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
+from pytest_gemm.api.settings import Setting, one_of
+from pytest_gemm.backends import aten
+from pytest_gemm.backends.cpp.backend import CppBackend
+from pytest_gemm.backends.cutlass.backend import CutlassBackend
+from pytest_gemm.backends.inductor.backend import InductorBackend, no_device
+from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.case_id import Device, Mode
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Unsupported
+from pytest_gemm.problem.problem import Problem
+
+if TYPE_CHECKING:
+    from pytest_gemm.backends.inductor.artifact import Artifact, InductorPrepared
+    from pytest_gemm.operands.tensors import Operands
+
+# By how the names of their candidates begin: the backends whose contract holds for these.
+_TEMPLATES: Final[Mapping[str, type[InductorBackend]]] = {
+    "CppMicro": CppBackend,
+    "triton_": TritonBackend,
+    "decompose_k": TritonBackend,
+    "cutlass": CutlassBackend,
+}
+# Configurations of CUTLASS's that are benchmarked: nvcc takes half a minute or more for each.
+_CUTLASS_CONFIGURATIONS: Final = 4
+_BACKENDS: Final = ("ATEN", "TRITON", "CPP", "CUTLASS", "NVGEMM", "CUTEDSL", "CK", "CKTILE", "FLYDSL")
+
+
+def _backends(text: str) -> str:
+    """Names as Inductor takes them.
+
+    Raises:
+        ValueError: for a name that it does not have.
+    """
+    names = [part.strip().upper() for part in text.split(",")] if text else []
+    if not set(names) <= set(_BACKENDS):
+        raise ValueError(f"give some of {', '.join(_BACKENDS)}")
+    return ",".join(names)
+
+
+class MaxAutotuneBackend(InductorBackend):
+    """Every candidate against every other one, as in ``torch.compile(mode="max-autotune")``.
+
+    The options are those that the release gives the mode.  On CUDA the backend's own way has CUDA graphs, where PyTorch
+    makes one; ``static`` is the same without.  On the CPU weights are frozen, without which no C++ template is offered.
+
+    Attributes:
+        backends: what ``max_autotune_gemm_backends`` is set to; "": what the release or the environment has.
+        subprocess: whether candidates are benchmarked in a process of their own: ``cuda`` there only.
+        padding: ``forced`` pads every size that can be padded, in place of those that a benchmark finds worth it.
+    """
+
+    name: str = "inductor"
+    inductor_name: str = "GEMM"
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    rules = ("aten", "grouped")
+    capabilities = frozenset({Capability.MODE, Capability.USER_CACHES})
+    on_request = True
+    settings: Mapping[str, Setting] = {
+        "backends": Setting("", "LIST", "max_autotune_gemm_backends; default: PyTorch's", _backends),
+        "subprocess": Setting(
+            "cuda", "cuda|always|never", "where candidates are benchmarked in another process",
+            one_of("cuda", "always", "never"),
+        ),
+        "padding": Setting(
+            "benchmarked", "benchmarked|forced", "which sizes are padded on CUDA", one_of("benchmarked", "forced")
+        ),
+    }  # fmt: skip
+    backends: str = ""
+    subprocess: str = "cuda"
+    padding: str = "benchmarked"
+
+    # The one candidate is what autotuning selects; those of one kind are judged by the backend of that kind.
+    candidates: None = None  # type: ignore[assignment]  # says that the optional method is not there
+
+    def configure(self, values: Mapping[str, Any]) -> None:
+        """Take the settings."""
+        self.backends, self.subprocess, self.padding = values["backends"], values["subprocess"], values["padding"]
+
+    def availability(self, device: str) -> Availability:
+        """A device, and what the requested backends need."""
+        reason = no_device(self.name, self.devices, device)
+        return Availability(reason) if reason else self.installation()
+
+    def installation(self) -> Availability:
+        """PyTorch itself; and CUTLASS, where it was asked for."""
+        return CutlassBackend().installation() if "CUTLASS" in self.backends else Availability()
+
+    def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
+        """Those of the mode, with the settings; nothing is printed."""
+        from pytest_gemm.backends.inductor import torch_compat
+
+        on_cuda = request.device == Device.CUDA
+        options: dict[str, Any] = {
+            **torch_compat.mode_options("max-autotune"),
+            "triton.cudagraphs": False,  # a matter of the execution mode
+            "freezing": problem.frozen and not on_cuda,
+            "autotune_in_subproc": self.subprocess == "always" or (self.subprocess == "cuda" and on_cuda),
+            "shape_padding": True,
+            "force_shape_pad": self.padding == "forced",
+            torch_compat.option("benchmark_template_fusion", "benchmark_epilogue_fusion"): True,
+            "autotune_num_choices_displayed": 0,
+            "max_autotune_report_choices_stats": False,
+            "compile_threads": 1,
+        }
+        if self.backends:
+            options["max_autotune_gemm_backends"] = self.backends
+        if "CUTLASS" in self.backends:
+            own = CutlassBackend().options(problem, request)
+            options |= {name: value for name, value in own.items() if name.startswith(("cutlass.", "cuda."))}
+            limit = torch_compat.option("cutlass.cutlass_max_profiling_configs", "cuda.cutlass_max_profiling_configs")
+            options[limit] = _CUTLASS_CONFIGURATIONS
+        return options
+
+    def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
+        """That of the template that was selected; of a library's product or several kinds, with steps fused or not."""
+        kinds = {_template_of(name) for name in artifact.chosen} if artifact is not None else set()
+        if artifact is not None and len(kinds) == 1 and (kind := kinds.pop()) is not None and not artifact.library:
+            return kind().contract(problem, artifact)
+        device = artifact.spec.request.device if artifact is not None else Device.CPU
+        return dataclasses.replace(aten.compiled_contract(problem, device), epilogue="either")
+
+    def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> InductorPrepared:
+        """Compile the problem, with CUDA graphs where the mode has them and PyTorch makes one.
+
+        Raises:
+            Unsupported: when no backend of the requested ones has a candidate, and what ATen's own checks reject.
+        """
+        from pytest_gemm.backends.inductor.selected import SelectedPrepared
+
+        if reason := aten.AtenBackend().unsupported(problem, operands.device):
+            raise reason
+        try:
+            artifact = self.artifact(problem, operands, _as_user(request))
+        except Unsupported as why:
+            if why.reason.code != "cudagraphs-skipped" or request.mode is not Mode.OWN:
+                raise
+            artifact = self.artifact(problem, operands, request)  # as PyTorch goes on without one
+        return SelectedPrepared(problem, artifact, self.contract(problem, artifact))
+
+    def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
+        """The program compiled as here; what is selected may be another candidate."""
+        return super().recipe(problem, operands, _as_user(request))
+
+
+def _as_user(request: BuildRequest) -> BuildRequest:
+    """The request with the mode that ``max-autotune`` has by itself on the device."""
+    own = request.mode is Mode.OWN and request.device == Device.CUDA
+    return request.replace(mode=Mode.CUDAGRAPHS) if own else request
+
+
+def _template_of(candidate: str) -> type[InductorBackend] | None:
+    return next((kind for start, kind in _TEMPLATES.items() if candidate.startswith(start)), None)

@@ -1,0 +1,199 @@
+"""The backend ``inductor``: what ``max-autotune`` selects, proved and judged by its own arithmetic; dynamic sizes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pytest_gemm.api import settings
+from pytest_gemm.api.request import BuildRequest
+from pytest_gemm.api.settings import SettingError
+from pytest_gemm.backends.aten import CompiledAten
+from pytest_gemm.backends.inductor.artifact import InductorPrepared
+from pytest_gemm.backends.inductor.selected import WRITTEN_OUT, SelectedPrepared
+from pytest_gemm.backends.max_autotune import MaxAutotuneBackend
+from pytest_gemm.case_id import Mode
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import tensors
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.problem import HINTS, Problem
+
+# Inductor's benchmark of several candidates; a run of the suite has no warnings that are errors.
+pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+
+STATIC = BuildRequest(mode=Mode.STATIC)
+
+
+def backend(**given: str) -> MaxAutotuneBackend:
+    made = MaxAutotuneBackend(threads=1)
+    settings.configure(made, given)
+    return made
+
+
+def judged(prepared: InductorPrepared, line: str, distribution: str = "int-2") -> None:
+    """Run a problem of exact sums and compare with the product in f64."""
+    given = tensors.make(Problem.parse(line), distribution, 0)
+    result = prepared.run(given)
+    product = given.a.double() @ given.b.double()
+    if given.bias is not None:
+        product = product + given.bias.double()
+    if "relu" in line:
+        product = product.relu()
+    torch.testing.assert_close(result.double(), product, rtol=0.01, atol=0.01)
+    assert prepared.proof().objection() is None
+
+
+# -- options -------------------------------------------------------------------------------------------------
+
+
+def test_the_options_are_those_of_the_mode_and_of_the_settings() -> None:
+    problem = Problem.parse("linear:f32:nt:17x65x127:bias")
+    options = backend().options(problem)
+    assert options["max_autotune"] is True
+    assert options["coordinate_descent_tuning"] is True
+    assert options["freezing"] is True
+    assert "max_autotune_gemm_backends" not in options  # the release's, or the environment's
+    given = backend(backends="aten, triton", subprocess="always", padding="forced").options(problem)
+    assert given["max_autotune_gemm_backends"] == "ATEN,TRITON"
+    assert (given["autotune_in_subproc"], given["force_shape_pad"]) == (True, True)
+
+
+def test_an_unknown_backend_of_inductors_is_named() -> None:
+    with pytest.raises(SettingError, match=r"inductor\.backends='ATEN,FOO': give some of ATEN, TRITON, CPP"):
+        backend(backends="ATEN,FOO")
+
+
+# -- proofs --------------------------------------------------------------------------------------------------
+
+
+def artifact(chosen: tuple[str, ...], foreign: tuple[str, ...], library: tuple[str, ...], **kernels: bool) -> object:
+    """What a proof is made of: what was selected, what of it is a library's, and what the program calls."""
+    from pytest_gemm.api.proof import Proof
+
+    templates = tuple(name for name, is_template in kernels.items() if is_template)
+    session = SimpleNamespace(chosen=list(chosen), foreign=list(foreign))
+    own = tuple(name for name in chosen if name not in foreign)
+    proof = Proof(own, templates, templates, foreign=(*library, *foreign))
+    compiled = SimpleNamespace(session=session, order=tuple(kernels), kernels=kernels)
+    return SimpleNamespace(proof=lambda: proof, library=library, _compiled=compiled)
+
+
+def proof_of(*given: tuple[str, ...], **kernels: bool) -> object:
+    made = SelectedPrepared(Problem.parse("mm:f32:nn:8x8x8"), artifact(*given, **kernels), Contract())  # type: ignore[arg-type]
+    return made.proof()
+
+
+def test_a_template_that_was_selected_has_to_have_run() -> None:
+    good = proof_of(("CppMicroGemmFP32Vec-8x48x1",), (), (), cpp_fused_mm_0=True)
+    assert good.objection() is None  # type: ignore[attr-defined]
+    bad = proof_of(("CppMicroGemmFP32Vec-8x48x1",), (), ("aten.mm.out",), cpp_fused_relu_0=False)
+    assert bad.objection().code == "another-candidate"  # type: ignore[attr-defined]
+    assert bad.objection().text.endswith("was selected, and the program has aten.mm.out")  # type: ignore[attr-defined]
+
+
+def test_a_library_that_was_selected_has_to_have_run() -> None:
+    good = proof_of(("mm",), ("mm",), ("aten.mm.out", "extern_kernels.mm"))
+    assert good.objection() is None  # type: ignore[attr-defined]
+    assert good.kernels == ("aten.mm.out (mm)",)  # type: ignore[attr-defined]
+    bad = proof_of(("mm",), ("mm",), (), cpp_fused_mm_0=True)
+    assert bad.objection().code == "another-candidate"  # type: ignore[attr-defined]
+
+
+def test_a_program_that_ran_nothing_proves_nothing() -> None:
+    assert proof_of((), (), ()).objection().code == "nothing-generated"  # type: ignore[attr-defined]
+
+
+# -- compiled ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backends", "starts", "epilogue"), [("ATEN", "_mkl_linear", "either"), ("CPP", "CppMicro", "fused")]
+)
+def test_the_contract_follows_what_was_selected(backends: str, starts: str, epilogue: str) -> None:
+    line = "linear:f32:nt:17x65x127:bias+relu"
+    given = tensors.make(Problem.parse(line), "int-2", 0)
+    prepared = backend(backends=backends).prepare(Problem.parse(line), given)
+    (chosen,) = prepared.artifact.chosen
+    assert chosen.startswith(starts)
+    assert prepared.contract.epilogue == epilogue
+    judged(prepared, line)
+
+
+@pytest.mark.slow
+def test_all_are_benchmarked_against_one_another() -> None:
+    line = "bmm:f32:nn:3x17x33x65"
+    prepared = backend().prepare(Problem.parse(line), tensors.make(Problem.parse(line), "int-2", 0))
+    assert len(prepared.timings) == 2
+    assert "bmm" in prepared.timings
+    judged(prepared, line)
+
+
+@pytest.mark.slow
+def test_a_product_that_inductor_writes_out_is_proved_by_its_kernel() -> None:
+    line = "mm:f32:nn:5x7x1"
+    prepared = backend().prepare(Problem.parse(line), tensors.make(Problem.parse(line), "int-2", 0))
+    judged(prepared, line)
+    assert prepared.proof().chosen == (WRITTEN_OUT,)
+
+
+@pytest.mark.slow
+def test_other_weights_are_no_reason_to_select_again() -> None:
+    line = "linear:f32:nt:17x49x65:bias:m.dynamic"  # oneDNN packs its weight: it cannot be bound again
+    made = backend(backends="ATEN,CPP")
+    prepared = made.prepare(Problem.parse(line), tensors.make(Problem.parse(line), "int-2", 0))
+    judged(prepared, line)
+    first = prepared.artifact.chosen
+    prepared.artifact.rebind_reason = prepared.artifact.rebind_reason or "for this test"
+    prepared.artifact._contents = {name: torch.zeros(1) for name in ("b", "bias")}
+    judged(prepared, line, "int-1")
+    assert made.log.recompiles >= 1
+    assert prepared.artifact.chosen == first
+    assert not prepared.timings
+
+
+# -- dynamic sizes -------------------------------------------------------------------------------------------
+
+
+def test_an_artifact_for_any_size_stands_at_the_hints() -> None:
+    problem = Problem.parse("bmm:f32:nn:3x17x65x127:n.dynamic:k.dynamic:batch.dynamic")
+    shape = problem.at_hints.shape
+    assert (shape.batch, shape.m, shape.n, shape.k) == (HINTS["batch"], 17, HINTS["n"], HINTS["k"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("mm:f32:nn:17x65x127:n.dynamic", "n.dynamic is about the sizes of an argument, and B is a constant"),
+        ("linear:f32:nt:17x65x127:batch.dynamic", "batch.dynamic needs a batch"),
+        ("bmm:f32:nn:3x17x65x127:b.constant:batch.dynamic", "batch.dynamic is about the sizes of arguments"),
+        ("mm:f32:nn:17x64x64:add:b.argument:r0.alias:k.dynamic", "k.dynamic and r0.alias contradict each other"),
+        ("mm:f32:nn:17x65x127:view-1105:b.argument:n.dynamic", "view-1105 has fixed sizes, and n.dynamic any N"),
+        ("qlinear:u8-i8-f32:nt:17x64x64:quant.static-0.02_7:k.dynamic", "qlinear does not take k.dynamic"),
+    ],
+)
+def test_what_contradicts_a_dynamic_size(line: str, message: str) -> None:
+    with pytest.raises(ProblemError, match=message.replace(".", r"\.")):
+        Problem.parse(line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"bmm:f32:nn:{shape}:m.dynamic:n.dynamic:k.dynamic:batch.dynamic" for shape in ("3x17x65x127", "2x5x8x300")],
+        [f"linear:f32:nt:{batch}x17x65x127:bias:batch.dynamic" for batch in (2, 6)],
+        [f"mm:f32:tt:17x65x{k}:a.padded:b.padded+argument:k.dynamic" for k in (2, 127, 1000)],
+    ],
+)
+def test_one_artifact_serves_every_size(lines: list[str]) -> None:
+    made = CompiledAten(threads=1)
+    for line in lines:
+        problem = Problem.parse(line)
+        given = tensors.make(problem, "int-2", 0)
+        result = made.prepare(problem, given, STATIC).run(given)
+        product = given.a.double() @ given.b.double()
+        torch.testing.assert_close(result.double(), product if given.bias is None else product + given.bias.double())
+    assert made.log.compiles == 1
