@@ -8,6 +8,7 @@ for instance.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import itertools
 import math
@@ -72,6 +73,8 @@ def decomposed(problem: Problem, device: str) -> str:
     """
     op, m, n, k = problem.op, problem.rows, problem.shape.n, problem.shape.k
     cpu = device == "cpu"
+    if op.name == "grouped_bmm":
+        return ""
     if op.batched:
         if op.addend:
             return ""
@@ -108,7 +111,11 @@ def _rows_for_tma(problem: Problem, _: BuildRequest) -> str:
 def _grouped_rows(problem: Problem, _: BuildRequest) -> str:
     """The operand of ``_grouped_mm`` whose rows do not begin at multiples of 16 bytes."""
     shape, unit = problem.shape, 128 // problem.dtypes.a.bits
-    lengths = {"A": shape.k, "B": shape.k if problem.layout.b_transposed else shape.n}
+    n, k = (problem.ends if problem.op.ragged == name else getattr(shape, name) for name in "nk")
+    lengths = {
+        "A": shape.m if problem.layout.a_transposed else k,
+        "B": k if problem.layout.b_transposed else n,
+    }
     for name, length in lengths.items():
         # A row of no elements has a stride of one; the gap is that of operands/tensors.py.
         stride = max(length, 1) + (8 if problem.has(f"{name.lower()}.padded") else 0)
@@ -219,8 +226,9 @@ def _size(problem: Problem, name: str) -> int:
 
 
 _CONDITIONS: Final[Mapping[str, Callable[[Any, Problem, BuildRequest], object]]] = {
-    "ops": lambda names, p, _: p.op.name in names,
-    "not_ops": lambda names, p, _: p.op.name not in names,
+    # Names of ops, or patterns.
+    "ops": lambda names, p, _: any(fnmatch.fnmatchcase(p.op.name, name) for name in names),
+    "not_ops": lambda names, p, _: not any(fnmatch.fnmatchcase(p.op.name, name) for name in names),
     "dtypes": lambda names, p, _: str(p.dtypes) in names,
     "not_dtypes": lambda names, p, _: str(p.dtypes) not in names,
     "a": lambda names, p, _: p.dtypes.a.name in names,

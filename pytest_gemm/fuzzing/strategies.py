@@ -276,6 +276,7 @@ def _problem(draw: st.DrawFn, form: Form, work: int) -> Problem:
     shape = _within(m, n, k, batch, work)
     if "group" in op.scales:
         shape = dataclasses.replace(shape, k=-(-shape.k // 128) * 128)
+    shape = dataclasses.replace(shape, k=-(-shape.k // op.summands) * op.summands)
     problem = _plain(op, form.dtypes, layout, shape)
     passes = groups.pop("")
     changes: list[Step | str] = [

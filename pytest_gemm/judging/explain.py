@@ -238,7 +238,13 @@ class _Sample:
         problem, operands, interval = wrong.problem, wrong.operands, wrong.interval
         usable = wrong.bad & wrong.x.isfinite() & interval.value.isfinite() & (interval.hi - interval.lo).isfinite()
         index = usable.nonzero()
-        if not len(index) or problem.step("gated") or problem.has("steps.first") or problem.has("steps.last"):
+        if (
+            not len(index)
+            or problem.op.ragged in {"n", "k"}
+            or problem.step("gated")
+            or problem.has("steps.first")
+            or problem.has("steps.last")
+        ):
             return None  # no single product went into an element, or another epilogue into each
         index = index[torch.linspace(0, len(index) - 1, min(_SAMPLE, len(index))).round().long()]
         at = tuple(index.unbind(1))
@@ -258,7 +264,7 @@ class _Sample:
         if operands.quantum == 0.0:
             u = DTYPES["f64" if problem.dtypes.out.name == "f64" else "f32"].unit_roundoff
             gauge = (a * b).abs().sum(1) * abs(problem.alpha) * (1.0 if scale is None else scale.abs()) + x.abs()
-            tolerance += gauge * (problem.shape.k * u)
+            tolerance += gauge * (problem.terms * u)
         bias = chosen(added) if problem.op.addend or problem.op.own_bias else None
         return cls(wrong, at, x, value, a, b, problem.alpha, problem.beta, bias, scale, steps, tolerance)
 

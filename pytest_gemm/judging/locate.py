@@ -83,7 +83,7 @@ def described_pattern(wrong: Wrong) -> str:
     bad = wrong.bad
     if len(wrong.values) == 1:
         return f"it is the only bad element of {bad.numel()}" if bad.numel() > 1 else "it is the only element"
-    if text := _grouped(bad, wrong.operands.groups):
+    if wrong.operands.problem.op.ragged == "m" and (text := _grouped(bad, wrong.operands.groups)):
         return text
     prefix = ""
     if bad.dim() == 3:

@@ -103,7 +103,11 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
     if problem.has("steps.first") or problem.has("steps.last"):
         return _of_one(given)
     found = _Passage(given, product_of(given)).result()
-    return found if problem.op.int8 else dataclasses.replace(found, signs=lambda: _signs_of(given))
+    return (
+        found
+        if problem.op.int8 or problem.prologues("ab")
+        else dataclasses.replace(found, signs=lambda: _signs_of(given))
+    )
 
 
 def _signs_of(given: Bounding) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,7 +152,7 @@ class Signs:
         unsure = torch.full_like(zero, problem.alpha <= 0.0)
         if problem.dtypes.out.name == "f64":
             unsure |= silent & underflowed(problem, given.operands)
-        if problem.shape.k or addend is not None:
+        if problem.terms or addend is not None:
             unsure |= silent & reference.opposed
         if addend is not None:
             unsure &= (addend == 0.0) & addend.signbit()
@@ -239,7 +243,7 @@ class _Passage:
         if may_sum and problem.dtypes.out.name != "i32" and self._product.tier != "exact":
             assert r is not None
             # A compiler may make one addmm of product and bias, whose partial sums start at the bias.
-            theta = contract.theta(problem.shape.k, 1, out=problem.dtypes.out) - contract.input_error
+            theta = contract.theta(problem.terms, 1, out=problem.dtypes.out) - contract.input_error
             span = span.widen(r.abs() * theta)
         found = step_span(step, span, r, arithmetic, dtype)
         if fused_bias and problem.autocast:
@@ -332,7 +336,7 @@ def insensitive(problem: Problem, interval: Interval) -> Reason | None:
     there a constant is the point of the case.
     """
     count = interval.expected.numel()
-    if count < _ENOUGH_ELEMENTS or problem.shape.k == 0 or problem.alpha == 0.0:
+    if count < _ENOUGH_ELEMENTS or problem.terms == 0 or problem.alpha == 0.0:
         return None
     # An odd stride, so that the sample does not run down one column of a power-of-two output.
     stride = max(1, count // _SAMPLE) | 1

@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.problem.ops.op import HALVES
 from pytest_gemm.problem.problem import Problem
 
 # Significand bits of TF32, the hidden one included.
@@ -33,11 +34,25 @@ TF32_ERROR: Final = 2.0**-9
 def as_allowed(contract: Contract, problem: Problem) -> Contract:
     """``contract`` as it is under the problem's flag ``tf32``: inputs may lose bits, and need not.
 
-    What ``reduced`` allows is a matter of cuBLAS alone, see ``backends.tensor_core.contract``.
+    The products of a sum are stored in the result's type, unless a backend says that it keeps them.  What ``reduced``
+    allows is a matter of cuBLAS alone, see ``backends.tensor_core.contract``.
     """
+    if problem.op.summands > 1 and not contract.narrow_partials:
+        contract = _added(contract, problem)
     if not problem.has("math.tf32"):
         return contract
     return dataclasses.replace(contract, input_error=TF32_ERROR, input_bits=TF32_BITS)
+
+
+def _added(contract: Contract, problem: Problem) -> Contract:
+    """With the products of a sum as partial sums, each of which is rounded to the result's type.
+
+    In a half type that is one rounding too many, since the result's own is not among them; it covers what the slices of
+    each product lose.
+    """
+    count = problem.op.summands
+    slices = count if problem.dtypes.out.name in HALVES else count * contract.slices
+    return dataclasses.replace(contract, slices=slices, partials="out")
 
 
 # Names on torch.backends.cuda.matmul.  The first two are pairs: sums in the half type, and split-K at all.

@@ -132,7 +132,7 @@ def _in_parts(given: Bounding, unrounded: torch.Tensor | None, arithmetic: Arith
     if unrounded is not None:
         term = term.union(Span.of(unrounded))
     term = (term if problem.beta == 1.0 else arithmetic.basic(term)).hull(out)
-    if problem.shape.k == 0:
+    if problem.terms == 0:
         # ATen scales the bias alone there, by a beta that it rounds to the tensor's dtype first.
         x = addend * (in_dtype(problem.beta, out) / problem.beta)
         term = term.cover(Span.of(x).widen(x.abs() * 2.0**-51).hull(out))
@@ -212,7 +212,7 @@ def _error_of(
 ) -> tuple[torch.Tensor | None, Tier]:
     """D, the error of ``value`` before any rounding to the output's dtype, and its tier; ``None`` for D = 0."""
     problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
-    k, u = problem.shape.k, contract.sums.u
+    k, u = problem.terms, contract.sums.u
     if alpha == 0.0 or k == 0:
         # Nothing is summed.  beta * bias is one rounding in the working precision, none if beta is 1.
         if addend is None or problem.beta == 1.0:
@@ -292,7 +292,7 @@ def _is_exact(given: Bounding, addend: torch.Tensor | None, alpha: float) -> boo
 
 def statistics_apply(problem: Problem, operands: Operands) -> bool:
     """Whether the statistical bound may be used: zero-mean data and sums that are long enough."""
-    return operands.zero_mean and problem.shape.k >= _STATISTICAL_K
+    return operands.zero_mean and problem.terms >= _STATISTICAL_K
 
 
 def _statistical(
@@ -345,12 +345,12 @@ def spread_of(problem: Problem) -> float:
 
 def statistical_theta(problem: Problem, contract: Contract, extra: int) -> float:
     """Factor of g in the statistical bound: what ``contract.theta`` is to G in the hard one, without input errors."""
-    spread, run = spread_of(problem), contract.run(problem.shape.k)
+    spread, run = spread_of(problem), contract.run(problem.terms)
     steps = spread * math.sqrt(run + contract.slices - 1 + extra)
     if not contract.alignment_bits:
         return steps * contract.sums.u
     steps = (steps + run / 8.0) * 2.0 ** (24 - min(24, contract.alignment_bits))
-    return (steps + spread * math.sqrt(contract.promotions(problem.shape.k))) * 2.0**-24
+    return (steps + spread * math.sqrt(contract.promotions(problem.terms))) * 2.0**-24
 
 
 def _underflow(given: Bounding, factor: float) -> float:
@@ -359,7 +359,7 @@ def _underflow(given: Bounding, factor: float) -> float:
     Flushing of subnormals is not allowed for.
     """
     problem, contract = given.problem, given.contract
-    lost = problem.shape.k * contract.sums.smallest * max(1.0, factor) + 4 * contract.sums.smallest
+    lost = problem.terms * contract.sums.smallest * max(1.0, factor) + 4 * contract.sums.smallest
     if contract.narrow_partials:
         lost += contract.slices * smallest_of(problem.dtypes.out) * max(1.0, factor)
     return lost

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
 from pytest_gemm.numerics.rounding import round_to
+from pytest_gemm.operands import prologues
 from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.problem.ops.grouped_mm import joined, pair
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class Reference:
 
     Attributes:
         c: A @ B, float64, of the problem's result shape; integers exactly.  NaN and Inf as IEEE arithmetic gives
-            them in any order of summation.  Of a grouped product: each group's rows of A times its own B.  Of
+            them in any order of summation.  Of a grouped product: those of all groups.  Of
             ``linears``: (G, M, N), one product after the other.
         own_theta: factor of G that bounds the error of ``c`` itself.
         slack: a further absolute bound of it, float64, of c's shape; ``None`` for none.
@@ -88,14 +90,16 @@ def widened(x: torch.Tensor) -> torch.Tensor:
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, groups: tuple[tuple[int, int], ...]) -> torch.Tensor:
-    """a @ b, or with groups the rows of each times its own matrix of b."""
+    """a @ b, or with groups the product of each: of what is divided neither a nor b has a matrix for each group."""
     if not groups:
         return _matmul(a, b)
-    return torch.cat([_matmul(a[first:last], b[index]) for index, (first, last) in enumerate(groups)])
+    ragged = "k" if a.dim() == b.dim() else "m" if a.dim() == 2 else "n"
+    pieces = [_matmul(*pair(ragged, a, b, index, *ends)) for index, ends in enumerate(groups)]
+    return cast("torch.Tensor", joined(torch, ragged, pieces))
 
 
 def as_multiplied(problem: Problem, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B as the product multiplies them.
+    """A and B as the product multiplies them: after the prologues.
 
     Under autocast on the CPU, rounded once to the half type; A without its zero point, and B's codes of 4 bits with
     their scales and zeros, both exact in float64.  Otherwise they are the operands themselves.
@@ -104,12 +108,13 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[torch.Tensor, t
         return operands.a, operands.weight
     if operands.zero:
         return widened(operands.a) - operands.zero, operands.b
-    if not problem.autocast:
-        return operands.a, operands.b
-    half = problem.input_dtype
-    dtype = torch_dtype(half)
-    # Rounded already: the conversion to the half type changes nothing.
-    return round_to(widened(operands.a), half).to(dtype), round_to(widened(operands.b), half).to(dtype)
+    a, b = operands.a, operands.b
+    if problem.autocast:
+        half = problem.input_dtype
+        dtype = torch_dtype(half)
+        # Rounded already: the conversion to the half type changes nothing.
+        a, b = round_to(widened(a), half).to(dtype), round_to(widened(b), half).to(dtype)
+    return prologues.after(problem, "a", a), prologues.after(problem, "b", b)
 
 
 def as_added(problem: Problem, operands: Operands) -> torch.Tensor | None:
@@ -136,7 +141,7 @@ def reference(problem: Problem, operands: Operands) -> Reference:
     if operands.quantisation is not None:
         slack = _dequantised(a, operands)
     rounded = problem.dtypes.a.is_float or problem.dtypes.b.is_float
-    own_theta = max(0, problem.shape.k - 1) * 2.0**-53 if rounded else 0.0
+    own_theta = max(0, problem.terms - 1) * 2.0**-53 if rounded else 0.0
     return Reference(_multiply(a, b, groups), own_theta, slack, *given, groups)
 
 

@@ -69,7 +69,7 @@ def _varies_if_positive(p: Problem) -> bool:
     Of fp8 in the bits of a tensor core a long one is no evidence: the hard bound grows with K, and it drifts, so no
     other holds.
     """
-    drifts = p.has("math.fast_accumulate") and p.shape.k > 4096
+    drifts = p.has("math.fast_accumulate") and p.terms > 4096
     return (_has_float(p) or _long_integers(p)) and not saturating_steps(p) and not drifts
 
 
@@ -91,23 +91,23 @@ DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType({
     ),
     "k-cover": Distribution(
         "A = 1 and powers of 4 along K in B, exact: names the k that was dropped or doubled",
-        k_cover, lambda p: p.shape.k >= 1 and _keeps_integers(p) and _sums_fit(p, digit_plan(p)[1]), exact=True,
+        k_cover, lambda p: p.terms >= 1 and _keeps_integers(p) and _sums_fit(p, digit_plan(p)[1]), exact=True,
     ),
     "specials": Distribution(
         "rand with NaN, infinities, -0.0 and a subnormal in single rows and columns, and huge against tiny",
-        specials, lambda p: _only_floats(p) and p.shape.k >= 1 and p.shape.m * p.shape.n >= 2, zero_mean=True,
+        specials, lambda p: _only_floats(p) and p.terms >= 1 and p.shape.m * p.shape.n >= 2, zero_mean=True,
     ),
     "tile-map": Distribution(
         "C[i, j] encodes i and j, exact: tells where a misplaced element came from",
-        tile_map, lambda p: p.shape.k >= 2 and _keeps_integers(p) and not _gated_by_a(p), exact=True,
+        tile_map, lambda p: p.terms >= 2 and _keeps_integers(p) and not _gated_by_a(p), exact=True,
     ),
     "int-1": Distribution(
         "-1, 0 and 1, exact at any K: indexing, masks, strides",
-        int_1, lambda p: _sums_fit(p, p.shape.k), exact=True,
+        int_1, lambda p: _sums_fit(p, p.terms), exact=True,
     ),
     "one-hot": Distribution(
         "one 1 in each row of A and full significands in B: rows of B come out bit for bit",
-        one_hot, lambda p: p.shape.k >= 1 and not p.b_is_a and not _gated_by_a(p), exact=True,
+        one_hot, lambda p: p.terms >= 1 and not p.b_is_a and not _gated_by_a(p), exact=True,
     ),
     "rand-positive": Distribution(
         "uniform in [0, 1], of int8 in [0, 127]: rounding that drifts, the largest sums; no signs, no relu",
@@ -156,7 +156,7 @@ _LONG_FP8: Final = 2048
 
 def _must_promote(problem: Problem) -> bool:
     """Whether a kernel that adds fp8 in few bits although it must not shows, and it does so on positive data."""
-    return problem.op.rounds_once and not problem.has("math.fast_accumulate") and problem.shape.k >= _LONG_FP8
+    return problem.op.rounds_once and not problem.has("math.fast_accumulate") and problem.terms >= _LONG_FP8
 
 
 # Products of int8 from which on the sums of positive ones, 4032 on average, pass 2^27.
@@ -165,4 +165,4 @@ _LONG_INT8: Final = 1 << 15
 
 def _long_integers(problem: Problem) -> bool:
     """Whether positive integers tell more than random signs: sums of those stay far from the limits of int32."""
-    return problem.dtypes.out.name == "i32" and not problem.epilogue and problem.shape.k > _LONG_INT8
+    return problem.dtypes.out.name == "i32" and not problem.epilogue and problem.terms > _LONG_INT8

@@ -229,7 +229,7 @@ def _integer_span(problem: Problem) -> float:
 def digit_plan(problem: Problem) -> tuple[int, int]:
     """How many consecutive k a block of ``k-cover`` has, each with a power of 4, and how many blocks a column has."""
     headroom = headroom_of(problem)
-    n, k = max(problem.shape.n, 1), max(problem.shape.k, 1)
+    n, k = max(problem.result_shape[-1], 1), max(problem.terms, 1)
     exact = min(_exact_results(headroom), headroom.room)
     for digits in range(8, 1, -1):
         overlap = -(-k // (digits * n))
@@ -290,7 +290,7 @@ def decode_k(problem: Problem, column_j: int, expected: float, actual: float) ->
     if not math.isfinite(difference) or difference != int(difference):
         return []
     digits, overlap = digit_plan(problem)
-    k, n = problem.shape.k, problem.shape.n
+    k, n = problem.terms, problem.result_shape[-1]
     blocks = -(-k // digits)
     rest = int(difference)
     found = []

@@ -95,7 +95,7 @@ class Headroom:
     @property
     def k(self) -> int:
         """Number of products in a sum."""
-        return self.problem.shape.k
+        return self.problem.terms
 
     @property
     def b_is_a(self) -> bool:
@@ -217,15 +217,16 @@ def headroom_of(problem: Problem, draw: Callable[[str], Stream] = Stream) -> Hea
         targets.append(_INTEGER_TARGET)
     a, b, zero = _multiplied(problem)
     batch = 1 if shape.batch is None else shape.batch
-    # All groups of a grouped product lie in one matrix.
-    matrices, rows = (1, batch * shape.m) if problem.grouped else (batch, shape.m)
-    one_a, one_b = op.several or problem.has("a.broadcast"), op.weight or problem.has("b.broadcast")
+    # All groups of a grouped product lie in one matrix of A, of B, or of both.
+    rows, columns = (problem.ends if op.ragged == name else getattr(shape, name) for name in "mn")
+    one_a = op.several or problem.has("a.broadcast") or op.ragged in {"m", "k"}
+    one_b = op.weight or problem.has("b.broadcast") or op.ragged in {"n", "k"}
     limit = {"f64": 2**53, "i32": 2**31 - 1}.get(out.name, 2**24)
     return Headroom(
         problem,
-        Side("a", a, (1 if one_a else matrices, rows, shape.k)),
-        Side("b", b, (1 if one_b else batch, shape.n, shape.k)),
-        2**out.precision if problem.has("math.half_partials") else limit,
+        Side("a", a, (1 if one_a else batch, rows, problem.terms)),
+        Side("b", b, (1 if one_b else batch, columns, problem.terms)),
+        2**out.precision if problem.has("math.half_partials") or op.summands > 1 else limit,
         room / growth,
         sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),
         min(targets, default=0.0) / growth,

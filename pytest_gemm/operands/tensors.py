@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from pytest_gemm.case_id import Device
-from pytest_gemm.operands import views
+from pytest_gemm.operands import prologues, views
 from pytest_gemm.operands.addends import TABLE_ROWS, bias_of, residuals_of
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
@@ -51,9 +51,10 @@ class Operands(Grid):
 
     Attributes:
         problem, distribution, seed, device: the arguments of :func:`make`.
-        a: ([B,] M, K), strided by layout and flags; (B * M, K) for ``grouped_mm``, (M, K) for ``linears``.
-        b: ([B,] K, N); (K, N) for ``linear`` and quantised weights; ``a.mT`` for ``self``, ``a`` for ``square``.
-            ``woq_int4``: codes of 0 to 15, each in a byte.
+        a: ([B,] M, K), strided by layout and flags; (B * M, K) for ``grouped_mm``, (M, B * K) for ``grouped_mm_k``,
+            (M, K) for ``linears``.
+        b: ([B,] K, N); (K, N) for ``linear`` and quantised weights, (K, B * N) for ``grouped_mm_n``, (B * K, N) for
+            ``grouped_mm_k``; ``a.mT`` for ``self``, ``a`` for ``square``.  ``woq_int4``: codes of 0 to 15 in bytes.
         bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
         residuals: one of the result's shape for each binary step, in the dtype of the value at that step and in the
             product's places (``views``); a row or column is expanded; with ``r0.alias`` the first is ``a``.
@@ -67,7 +68,7 @@ class Operands(Grid):
         quantisation: scale and zero of each group of K and each column for ``woq_int4``, (K / group, N, 2) in A's
             dtype: an element of B is ``(code - 8) * scale + zero``; or ``None``.
         zero: what is subtracted of each element of A before it is multiplied: its zero point.
-        offs: where the groups of ``grouped_mm`` end, int32, (B,), see :func:`group_ends`; or ``None``.
+        offs: where the groups of a grouped product end, int32, (B,), see :func:`group_ends`; or ``None``.
         out: where the program writes its result, full of poison, in ``result_shape``; or ``None``.
         zero_mean: the products are independent with zero mean: a statistical bound may be used.
         finite: no NaN and no infinity in any of the tensors.
@@ -153,7 +154,7 @@ class Operands(Grid):
 
     @functools.cached_property
     def groups(self) -> tuple[tuple[int, int], ...]:
-        """Rows [first, last) of A for each B of a grouped product; () for any other."""
+        """[first, last) of each group of a grouped product; () for any other."""
         if self.offs is None:
             return ()
         return tuple(itertools.pairwise([0, *self.offs.tolist()]))
@@ -242,13 +243,14 @@ def make(problem: Problem, distribution: str, seed: int, device: str = Device.CP
 
     memory = _Memory(problem, Device(device))
     tensors = memory.keep_all(headroom, drawn, distribution)
+    prologues.regrid(problem, drawn)
     drawn.base_quantum = drawn.base_quantum or drawn.quantum
     return Operands(
         problem,
         distribution,
         seed,
         memory.device,
-        zero_mean=chosen.zero_mean and not headroom.b_is_a and not drawn.quantum,
+        zero_mean=chosen.zero_mean and not headroom.b_is_a and not drawn.quantum and prologues.are_zero_mean(problem),
         finite=all(_is_finite(g) for g in memory.buffers if g.name != "out"),
         buffers=tuple(memory.buffers),
         zero=headroom.zero,
@@ -315,7 +317,8 @@ class _Memory:
         problem, is_a = self._problem, side.name == "a"
         transposed = problem.layout.a_transposed if is_a else problem.layout.b_transposed
         batch = problem.shape.batch
-        is_matrix = batch is None or (problem.grouped or problem.op.several if is_a else problem.op.weight)
+        one = problem.op.several or problem.op.ragged in {"m", "k"} if is_a else problem.op.weight
+        is_matrix = batch is None or one or (problem.op.ragged in {"n", "k"} and not is_a)
         view = self.keep(
             side.name,
             all_lines(lines, side.shape, transposed == is_a),
@@ -328,7 +331,7 @@ class _Memory:
             matrix=is_matrix,
         )
         view = view.mT if transposed else view
-        if batch is None or is_matrix:
+        if is_matrix or batch is None:
             return view[0]
         return view.expand(batch, -1, -1) if problem.has(f"{side.name}.broadcast") else view
 
@@ -450,11 +453,15 @@ def again(given: Operands, problem: Problem, a: Tensor) -> Operands:
 
 
 def group_ends(problem: Problem, stream: Stream) -> Array:
-    """Where the groups of ``grouped_mm`` end: int32, the last one at the last row.
+    """Where the groups of a grouped product end: int32, the last one at the end of what is divided.
 
-    Ends at random rows, so that no tile's edge is one; of three groups and more one is empty, at a random place.
+    Rows end at random, so that no tile's edge is an end; columns and products at multiples of 16 bytes, as PyTorch
+    requires.  Of three groups and more one is empty, at a random place.
     """
-    groups, rows = problem.shape.batch or 0, problem.result_shape[0]
+    groups, unit = problem.shape.batch or 0, 1
+    if problem.op.ragged != "m" and problem.ends % (aligned := 128 // problem.dtypes.a.bits) == 0:
+        unit = aligned
+    rows = problem.ends // unit
     bounds = [0, *sorted(stream.below(rows + 1) for _ in range(groups - 1)), rows]
     if groups >= 3:
         empty = stream.below(groups)
@@ -462,7 +469,7 @@ def group_ends(problem: Problem, stream: Stream) -> Array:
             bounds[empty] = rows
         else:
             bounds[empty + 1] = bounds[empty]
-    return np.array(bounds[1 : groups + 1], dtype=np.int32)
+    return np.array(bounds[1 : groups + 1], dtype=np.int32) * np.int32(unit)
 
 
 def _face_relu(headroom: Headroom, drawn: Drawn) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 from pytest_gemm.problem.dtypes import DTYPES, DType, DTypes
 from pytest_gemm.problem.layout import Layout, Shape
-from pytest_gemm.problem.ops.op import HALVES, Op
+from pytest_gemm.problem.ops.op import HALVES, PROLOGUES, Op
 from pytest_gemm.problem.steps import Step, StepKind
 
 
@@ -69,8 +69,9 @@ class Facts:
         m, n, batch = self.shape.m, self.shape.n, self.shape.batch
         if self.op.several:  # one for each product
             return (batch or 0, 1, n)
+        n = self.ends if self.op.ragged == "n" else n
         if batch is not None and step.text == "mn":
-            return (batch, m, n)
+            return self.result_shape
         return {"": (n,), "1n": (1, n), "m1": (m, 1), "mn": (m, n)}[step.text]
 
     @property
@@ -170,8 +171,19 @@ class Facts:
 
     @property
     def grouped(self) -> bool:
-        """Whether A's rows belong to groups, each with a B of its own."""
+        """Whether a dimension is divided into groups of uneven sizes."""
         return self.op.grouped
+
+    @property
+    def ends(self) -> int:
+        """How long the dimension is that is divided into groups: the mean size of a group times their number."""
+        sizes = {"m": self.shape.m, "n": self.shape.n, "k": self.shape.k}
+        return (self.shape.batch or 0) * sizes[self.op.ragged]
+
+    @property
+    def terms(self) -> int:
+        """How many products a sum can have: K, or where K is divided into groups, all of it."""
+        return self.ends if self.op.ragged == "k" else self.shape.k
 
     @property
     def several(self) -> int:
@@ -198,7 +210,12 @@ class Facts:
         m, n, batch = self.shape.m, self.shape.n, self.shape.batch
         if batch is None or self.step("gated") is not None:
             return (m, n)
-        return (batch * m, n) if self.grouped else (batch, m, n)
+        grouped = {"m": (batch * m, n), "n": (m, batch * n)}
+        return grouped.get(self.op.ragged, (batch, m, n))
+
+    def prologues(self, operands: str) -> tuple[str, ...]:
+        """What the program does to ``a``, ``b`` or any of ``ab`` before it multiplies: flags without the operand."""
+        return tuple(flag[2:] for flag in self.flags if flag in PROLOGUES and flag[0] in operands)
 
     @property
     def autocast(self) -> bool:

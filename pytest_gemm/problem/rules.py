@@ -28,6 +28,8 @@ _RANKS: Final = {"bias": 0, "alpha": 1, "beta": 2, "gated": 3}
 _PASS: Final = 4
 _ONCE: Final = (StepKind.FACTOR, StepKind.QUANT, StepKind.BIAS, StepKind.JOIN)
 
+_OF_GROUPS: Final = {"m": "rows", "n": "columns", "k": "products"}
+
 _Rules = Iterator[tuple[bool, str, str]]
 
 
@@ -82,8 +84,8 @@ def _check_shape(p: Facts) -> None:
     if elements > _MOST_ELEMENTS:
         problem = f"a matrix of {shape} has {elements} elements"
         raise ProblemError("shape", problem, f"at most {_MOST_ELEMENTS} (2^40) are indexed")
-    if op.grouped and count * m > _LARGEST:
-        problem = f"{count * m} rows of all groups"
+    if op.grouped and p.ends > _LARGEST:
+        problem = f"{p.ends} {_OF_GROUPS[op.ragged]} of all groups"
         raise ProblemError("shape", problem, f"the ends of groups are int32: at most {_LARGEST}")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from pytest_gemm.operands import views
+from pytest_gemm.operands import prologues, views
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.ops.woq import THIRDS
 from pytest_gemm.problem.problem import Problem
@@ -132,6 +132,7 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
         if problem.has("r0.alias"):
             tensors["r0"] = tensors["a"]
         tensors = _converted(problem, tensors)
+        tensors |= {name: prologues.after(problem, name, tensors[name]) for name in "ab" if problem.prologues(name)}
         x = tapped = _product(problem, tensors, matmul)
         index = 0
         for place, step in enumerate(chain):

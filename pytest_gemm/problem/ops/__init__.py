@@ -12,7 +12,7 @@ from typing import Final
 from pytest_gemm.problem.ops import dense, grouped_mm, quantised, woq
 from pytest_gemm.problem.ops.op import Op as Op
 
-OPS: Final[Mapping[str, Op]] = {op.name: op for op in (*dense.OPS, *woq.OPS, *quantised.OPS, grouped_mm.OP)}
+OPS: Final[Mapping[str, Op]] = {op.name: op for op in (*dense.OPS, *woq.OPS, *quantised.OPS, *grouped_mm.OPS)}
 
 
 def _named(name: str) -> Op:

@@ -1,4 +1,4 @@
-"""Products without scales: mm, addmm, bmm, baddbmm, linear, linears, int_mm, mixed_mm."""
+"""Products without scales: mm, addmm, bmm, baddbmm, linear, linears, int_mm, mixed_mm, mm_plus_mm."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pytest_gemm.problem.ops.op import (
     GIVEN,
     OUTPUTS,
     PRECISION,
+    PROLOGUES,
     SLICED,
     VIEWS,
     Complaints,
@@ -55,6 +56,22 @@ def _around_one_of_linears(_: Any, p: Problem, t: Tensors, matmul: Matmul) -> Te
     return c.unflatten(0, (2, -1)) if p.has("a.3d") else c
 
 
+def _mm_plus_mm(torch: Any, p: Problem, t: Tensors) -> Tensor:
+    return _around_mm_plus_mm(torch, p, t, torch.mm)
+
+
+def _around_mm_plus_mm(_: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
+    """The first half of K and the second, each a product of its own."""
+    half = p.shape.k // 2
+    a, b = t["a"], t["b"]
+    return matmul(a[:, :half], b[:half]) + matmul(a[:, half:], b[half:])
+
+
+def _check_mm_plus_mm(p: Problem) -> Complaints:
+    if p.shape.k % 2:
+        yield "shape", 2, f"K={p.shape.k} is no sum of two equal halves", "give an even K"
+
+
 def _check_linears(p: Problem) -> Complaints:
     shape = p.shape
     if not 2 <= (shape.batch or 0) <= _MOST:
@@ -71,16 +88,23 @@ OPS: Final = (
         "never",
         FLOATS_AND_AUTOCAST,
         lambda torch, _, t: torch.mm(t["a"], t["b"], **given_out(t)),
-        flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN, "program.chained", "b.alias"),
+        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, "program.chained", "b.alias"),
     ),
-    Op("addmm", "never", FLOATS_AND_AUTOCAST, _addmm("addmm"), addend=True, flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN)),
+    Op(
+        "addmm",
+        "never",
+        FLOATS_AND_AUTOCAST,
+        _addmm("addmm"),
+        addend=True,
+        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN),
+    ),
     Op(
         "bmm",
         "always",
         FLOATS_AND_AUTOCAST,
         lambda torch, _, t: torch.bmm(t["a"], t["b"], **given_out(t)),
         constant_b=False,
-        flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN, *_BATCHED, "program.chained", "b.alias"),
+        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, *_BATCHED, "program.chained", "b.alias"),
     ),
     Op(
         "baddbmm",
@@ -99,7 +123,7 @@ OPS: Final = (
         layouts=_WEIGHTS,
         own_bias=True,
         weight=True,
-        flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN[1:], "program.chained", "a.4d", "batch.dynamic"),
+        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN[1:], "program.chained", "a.4d", "batch.dynamic"),
     ),
     # Several linears of one input, each with its own weight and bias.
     Op(
@@ -128,5 +152,17 @@ OPS: Final = (
         _mixed,
         converts=True,
         flags=("b.argument", *OUTPUTS, *PRECISION),
+    ),
+    # A @ B as the sum of two products, each of half of K.
+    Op(
+        "mm_plus_mm",
+        "never",
+        ("f32", "f16", "bf16"),
+        _mm_plus_mm,
+        _around_mm_plus_mm,
+        constant_b=False,
+        summands=2,
+        check=_check_mm_plus_mm,
+        flags=("b.argument", "r0.alias", "program.multi_output", "math.tf32"),
     ),
 )

@@ -23,8 +23,10 @@ HALVES: Final = frozenset({"f16", "bf16"})
 # One float type, or f32 that the program converts to a half type, as autocast does.
 FLOATS_AND_AUTOCAST: Final = (*FLOATS, "f32-f32-bf16", "f32-f32-f16")
 
-# Flags of every op whose program has one product and one result at its end, and of those with a weight in the program.
+# Flags of every op whose program has one product and one result at its end, what the program may do to A and B before
+# the product, and what less precision is allowed.
 OUTPUTS: Final = ("r0.alias", "program.multi_output", "program.branching")
+PROLOGUES: Final = ("a.relu", "a.floor", "a.tril", "b.relu", "b.floor", "b.halved")
 PRECISION: Final = ("math.tf32", "math.half_partials")
 # Operands that the program takes as views of larger tensors; a kernel for 8 bits needs rows of adjacent elements.
 SLICED: Final = ("a.tail", "b.tail", "a.sliced", "b.sliced")
@@ -95,7 +97,8 @@ class Op:
         fused_steps: whether the op computes its steps itself, in f32, and requantises an 8-bit result.
         rounds_once: whether the op is one kernel that keeps f32 up to its store.
         several: whether there is one product for each matrix of the batch, all of one A.
-        grouped: whether A's rows belong to groups, each with a B of its own.
+        ragged: the dimension that is divided into groups of uneven sizes, ``m``, ``n`` or ``k``; "" for none.
+        summands: of how many products the result is the sum; each has its share of K.
         pack: the N x K weight in the form that the op takes, where a user packs it once; ``None`` for no packing.
         derived: what a compiler makes of several constants of the program, by what it makes it of.
         check: complaints about a problem that only this op has.
@@ -121,10 +124,16 @@ class Op:
     fused_steps: bool = False
     rounds_once: bool = False
     several: bool = False
-    grouped: bool = False
+    ragged: str = ""
+    summands: int = 1
     pack: Callable[[Any, Problem, Tensor], Tensor] | None = None
     derived: Callable[[Any, Problem, Tensors], Tensors] | None = None
     check: Callable[[Problem], Complaints] = lambda _: iter(())
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a dimension is divided into groups of uneven sizes."""
+        return self.ragged != ""
 
     @property
     def batched(self) -> bool:
