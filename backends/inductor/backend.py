@@ -318,7 +318,9 @@ class InductorBackend(abc.ABC):
         tensors = program.args(problem, operands)
         for name, places in dynamic_dimensions(problem).items():
             if name in tensors:
-                tensors[name] = _at_hints(tensors[name], places)
+                sizes = {place: getattr(problem.shape, size) for place, size in places.items()}
+                more = {place: HINTS[places[place]] - size for place, size in sizes.items()}
+                tensors[name] = _grown(tensors[name], more)
         return problem.at_hints, tensors
 
     def _key(self, first: Problem, tensors: dict[str, torch.Tensor]) -> tuple[Any, ...]:
@@ -374,13 +376,13 @@ class InductorBackend(abc.ABC):
         return self.threads or torch.get_num_threads()
 
 
-def _at_hints(tensor: torch.Tensor, places: Mapping[int, str]) -> torch.Tensor:
-    """A tensor whose dimensions in ``places`` have their hints: contents do not matter.
+def _grown(tensor: torch.Tensor, more: Mapping[int, int]) -> torch.Tensor:
+    """A tensor with so many more elements in some dimensions: contents do not matter.
 
     A dimension that steps over another one keeps the gap that it had behind it: (K, M).T has strides (1, M), rows that
     are padded have K and the padding.
     """
-    shape = tuple(HINTS[places[dim]] if dim in places else size for dim, size in enumerate(tensor.shape))
+    shape = tuple(size + more.get(dim, 0) for dim, size in enumerate(tensor.shape))
     strides = list(tensor.stride())
     nested = sorted((dim for dim in range(tensor.dim()) if strides[dim] and tensor.shape[dim] > 1), key=tensor.stride)
     for inner, outer in itertools.pairwise(nested):

@@ -64,8 +64,11 @@ def _sizes(problem: Problem) -> dict[str, tuple[str, ...]]:
     if op.several:
         result = ("m", "n") if problem.step("gated") is not None else result
         return {"a": ("m", "k"), **{f"r{index}": result for index in range(len(problem.residuals))}}
-    sides = ("n", "k") if op.weight else ("k", "n")
-    found = {"a": (*batch, "m", "k"), "b": (*(batch if op.batch == "always" else ()), *sides)}
+    # What the program cuts A or B out of comes as it is stored, a weight always does.
+    a = ("k", "m") if problem.view_of("a") and problem.layout.a_transposed else ("m", "k")
+    is_stored = op.weight or (problem.view_of("b") and problem.layout.b_transposed)
+    found: dict[str, tuple[str, ...]] = {"a": (*batch, *a)}
+    found["b"] = (*(batch if op.batch == "always" else ()), *(("n", "k") if is_stored else ("k", "n")))
     if problem.step("rowwise") is not None:
         found["scale_a"] = (*batch, "m", "")
     if problem.has_out:

@@ -205,14 +205,15 @@ def _batch_middle(p: Facts, rows: int) -> _Rules:
     yield is_idle, "changes nothing for one row", "give a batch of 2 or more, or drop it"
 
 
-def _tail(p: Facts, *, is_batched: bool) -> _Rules:
-    moves_m = p.has("m.dynamic") and not is_batched
-    yield moves_m, "takes a row off an M that is not known", "drop m.dynamic"
+def _tail(p: Facts, rows: str, *, is_batched: bool) -> _Rules:
+    size = "batch" if is_batched else rows
+    name = "a batch" if is_batched else f"an {size.upper()}" if size in "mn" else "a K"
+    yield size in p.dynamic, f"takes one off {name} that is not known", f"drop {size}.dynamic"
 
 
-def _cut(p: Facts, transposed: bool) -> _Rules:
-    moves_m = p.has("m.dynamic") and transposed
-    yield moves_m, "cuts stored rows of length M, which is not known", "use layout nn or nt, or drop m.dynamic"
+def _cut(p: Facts, length: str) -> _Rules:
+    problem = f"cuts stored rows of length {length.upper()}, which is not known"
+    yield length in p.dynamic, problem, f"use another layout, or drop {length}.dynamic"
 
 
 def _given_out(p: Facts) -> _Rules:
@@ -293,9 +294,12 @@ _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] 
     "r0.alias": _residual_is_a,
     "a.3d": lambda p: [(p.shape.m % 2 != 0 or p.layout.a_transposed, "halves the rows of A", "give an even M and nt")],
     "a.4d": _four_dimensions,
-    "a.tail": lambda p: _tail(p, is_batched=p.shape.batch is not None),
-    "a.sliced": lambda p: _cut(p, p.layout.a_transposed),
-    "a.strided": lambda p: _cut(p, p.layout.a_transposed),
+    "a.tail": lambda p: _tail(p, "k" if p.layout.a_transposed else "m", is_batched=p.shape.batch is not None),
+    "b.tail": lambda p: _tail(p, "n" if p.layout.b_transposed else "k", is_batched=p.op.batch == "always"),
+    "a.sliced": lambda p: _cut(p, "m" if p.layout.a_transposed else "k"),
+    "a.strided": lambda p: _cut(p, "m" if p.layout.a_transposed else "k"),
+    "b.sliced": lambda p: _cut(p, "k" if p.layout.b_transposed else "n"),
+    "b.strided": lambda p: _cut(p, "k" if p.layout.b_transposed else "n"),
     "out.given": _given_out,
     "out.copied": _copied_out,
     "out.padded": _form_of_out,
