@@ -54,7 +54,7 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
     if name == "f64":
         return Contract("f64", slices=slices)
     tf32 = problem.has("math.tf32")
-    if name == "f32" and not tf32:
+    if problem.input_dtype.name == "f32" and not tf32:
         return Contract("f32", slices=slices)
     import torch
 

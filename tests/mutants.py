@@ -121,6 +121,8 @@ OFFSET_B = lines("bmm:{d}:nn:3x20x40x{k}:b.offset")
 CUT_A = lines("mm:{d}:nn:20x40x{k}:a.sliced") | {"fp8": f"{PLAIN['fp8']}:a.sliced"}
 CUT_B = lines("bmm:{d}:nn:3x20x40x{k}:b.tail") | {"i8": f"{TRANSPOSED['i8']}:b.sliced"}
 GIVEN_OUT = lines("mm:{d}:nn:20x40x{k}:out.given+padded") | {"i8": f"{PLAIN['i8']}:out.copied+padded"}
+WIDENED = {d: f"mm:{d}-{d}-f32:nn:20x40x{{k}}" for d in ("bf16", "f16")}
+UNSIGNED = {"u8": "int_mm:u8-i8-i32:nt:20x40x{k}"}
 STRIDED = lines("addmm:{d}:tn:20x40x{k}:bias:a.strided")
 TAPPED = lines("mm:{d}:nn:20x40x{k}:relu:program.multi_output")
 AGAIN = lines("mm:{d}:nn:20x64x64:program.chained", "f32", "bf16")
@@ -1933,6 +1935,19 @@ MUTANTS: dict[str, Mutant] = {
         whole(lambda t, _: right(t["a"], t["b"])),
         GIVEN_OUT,
         code="wrong-place",
+    ),
+    "rounded-before-widened": Mutant(
+        "the result is rounded to the operands' type before it is returned as f32",
+        whole(lambda t, _: right(t["a"], t["b"]).float()),
+        WIDENED,
+    ),
+    "unsigned-read-as-signed": Mutant(
+        "u8 is read as s8",
+        whole(lambda t, _: torch._int_mm(t["a"].view(torch.int8), t["b"])),
+        UNSIGNED,
+    ),
+    "unsigned-summed-in-f32": Mutant(
+        "products of u8 and s8 are summed in f32", product(summed_in_f32), {"u8": "int_mm:u8-i8-i32:nt:20x40x2064"}
     ),
     "tapped-too-late": Mutant("the tapped value is the last one", whole(tapped_too_late), TAPPED),
     "again-from-the-start": Mutant("the second product is the first", whole(again_from_the_start), AGAIN),

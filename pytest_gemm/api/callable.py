@@ -54,7 +54,7 @@ class CallableBackend:
         if problem.group_size:
             return Unsupported("op", "a plain product does not decode 4-bit weights")
         # Mixed, weight-only and autocast products reach the function after their cast in the graph.
-        cast_first = problem.autocast or problem.op.converts
+        cast_first = problem.autocast or problem.op.converts or problem.widens
         given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}
         if lacking := " ".join(sorted(given - self.dtypes)):
             text = f"{self.name} was registered without {lacking}"

@@ -177,21 +177,23 @@ _SHORT_INT8: Final = 1024
 def _int_2_dense(headroom: Headroom) -> Drawn:
     """Full-range integers: half of them extremes, where a 16-bit intermediate of a pair saturates.
 
-    Sums of both signs stay small, so where K allows more each fourth line is -128 .. -113 throughout: where two of
-    them meet, the sum is beyond 2^24 (from K of about 1160 on) and a float32 on its way would show.
+    Sums of both signs stay small, so where K allows more each fourth line is -128 .. -113 throughout, of u8 128 .. 143:
+    where two of them meet, the sum is beyond 2^24 (from K of about 1160 on) and a float32 on its way would show.
     """
     k = max(headroom.k, 1)
+    most = 2**15 if "u8" in (headroom.a.dtype.name, headroom.b.dtype.name) else 2**14
 
     def lines(side: Side) -> Array:
         table = _int8_table(least(side.dtype), int(side.dtype.max_finite))
         found = headroom.draw(side.name).look_up(side.drawn, table)
         if k > _SHORT_INT8:
             heavy = found[..., ::4, :]
-            heavy_table = np.arange(-128, -112, dtype=np.float32)
+            first = -128 if least(side.dtype) else 128
+            heavy_table = np.arange(first, first + 16, dtype=np.float32)
             heavy[...] = headroom.draw(f"{side.name}-heavy").look_up(heavy.shape, heavy_table, 8)
         return found
 
-    return on_grid(headroom, *headroom.both(lines), 104.0**2 * math.sqrt(k), k * 2**14)
+    return on_grid(headroom, *headroom.both(lines), 104.0**2 * math.sqrt(k), k * most)
 
 
 def one_hot(headroom: Headroom) -> Drawn:

@@ -153,7 +153,7 @@ def rand_large(headroom: Headroom) -> Drawn:
         if "f16" in (a.name, b.name):
             # One operand at the top of f16's range, the other where the result needs it.
             if a.is_float and b.is_float:
-                return 15, max(e - 15, -13)
+                return 15, min(max(e - 15, -13), 15)
             return (min(ea, 15), 0) if a.is_float else (0, min(eb, 15))
         return ea, eb
 

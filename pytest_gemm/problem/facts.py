@@ -226,6 +226,13 @@ class Facts:
         return self.dtypes.a.name == self.dtypes.b.name == "f32" and self.dtypes.out.name in HALVES
 
     @property
+    def widens(self) -> bool:
+        """Whether the op keeps the f32 of a product of half types: ``out_dtype=torch.float32``."""
+        return (
+            self.dtypes.a.name == self.dtypes.b.name and self.dtypes.a.name in HALVES and self.dtypes.out.name == "f32"
+        )
+
+    @property
     def input_dtype(self) -> DType:
         """Element type of A when the product's kernel reads it.
 

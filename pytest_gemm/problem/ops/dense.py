@@ -14,6 +14,7 @@ from pytest_gemm.problem.ops.op import (
     PROLOGUES,
     SLICED,
     VIEWS,
+    WIDENED,
     Complaints,
     Matmul,
     Op,
@@ -22,6 +23,7 @@ from pytest_gemm.problem.ops.op import (
     Tensors,
     dtype_of,
     given_out,
+    wide_out,
 )
 from pytest_gemm.problem.steps import StepKind
 
@@ -34,7 +36,9 @@ _MOST: Final = 64
 
 def _addmm(name: str) -> Any:
     def native(torch: Any, p: Problem, t: Tensors) -> Tensor:
-        return getattr(torch, name)(t["bias"], t["a"], t["b"], beta=p.beta, alpha=p.alpha, **given_out(t))
+        return getattr(torch, name)(
+            t["bias"], t["a"], t["b"], beta=p.beta, alpha=p.alpha, **wide_out(torch, p), **given_out(t)
+        )
 
     return native
 
@@ -86,14 +90,14 @@ OPS: Final = (
     Op(
         "mm",
         "never",
-        FLOATS_AND_AUTOCAST,
-        lambda torch, _, t: torch.mm(t["a"], t["b"], **given_out(t)),
+        (*FLOATS_AND_AUTOCAST, *WIDENED),
+        lambda torch, p, t: torch.mm(t["a"], t["b"], **wide_out(torch, p), **given_out(t)),
         flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, "program.chained", "b.alias"),
     ),
     Op(
         "addmm",
         "never",
-        FLOATS_AND_AUTOCAST,
+        (*FLOATS_AND_AUTOCAST, *WIDENED),
         _addmm("addmm"),
         addend=True,
         flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN),
@@ -101,8 +105,8 @@ OPS: Final = (
     Op(
         "bmm",
         "always",
-        FLOATS_AND_AUTOCAST,
-        lambda torch, _, t: torch.bmm(t["a"], t["b"], **given_out(t)),
+        (*FLOATS_AND_AUTOCAST, *WIDENED),
+        lambda torch, p, t: torch.bmm(t["a"], t["b"], **wide_out(torch, p), **given_out(t)),
         constant_b=False,
         flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, *_BATCHED, "program.chained", "b.alias"),
     ),
@@ -141,7 +145,7 @@ OPS: Final = (
     Op(
         "int_mm",
         "never",
-        ("i8-i8-i32",),
+        ("i8-i8-i32", "u8-i8-i32"),
         lambda torch, _, t: torch._int_mm(t["a"], t["b"], **given_out(t)),
         flags=(*_ALL, *SLICED, "out.given", "out.copied", "out.padded"),
     ),

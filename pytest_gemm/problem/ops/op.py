@@ -22,6 +22,8 @@ FLOATS: Final = ("f64", "f32", "f16", "bf16")
 HALVES: Final = frozenset({"f16", "bf16"})
 # One float type, or f32 that the program converts to a half type, as autocast does.
 FLOATS_AND_AUTOCAST: Final = (*FLOATS, "f32-f32-bf16", "f32-f32-f16")
+# Half types whose product is not rounded to them: out_dtype=torch.float32.
+WIDENED: Final = ("bf16-bf16-f32", "f16-f16-f32")
 
 # Flags of every op whose program has one product and one result at its end, what the program may do to A and B before
 # the product, and what less precision is allowed.
@@ -34,6 +36,11 @@ VIEWS: Final = (*SLICED, "a.strided", "b.strided")
 
 # A given tensor for the result, and how it lies.
 GIVEN: Final = ("out.given", "out.copied", "out.padded", "out.offset", "out.transposed")
+
+
+def wide_out(torch: Any, p: Problem) -> dict[str, Any]:
+    """The argument ``out_dtype`` of an operator whose result is wider than its operands."""
+    return {"out_dtype": torch.float32} if p.widens else {}
 
 
 def given_out(t: Tensors) -> Tensors:
@@ -53,6 +60,8 @@ def around_dense(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
     if p.op.converts:
         out = dtype_of(torch, p)
         a, b = a.to(out), b.to(out)
+    elif p.widens:  # exact, and the sum is rounded once
+        a, b = a.to(torch.float32), b.to(torch.float32)
     if p.op.batch == "optional" and a.dim() > 2:
         c = matmul(a.flatten(0, -2), b).reshape(*a.shape[:-1], b.shape[-1])
     else:
