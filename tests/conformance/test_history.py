@@ -1,0 +1,80 @@
+"""Defects of other days: each is met by a line of the suite, and what imitates it is caught there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mutant_study
+import pytest
+import torch
+from imitations import IMITATIONS
+from mutants import Mutant, Planted
+
+from pytest_gemm.conformance import history, matrix
+from pytest_gemm.ledger.ledger import Ledger
+
+_BUGS = {bug.id: bug for bug in history.load()}
+_PAGE = Path(__file__).parents[2] / "docs" / "results" / "history.md"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_line_is_in_the_matrix_at_its_level() -> None:
+    assert not history.complaints(_BUGS.values())
+
+
+def test_what_is_met_has_a_level_and_a_proof() -> None:
+    met = [bug for bug in _BUGS.values() if bug.lines]
+    assert len(met) >= 19
+    assert all(bug.level and (bug.imitation or bug.ledger) for bug in met)
+
+
+def test_every_imitation_is_of_a_defect() -> None:
+    assert {bug.imitation for bug in _BUGS.values() if bug.imitation} == set(IMITATIONS)
+
+
+def test_every_entry_of_the_ledger_is_there() -> None:
+    ids = {entry.id for entry in Ledger.load(matrix.CASES.parent / "known_failures.toml").entries}
+    assert {name for bug in _BUGS.values() for name in bug.ledger} <= ids
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [pytest.param(bug.id, line, id=f"{bug.id}-{line}") for bug in _BUGS.values() for line in bug.imitated],
+)
+def test_the_imitation_is_caught(name: str, line: str) -> None:
+    bug = _BUGS[name]
+    backend = Planted(name, Mutant(bug.wrong, IMITATIONS[bug.imitation], {"": line}))
+    caught = mutant_study.caught(mutant_study.judge(), backend, line)
+    assert caught is not None
+    assert caught.tier not in {"", "exception"}, caught.outcome.reason
+
+
+def test_the_page_is_made_of_the_table() -> None:
+    assert _PAGE.read_text(encoding="utf-8") == history.page(_BUGS.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"level": "full"}, "is at level quick, not full"),
+        ({"lines": ("mm:f32:nn:1x2x5",)}, "is at level none, not quick"),
+        ({"lines": ()}, "no line meets it"),
+        ({"missing": "too large"}, "says why none is there"),
+        ({"lines": ("mm:f32:nn:1x2",)}, "shape"),
+        ({"imitation": "", "ledger": ()}, "nothing shows"),
+    ],
+)
+def test_what_is_wrong_with_the_table_is_said(change: dict[str, Any], words: str) -> None:
+    bug = dataclasses.replace(_BUGS["woq-int8-column-tail"], **change)
+    (complaint,) = history.complaints([bug])
+    assert words in complaint
