@@ -157,9 +157,10 @@ def _nvgemm_dynamic(problem: Problem, request: BuildRequest) -> str:
 
 
 def _not_hopper(_problem: Problem, _request: BuildRequest) -> bool:
+    """Whether there is a device and its compute capability is not 9."""
     import torch
 
-    return torch.cuda.get_device_capability()[0] != 9
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9
 
 
 def _lacks_onednn(problem: Problem, request: BuildRequest) -> tuple[str, str] | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gemm.conformance import listing, matrix
-from pytest_gemm.problem.problem import Problem
+from pytest_gemm.conformance import matrix
 from pytest_gemm.tools import cli
 
 
@@ -25,21 +24,6 @@ def test_combinations_count_each_problem_once(capsys: pytest.CaptureFixture[str]
     assert cli.main(["list", "--combinations"]) == 0
     _, *rows = capsys.readouterr().out.splitlines()
     assert sum(int(row.split()[-1]) for row in rows) == len(matrix.products("quick"))
-
-
-def test_pairs_that_no_problem_covers_come_with_one_that_would() -> None:
-    every = [problem for problem in matrix.products("full") if problem.op.name == "bmm"]
-    quick = [problem for problem in matrix.products("quick") if problem.op.name == "bmm"]
-    found = listing.uncovered(quick, every)
-    assert len(found) > 100
-    for pair, problem in found.items():
-        assert pair <= set(listing.facts(problem))
-        assert not any(pair <= set(listing.facts(other)) for other in quick)
-        assert Problem.parse(problem.line) == problem
-    added = [*quick, *found.values()]
-    assert not listing.uncovered(added, every)
-    # A batch that is read a second time through its transpose has no broadcast operand.
-    assert frozenset((("flags", "b.alias_t"), ("layout", "nn"))) not in found
 
 
 def test_an_op_that_does_not_exist_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
