@@ -124,6 +124,11 @@ def _grouped_rows(problem: Problem, _: BuildRequest) -> str:
     return ""
 
 
+def _other_threads(_problem: Problem, request: BuildRequest) -> bool:
+    """Whether a program is run with other threads than it is compiled with."""
+    return request.run_threads > 0
+
+
 def _torch_before_2_13(_problem: Problem, _request: BuildRequest) -> bool:
     from pytest_gemm.backends.inductor.torch_compat import torch_release
 
@@ -200,6 +205,7 @@ _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
     "decomposed-on-cuda": lambda p, _: decomposed(p, "cuda"),
     "rows-for-tma": _rows_for_tma,
     "grouped-rows": _grouped_rows,
+    "other-threads": _other_threads,
     "torch-before-2.13": _torch_before_2_13,
     "not-hopper": _not_hopper,
     "not-blackwell": _not_blackwell,

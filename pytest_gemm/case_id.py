@@ -71,6 +71,11 @@ class CandidateSelection:
         return tuple(names[round(i * (len(names) - 1) / steps)] for i in range(count))
 
 
+def threads_text(compiled: int, run: int) -> str:
+    """Numbers of CPU threads as ``--gemm-threads`` has them: ``4``, or ``4/2`` where a run has other ones."""
+    return f"{compiled}/{run}" if run else str(compiled)
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class CaseId:
     """What is judged or timed.
@@ -83,6 +88,7 @@ class CaseId:
         isa: instruction set that the kernel is generated for, one of ``machine.isa.ISAS``; "": the machine's own.
         threads: CPU threads of the case, where several numbers were asked for; 0: those of the run.
         guard: which end of the operands is at a guard page, ``end`` or ``begin``; "": ordinary memory.
+        run_threads: CPU threads with which a kernel is run that was compiled for ``threads``; 0: the same.
     """
 
     backend: str
@@ -92,11 +98,12 @@ class CaseId:
     isa: str = ""
     threads: int = 0
     guard: str = ""
+    run_threads: int = 0
 
     @property
     def who(self) -> str:
-        """The backend with what was asked for: ``cpp``, ``cpp@aoti``, ``cpp@aoti@avx2@2t``."""
-        threads = f"{self.threads}t" if self.threads else ""
+        """The backend with what was asked for: ``cpp``, ``cpp@aoti``, ``cpp@aoti@avx2@2t``, ``cpp@4/2t``."""
+        threads = f"{threads_text(self.threads, self.run_threads)}t" if self.threads else ""
         return "@".join(filter(None, (self.backend, self.mode.value, self.isa, threads)))
 
     def __str__(self) -> str:

@@ -138,7 +138,7 @@ class GemmConfig:
         modes: some of ``case_id.MODES``, in each of which a problem is judged; empty: its own.
         isa: some of ``machine.isa.ISAS`` and "", the CPU's own, and those of ``all`` that the CPU does not have.
         device: ``auto``, ``cpu`` or ``cuda``.
-        thread_counts: the numbers of CPU threads that were given.
+        thread_counts: the numbers of CPU threads that were given, to compile with and to run with (0: the same).
         threads: CPU threads of this process.
         seed: of all values.
         fuzz: how long to draw problems, in seconds; 0: not at all.
@@ -168,7 +168,7 @@ class GemmConfig:
         "isa", lambda text: values.isas(text, isa.isas(processor.cpu().flags))
     )
     device: str = _option("device")
-    thread_counts: tuple[int, ...] = _option("threads", values.threads)
+    thread_counts: tuple[tuple[int, int], ...] = _option("threads", values.threads)
     threads: int = 1
     seed: int = _option("seed", values.whole(0))
     fuzz: float = _option("fuzz", values.fuzz)
@@ -200,9 +200,10 @@ class GemmConfig:
         return self.isa[1]
 
     @property
-    def thread_axis(self) -> tuple[int, ...]:
+    def thread_axis(self) -> tuple[tuple[int, int], ...]:
         """The numbers of threads with each of which a problem on the CPU is judged; empty: ``threads``."""
-        return self.thread_counts if len(self.thread_counts) > 1 else ()
+        counts = self.thread_counts
+        return counts if len(counts) > 1 or any(run for _, run in counts) else ()
 
     @property
     def timeout(self) -> float:
@@ -387,7 +388,7 @@ def read(config: pytest.Config) -> GemmConfig:
     backends, named = _backends(texts["backends"], registry)
     if found["problems"] and found["ops"] and not any(p.op.name in found["ops"] for p in found["problems"]):
         raise values.wrong(texts["ops"], f"excludes all of --gemm-problem={shown(texts['problem'])}")
-    threads, output = found["thread_counts"][:1], found["output"]
+    threads, output = [count for count, _ in found["thread_counts"][:1]], found["output"]
     made = GemmConfig(
         registry,
         backends,

@@ -68,7 +68,7 @@ def check_backends(config: GemmConfig) -> None:
     kind = "compile-only" if config.compile_only else "fuzz" if config.fuzz else ""
     for name in sorted(option.name for option in OPTIONS if option.name in config.typed and kind in option.ignored_by):
         raise _has_no_effect(config, name, f"--gemm-{kind} ignores it")
-    if kind == "fuzz" and len(config.thread_axis) > 1:
+    if kind == "fuzz" and config.thread_axis:
         raise _has_no_effect(config, "threads", "--gemm-fuzz has one number of threads", "give one")
     for name in sorted(config.typed):
         if any(applies(name, config, backend) for backend in config.backends):
@@ -101,7 +101,7 @@ def check_cases(config: GemmConfig, *, tests: int, cases: int, timed: int) -> No
         why = f"none of the {tests} collected test(s) is timed"
         remedy = "name timed tests (pytest perf, or pytest --pyargs pytest_gemm.perf)"
         raise _has_no_effect(config, speed[0], why, remedy)
-    several = len(config.thread_axis) > 1
+    several = bool(config.thread_axis)
     idle = [option.name for option in typed if not option.timed or (option.name == "threads" and several)]
     if idle and timed and timed == cases:
         why = "all collected cases are timed, each in its backend's own way and with one number of threads"

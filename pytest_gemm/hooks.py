@@ -22,6 +22,7 @@ import pytest
 from pytest_gemm import config as config_module
 from pytest_gemm import effect, records, reports, selection, supervisor, xdist
 from pytest_gemm.api.protocols import Compiling
+from pytest_gemm.case_id import threads_text
 from pytest_gemm.config import CONFIG, SPEED_WORKER
 from pytest_gemm.failures import text
 from pytest_gemm.isolation.journal import Journal, Journals, Position
@@ -201,7 +202,7 @@ class GemmRun:
         """What was selected."""
         settings = self.settings
         names = ", ".join(backend.name for backend in settings.backends)
-        threads = " and ".join(map(str, settings.thread_axis or (settings.threads,)))
+        threads = " and ".join(threads_text(*count) for count in settings.thread_axis or ((settings.threads, 0),))
         head = f"gemm: backends {names}; level {settings.level}, seed {settings.seed}"
         return f"{head}, {threads} thread(s) a process"
 

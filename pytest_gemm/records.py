@@ -75,7 +75,7 @@ def junit_properties(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ob
         return []
     case = outcomes[0].case
     ratios = [o.ratio for o in outcomes if o.ratio is not None]
-    asked = {"mode": case.mode.value, "threads": case.threads, "isa": case.isa}
+    asked = {"mode": case.mode.value, "threads": case.threads, "run_threads": case.run_threads, "isa": case.isa}
     properties: dict[str, object] = {
         "backend": case.backend,
         "problem": case.problem,

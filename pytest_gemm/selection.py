@@ -143,8 +143,11 @@ def _axes(backend: Backend, config: GemmConfig, *, timed: bool) -> list[CaseId]:
     on_cpu = config.device_of(backend) == "cpu"
     isas = config.isas if on_cpu and honours(backend, Capability.ISA) else ()
     counts = config.thread_axis if on_cpu else ()
-    axes = itertools.product(config.modes or ("",), isas or ("",), counts or (0,))
-    return [CaseId(backend.name, "", mode=Mode(mode), isa=isa, threads=count) for mode, isa, count in axes]
+    axes = itertools.product(config.modes or ("",), isas or ("",), counts or ((0, 0),))
+    return [
+        CaseId(backend.name, "", mode=Mode(mode), isa=isa, threads=compiled, run_threads=run)
+        for mode, isa, (compiled, run) in axes
+    ]
 
 
 def available(config: GemmConfig) -> list[Backend]:
@@ -254,7 +257,9 @@ def case_of(parameter: Parameter, config: GemmConfig) -> Case:
     distributions = parameter.distributions or wanted or _of_level(apply, config.level)
     device = config.device_of(backend)
     case = Case(backend, problem, distributions, config.seed, device, CandidateSelection(config.wanted_candidates))
-    return dataclasses.replace(case, mode=asked.mode, isa=asked.isa, threads=asked.threads)
+    return dataclasses.replace(
+        case, mode=asked.mode, isa=asked.isa, threads=asked.threads, run_threads=asked.run_threads
+    )
 
 
 # -- collected tests -------------------------------------------------------------------------------------------
@@ -308,10 +313,14 @@ def case_id(nodeid: str) -> CaseId | None:
     backend, *axes = name.split("@")
     found: dict[str, Any] = {}
     for axis in axes:
-        key = "isa" if axis in ISAS else "mode" if axis in MODES else "threads"
-        if key == "threads" and not re.fullmatch(r"\d+t", axis):
+        if axis in ISAS:
+            found["isa"] = axis
+        elif axis in MODES:
+            found["mode"] = Mode(axis)
+        elif counts := re.fullmatch(r"(\d+)(?:/(\d+))?t", axis):
+            found |= {"threads": int(counts[1]), "run_threads": int(counts[2] or 0)}
+        else:
             return None
-        found[key] = Mode(axis) if key == "mode" else axis if key == "isa" else int(axis[:-1])
     try:
         return CaseId(backend, Problem.parse(f"{op}:{tail}").line, **found) if backend else None
     except ProblemError:

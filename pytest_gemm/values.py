@@ -246,14 +246,17 @@ def fuzz(text: str) -> float:
     return found
 
 
-def threads(text: str) -> tuple[int, ...]:
-    """Numbers of CPU threads, each once; () where none is given."""
+def threads(text: str) -> tuple[tuple[int, int], ...]:
+    """Numbers of CPU threads, each once: to compile with, and to run with where that is another one, else 0."""
     most, found = max(MANY, 4 * cores()), []  # more than any machine uses, fewer than it refuses to start
     for part in parts_of(text):
-        if part != "all" and (not re.fullmatch(r"[0-9]+", part) or not part.strip("0")):
-            right = "give a whole number, 1 or more, or all, or several of them, 1,2,all for instance"
-            raise ValueError(f"{shown(part)!r} is no number of threads; {right}")
-        found.append(cores() if part == "all" else whole(1, most)(part))
+        if not re.fullmatch(r"(?:all|0*[1-9][0-9]*)(?:/(?:all|0*[1-9][0-9]*))?", part):
+            right = (
+                "give a whole number, 1 or more, or all, or several of them, 1,2,all for instance; 4/2: compile for 4"
+            )
+            raise ValueError(f"{shown(part)!r} is no number of threads; {right}, run with 2")
+        first, *rest = (cores() if one == "all" else whole(1, most)(one) for one in part.split("/"))
+        found.append((first, next((run for run in rest if run != first), 0)))
     return tuple(dict.fromkeys(found))
 
 

@@ -66,16 +66,20 @@ IN_CPP = frozenset({"aoti", "cpp-wrapper"})
 
 
 class _Counted:
-    """A generated kernel that notes its calls.  The list is cleared at the start of a run."""
+    """A generated kernel that notes its calls.  The list is cleared at the start of a run.
 
-    __slots__ = ("calls", "kernel", "name")
+    With ``threads`` it has so many CPU threads, whatever it was compiled for.
+    """
 
-    def __init__(self, name: str, kernel: Callable[..., Any], calls: list[str]) -> None:
-        self.name, self.kernel, self.calls = name, kernel, calls
+    __slots__ = ("calls", "kernel", "name", "threads")
+
+    def __init__(self, name: str, kernel: Callable[..., Any], calls: list[str], threads: int = 0) -> None:
+        self.name, self.kernel, self.calls, self.threads = name, kernel, calls, threads
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls.append(self.name)
-        return self.kernel(*args, **kwargs)
+        with cpu_threads(self.threads):
+            return self.kernel(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         # Triton's kernels are objects of which the wrapper calls kernel.run(...); CUTLASS's are libraries, and the
@@ -132,7 +136,9 @@ def _source(module: ModuleType) -> str:
 @contextlib.contextmanager
 def _calling(problem: Problem, spec: CompileSpec) -> Iterator[None]:
     """Call the compiled program as it was compiled, and never compile it again."""
-    with cpu_threads(spec.threads), settings(problem), torch.no_grad(), torch_compat.never_recompile():
+    # A package of AOTInductor's runs with any number of threads.  Dynamo guards on it: the kernels get it, see _Counted.
+    threads = spec.request.run_threads if spec.mode == "aoti" else 0
+    with cpu_threads(threads or spec.threads), settings(problem), torch.no_grad(), torch_compat.never_recompile():
         yield
 
 
@@ -214,7 +220,7 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
                 kernel = kernel.kernel
             # Functions for C++, objects with a method run() for Triton and the CuTe DSL, libraries for CUTLASS.
             if kernel is not None:
-                setattr(loaded, name, _Counted(name, kernel, calls))
+                setattr(loaded, name, _Counted(name, kernel, calls, spec.request.run_threads))
     # Once more, now that the kernels are counted: this shows their order and what went through the dispatcher.
     inputs = tuple(name for name in tensors if name not in constants)
     with _calling(problem, spec), record_products() as observed:

@@ -41,6 +41,8 @@ class BuildRequest:
         isa: instruction set of the CPU to generate code for, one of ``machine.isa.ISAS``; "": the machine's own.
         user_caches: compile at every ``prepare`` as a user's process does, with every cache on.  The tag separates
             these caches from all others; "" is without.
+        run_threads: CPU threads with which the program is run, where these are not those that it is compiled with; 0:
+            the same.  A backend that sets PyTorch's number in a run has to heed it.
     """
 
     device: Device = Device.CPU
@@ -50,6 +52,7 @@ class BuildRequest:
     mode: Mode = Mode.OWN
     isa: str = ""
     user_caches: str = ""
+    run_threads: int = 0
 
     def replace(self, **changes: object) -> BuildRequest:
         """This request with other values of some fields."""

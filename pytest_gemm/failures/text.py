@@ -6,6 +6,7 @@ import dataclasses
 import shlex
 import textwrap
 
+from pytest_gemm.case_id import threads_text
 from pytest_gemm.outcome import Outcome
 
 
@@ -27,7 +28,8 @@ class Rerun:
         candidate = case.candidate
         if "--gemm-candidates=winner" in self.options and len(outcome.chosen) == 1:
             candidate = outcome.chosen[0]  # another one may win the next time
-        own = {"--gemm-candidates=": candidate, "--gemm-threads=": str(case.threads or "")}
+        threads = threads_text(case.threads, case.run_threads) if case.threads else ""
+        own = {"--gemm-candidates=": candidate, "--gemm-threads=": threads}
         replaced = tuple(option for option, value in own.items() if value)
         words = [
             "pytest",

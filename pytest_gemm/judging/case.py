@@ -28,6 +28,7 @@ class Case:
         candidates: which of the backend's candidates are judged.
         mode: how the kernel is reached.
         threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
+        run_threads: CPU threads with which it is run, where these are not those it is compiled with; 0: the same.
         isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
         user_caches, spared: see :class:`BuildRequest`.
     """
@@ -43,6 +44,7 @@ class Case:
     isa: str = ""
     user_caches: str = ""
     spared: frozenset[str] = frozenset()
+    run_threads: int = 0
 
     def request(self, candidate: str = "") -> BuildRequest:
         """How its backend is to build the problem, with one candidate or the one that the backend selects."""
@@ -54,11 +56,13 @@ class Case:
             mode=self.mode,
             isa=self.isa,
             user_caches=self.user_caches,
+            run_threads=self.run_threads,
         )
 
     def id(self, candidate: str = "") -> CaseId:
         """The identity of the case, or of one candidate of it."""
-        return CaseId(self.backend.name, self.problem.line, candidate, self.mode, self.isa, self.threads)
+        axes = {"threads": self.threads, "run_threads": self.run_threads}
+        return CaseId(self.backend.name, self.problem.line, candidate, self.mode, self.isa, **axes)
 
 
 @dataclasses.dataclass

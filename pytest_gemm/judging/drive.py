@@ -21,6 +21,7 @@ from pytest_gemm.judging import verdict
 from pytest_gemm.judging.calls import Misconduct, asking, handing, plain, quiet
 from pytest_gemm.judging.case import Case
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.numerics.precision import cpu_threads
 from pytest_gemm.operands import tensors, views
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Reason, Unsupported
@@ -86,7 +87,11 @@ def prepare(case: Case, candidate: str, given: Operands) -> Prepared:
 
 
 def run(
-    prepared: Prepared, given: Operands, device: str, timed: Callable[[Operands], Any] | None = None
+    prepared: Prepared,
+    given: Operands,
+    device: str,
+    timed: Callable[[Operands], Any] | None = None,
+    threads: int = 0,
 ) -> tuple[torch.Tensor, ...]:
     """The results in the product's places, of which there are two with ``tap``; the device has finished.
 
@@ -95,13 +100,14 @@ def run(
         given: the operands.
         device: where.
         timed: is called instead of ``prepared.run``.
+        threads: of the CPU; 0: as many as there are.
 
     Raises:
         Misconduct: for results or side effects that no contract allows.
         Exception: whatever the backend raises.
     """
     given.empty_out()
-    with handing(given) as own:
+    with cpu_threads(threads), handing(given) as own:
         made = (prepared.run if timed is None else timed)(own)
         wait_for(device)
     try:
@@ -121,7 +127,7 @@ def run_once(case: Case, threads: int) -> None:
         check_support(case)
         torch.set_num_threads(case.threads or threads)
         given = tensors.make(case.problem, case.distributions[0], case.seed, case.device)
-        run(prepare(case, "", given), given, case.device)
+        run(prepare(case, "", given), given, case.device, threads=case.run_threads)
 
 
 def as_tuple(made: Any) -> tuple[torch.Tensor, ...]:

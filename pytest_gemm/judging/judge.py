@@ -275,7 +275,7 @@ class Judge:
             with contextlib.nullcontext() if self._pages is None else self._pages.running():
                 _prime_allocator(case.problem, case.device)
                 with device_kernels.profile() if profiled else contextlib.nullcontext() as names:
-                    results = drive.run(prepared, truth.operands, case.device, timed)
+                    results = drive.run(prepared, truth.operands, case.device, timed, case.run_threads)
             profile = None if names is None else tuple(names)
             attempt.proved(proof := dataclasses.replace(drive.proof_of(prepared), profiled=profile))
             objection, contract = proof.objection(), drive.contract_of(prepared)
@@ -326,7 +326,8 @@ class Judge:
         first = next((run for run in runs if run.truth.operands.quantum == 0.0), runs[0])
         attempt.turn_to(first.truth.operands.distribution, first.truth)
         with attempt.phase(Phase.RUN_AGAIN):
-            second = drive.run(attempt.prepared, first.truth.operands, attempt.case.device)
+            case = attempt.case
+            second = drive.run(attempt.prepared, first.truth.operands, case.device, threads=case.run_threads)
             proof, contract = drive.proof_of(attempt.prepared), drive.contract_of(attempt.prepared)
         if (wrong := _differs(runs, first, second, contract)) is not None:
             attempt.proved(proof)
@@ -375,7 +376,8 @@ class Judge:
         def run(given: operands.Operands) -> torch.Tensor:
             other = given.problem != case.problem
             same = dataclasses.replace(case, problem=given.problem)
-            results = drive.run(drive.prepare(same, "", given) if other else prepared, given, case.device)
+            chosen = drive.prepare(same, "", given) if other else prepared
+            results = drive.run(chosen, given, case.device, threads=case.run_threads)
             wrong = drive.complaint(given.problem, results, given)
             if wrong is not None:
                 raise Misconduct(wrong.code, wrong.text)

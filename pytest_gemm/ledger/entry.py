@@ -31,22 +31,25 @@ class Environment:
         isa: names of what the hardware has, lower case: ``avx2``, ``avx512_vnni``, ``amx_tile``, ``sm_90``.
         device: where the backend computes, ``cpu`` or ``cuda``.
         threads: CPU threads of PyTorch, 0 where unknown.
+        run_threads: those of a run, where a program was compiled with other ones; else 0.
     """
 
     torch: str
     isa: tuple[str, ...] = ()
     device: str = "cpu"
     threads: int = 0
+    run_threads: int = 0
 
-    def at(self, isa: str, threads: int = 0) -> Environment:
+    def at(self, isa: str, threads: int = 0, run_threads: int = 0) -> Environment:
         """The environment of a case with its own number of CPU threads, or code for a lower instruction set.
 
         Args:
             isa: what code was generated for, "" for the machine's own.
             threads: of the case, 0 for those of the run.
+            run_threads: of the case.
         """
         flags = flags_at(self.isa, isa) if isa and self.device == "cpu" else self.isa
-        return dataclasses.replace(self, isa=flags, threads=threads or self.threads)
+        return dataclasses.replace(self, isa=flags, threads=threads or self.threads, run_threads=run_threads)
 
 
 class Condition(Protocol):
@@ -202,7 +205,7 @@ class Entry:
 def facts(backend: str, problem: Problem, test: str, environment: Environment) -> dict[str, tuple[str, ...]]:
     """The facts of a case that entries have conditions on, known before it runs."""
     sizes = {size: getattr(problem.shape, size) for size in SIZES}
-    numbers = {**sizes, "threads": environment.threads or None}
+    numbers = {**sizes, "threads": environment.threads or None, "run_threads": environment.run_threads or None}
     return {
         "backend": (backend,),
         "test": (test,),

@@ -250,6 +250,7 @@ _KEYS: Final[Mapping[str, Key]] = {
     "guard": _globs(lambda: ("end", "begin"), single=True),
     "isa": _globs(_isas),
     "threads": _comparisons(*THREADS, "number of threads"),
+    "run_threads": _comparisons(*THREADS, "number of threads"),
     "status": Key(is_any, f"known: {' '.join(_STATUSES)}", read=_read_statuses),
     "torch": Key(_is_filled, _TEXT, read=_read_releases),
     "where": Key(lambda value: isinstance(value, dict), 'write where = { op = "mm", m = ">=4" }'),

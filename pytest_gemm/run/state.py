@@ -189,7 +189,7 @@ def environment(device: str) -> Environment:
 
 def environment_of(case: Case) -> Environment:
     """The same as a case sees it that has CPU threads of its own, or code for a lower instruction set."""
-    return environment(case.device).at(case.isa, case.threads)
+    return environment(case.device).at(case.isa, case.threads, case.run_threads)
 
 
 def withheld(ledger: Ledger, case: Case, test: str, candidate: str = "") -> Outcome | None:
@@ -240,7 +240,7 @@ def explain_for_worker(
         env = known or Environment(metadata.version("torch"), device=device, threads=threads)
         if env.device != "cuda":  # the same machine
             env = dataclasses.replace(env, isa=processor.cpu().flags)
-        env = env.at(outcome.case.isa, outcome.case.threads)
+        env = env.at(outcome.case.isa, outcome.case.threads, outcome.case.run_threads)
         found, noted = explain([outcome], Problem.parse(outcome.problem), ledger, env)
         explained += found
         use.merge(noted.to_dict())

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 import torch
 
 from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor.artifact import constant_tensors
@@ -21,6 +26,7 @@ from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -33,13 +39,19 @@ ODD = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "rand", 0, Stat
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("", ()), ("3", (3,)), ("all", (cores(),)), (f"1,all,{cores()},999", (1, cores(), 999))],
+    [
+        ("", ()),
+        ("3", ((3, 0),)),
+        ("all", ((cores(), 0),)),
+        (f"1,all,{cores()},999", ((1, 0), (cores(), 0), (999, 0))),
+        ("400/2,2/400,4/4,all/999", ((400, 2), (2, 400), (4, 0), (cores(), 999))),
+    ],
 )
-def test_threads_are_numbers_or_all_of_them(text: str, expected: tuple[int, ...]) -> None:
+def test_threads_are_numbers_or_all_of_them(text: str, expected: tuple[tuple[int, int], ...]) -> None:
     assert threads(text) == tuple(dict.fromkeys(expected))
 
 
-@pytest.mark.parametrize("text", ["0", "1,many", "-2", "1.5"])
+@pytest.mark.parametrize("text", ["0", "1,many", "-2", "1.5", "4/", "/2", "4/0", "4/2/1"])
 def test_what_is_no_number_of_threads_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"whole number, 1 or more, or all"):
         threads(text)
@@ -60,6 +72,99 @@ def test_a_case_is_run_with_its_own_threads_and_nobody_else_is() -> None:
         assert torch.get_num_threads() == before
     assert set(seen) == {more}
     assert torch.get_num_threads() == before
+
+
+@dataclasses.dataclass
+class Blocks:
+    """A product that is divided into one block of rows for each thread that it was prepared with."""
+
+    in_turn: bool
+    name: str = "blocks"
+    devices = ("cpu",)
+    contract: Contract = dataclasses.field(default_factory=lambda: Contract(epilogue="eager"))
+    blocks: int = 0
+
+    def availability(self, device: str) -> Availability:
+        return Availability()
+
+    def supports(self, problem: Problem, request: BuildRequest | None = None) -> None:
+        """All."""
+
+    def prepare(self, problem: Problem, operands: Operands, request: BuildRequest | None = None) -> Blocks:
+        return dataclasses.replace(self, blocks=torch.get_num_threads())
+
+    def run(self, operands: Operands) -> torch.Tensor:
+        """Each thread of the run computes its block; ``in_turn``: and what is left, as ``omp for`` does."""
+        c, here = torch.full(operands.problem.result_shape, math.nan), torch.get_num_threads()
+        for block, (rows, out) in enumerate(zip(operands.a.chunk(self.blocks), c.chunk(self.blocks), strict=True)):
+            if self.in_turn or block < here:
+                out.copy_(rows @ operands.b)
+        return c
+
+    def proof(self) -> Proof:
+        return Proof(executed=("blocks",), provable=False)
+
+
+@pytest.mark.parametrize(
+    ("in_turn", "compiled", "run", "status"),
+    [
+        (False, 4, 4, "passed"),
+        (False, 4, 0, "passed"),
+        (False, 4, 2, "incorrect"),
+        (False, 2, 4, "passed"),
+        (True, 4, 2, "passed"),
+    ],
+)
+def test_blocks_that_no_thread_computes_are_found_with_fewer_threads_than_it_was_compiled_for(
+    in_turn: bool, compiled: int, run: int, status: str
+) -> None:
+    case = Case(Blocks(in_turn), MM, ("int-2", "rand"), 0, Device.CPU, threads=compiled, run_threads=run)
+    before = torch.get_num_threads()
+    outcomes = Judge().outcomes(case)
+    assert {outcome.status for outcome in outcomes} == {Status(status)}, outcomes
+    assert torch.get_num_threads() == before
+
+
+def statuses_of_cpp(line: str, compiled: int, run: int) -> set[Status]:
+    case = Case(CppBackend(), Problem.parse(line), ("int-2", "rand"), 0, Device.CPU, threads=compiled, run_threads=run)
+    return {outcome.status for outcome in Judge().outcomes(case)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("compiled", "run"), [(4, 2), (2, 4), (cores(), 1)])
+def test_a_template_is_right_with_other_threads_than_it_was_compiled_for(compiled: int, run: int) -> None:
+    assert statuses_of_cpp("mm:f32:nn:128x128x64", compiled, run) == {Status.PASSED}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cores() == 1, reason="needs two cores: one thread has all blocks")
+def test_a_template_whose_threads_each_take_a_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of torch 2.11, which leaves out the blocks of the threads that are missing."""
+    from torch._inductor.codegen import cpp_gemm_template
+
+    loop = "#pragma omp for schedule(static, 1)\n        for (int64_t tid = 0; tid < {{num_threads}}; tid++) {"
+    name, text = next((n, t) for n, t in vars(cpp_gemm_template).items() if isinstance(t, str) and loop in t)
+    mutant = text.replace(loop, "{ const int64_t tid = omp_get_thread_num();")
+    monkeypatch.setattr(cpp_gemm_template, name, mutant)
+    assert statuses_of_cpp("mm:f32:nn:256x128x64", cores(), 0) == {Status.PASSED}
+    assert statuses_of_cpp("mm:f32:nn:256x128x64", cores(), 1) == {Status.INCORRECT}
+
+
+def test_the_threads_of_a_run_show_in_id_report_rerun_line_record_and_ledger() -> None:
+    case = CaseId("cpp", MM.line, threads=4, run_threads=2)
+    assert str(case) == f"cpp@4/2t-{MM.line}"
+    assert selection.case_id(f"conformance/test_it.py::test_product[{case}]") == case
+    odd = Outcome(case, "rand", 0, Status.INCORRECT)
+    text = text_module.failure(odd, text_module.Rerun("test_it.py", ("--gemm-threads=1",)))
+    assert f"{MM.line} on cpp@4/2t: incorrect" in text
+    assert text.count("--gemm-threads") == text.count("--gemm-threads=4/2") == 1
+    assert records.from_record(records.to_record(odd)) == odd
+    fewer = Entry(
+        "fewer", "r", {"backend": Globs(("cpp",)), "run_threads": Comparisons((Comparison("<", 4),))}, crashes=True
+    )
+    env = state.environment("cpu")
+    assert Ledger((fewer,)).applicable("cpp", MM, "test_product", env.at("", 4, 2)) is fewer
+    assert Ledger((fewer,)).applicable("cpp", MM, "test_product", env.at("", 4)) is None
 
 
 @pytest.mark.parametrize(("threads", "known"), [(1, True), (2, False), (0, False)])
