@@ -136,7 +136,7 @@ def _source(module: ModuleType) -> str:
 @contextlib.contextmanager
 def _calling(problem: Problem, spec: CompileSpec) -> Iterator[None]:
     """Call the compiled program as it was compiled, and never compile it again."""
-    # A package of AOTInductor's runs with any number of threads.  Dynamo guards on it: the kernels get it, see _Counted.
+    # A package of AOTInductor's runs with any number of threads.  Dynamo guards on it: kernels get it, see _Counted.
     threads = spec.request.run_threads if spec.mode == "aoti" else 0
     with cpu_threads(threads or spec.threads), settings(problem), torch.no_grad(), torch_compat.never_recompile():
         yield
