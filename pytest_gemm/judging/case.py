@@ -61,8 +61,15 @@ class Case:
 
     def id(self, candidate: str = "") -> CaseId:
         """The identity of the case, or of one candidate of it."""
-        axes = {"threads": self.threads, "run_threads": self.run_threads}
-        return CaseId(self.backend.name, self.problem.line, candidate, self.mode, self.isa, **axes)
+        return CaseId(
+            self.backend.name,
+            self.problem.line,
+            candidate,
+            self.mode,
+            self.isa,
+            self.threads,
+            run_threads=self.run_threads,
+        )
 
 
 @dataclasses.dataclass
