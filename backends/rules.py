@@ -168,6 +168,14 @@ def _not_hopper(_problem: Problem, _request: BuildRequest) -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9
 
 
+def _cublas_before_12_9(_problem: Problem, _request: BuildRequest) -> str:
+    """The version of CUDA that PyTorch was built with, where it is too old; otherwise ""."""
+    import torch
+
+    built = torch.version.cuda or ""
+    return built if built and tuple(map(int, built.split(".")[:2])) < (12, 9) else ""
+
+
 def _lacks_onednn(problem: Problem, request: BuildRequest) -> tuple[str, str] | None:
     """Where oneDNN does not compute the half type of linears, and the level from which on it does."""
     import torch
@@ -208,6 +216,7 @@ _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
     "other-threads": _other_threads,
     "torch-before-2.13": _torch_before_2_13,
     "not-hopper": _not_hopper,
+    "cublas-before-12.9": _cublas_before_12_9,
     "not-blackwell": _not_blackwell,
     "nvgemm-addend": _nvgemm_addend,
     "nvgemm-dynamic": _nvgemm_dynamic,

@@ -34,7 +34,8 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
     f16 and bf16 are multiplied by tensor cores into float32; with ``math.half_partials`` a library may store its
     partial sums in them.  f32 goes to tensor cores with ``math.tf32`` only, and need not; f64 is added in IEEE
     arithmetic by them too.  int8 into int32 is exact.  fp8 is added in few bits: those of the tensor core with
-    ``math.fast_accumulate``, and without it only up to the next promotion.
+    ``math.fast_accumulate``, and without it only up to the next promotion.  A library promotes fp8 with scales of
+    blocks at each block.
 
     Args:
         problem: what is computed.
@@ -43,8 +44,15 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
         promote_every: of fp8 without ``math.fast_accumulate``: how many products a tensor core adds before its sum
             goes to f32.
     """
+    from pytest_gemm.numerics.precision import TF32_BITS, TF32_ERROR, as_allowed
+
     name = problem.dtypes.out.name  # an integer side of a mixed product is converted to it first
     slices = max(1, min(_SLICES, -(-problem.shape.k // _SLICE))) if library else 1
+    if problem.scale_blocks and not library:
+        # Inductor's template multiplies the elements by their scales in f32, and these products as TF32.
+        bits, chunk = _LOOSEST_TF32
+        found = Contract("f32", alignment_bits=bits, chunk=chunk, or_scalar=True)
+        return dataclasses.replace(found, input_error=TF32_ERROR, input_bits=TF32_BITS)
     if problem.op.rounds_once:
         bits, chunk = _FP8
         every = 0 if problem.has("math.fast_accumulate") else promote_every
@@ -57,8 +65,6 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
     if problem.input_dtype.name == "f32" and not tf32:
         return Contract("f32", slices=slices)
     import torch
-
-    from pytest_gemm.numerics.precision import as_allowed
 
     rows, loosest = (_TF32, _LOOSEST_TF32) if tf32 else (_HALF, _LOOSEST)
     # ROCm numbers AMD's GPUs as if they were NVIDIA's: none of them is in the table.

@@ -115,6 +115,10 @@ F64 = {"f64": "mm:f64:nn:20x40x{k}"}
 FP8 = plain("fp8")
 FP8_SQUARE = {"fp8": SQUARE["fp8"]}
 FP8_PAIR = {"fp8": "scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:20x40x{k}:quant.rowwise"}
+FP8_BLOCKS = {
+    "fp8": PLAIN["fp8"].replace("rowwise", "blocks-1_1"),
+    "fp8 squares": "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:150x300x520:quant.blocks",
+}
 FP8_TENSORWISE = {"fp8": PLAIN["fp8"].replace("rowwise", "tensorwise")}
 OFFSET_B = lines("bmm:{d}:nn:3x20x40x{k}:b.offset")
 # What the program takes out of a larger tensor: a row, a column or a matrix off its beginning; every second element.
@@ -1234,6 +1238,21 @@ def gap_of_out_written(t: Tensors, _problem: Problem) -> Tensor:
     return out.copy_(c)
 
 
+def block_scales_by_rows(t: Tensors, _problem: Problem) -> None:
+    """As a template that takes the scales of (M, K / 128) for contiguous, where they are stored by columns."""
+    scale = t["scale_a"]
+    t["scale_a"] = scale.mT.contiguous().view(scale.shape)
+
+
+def block_scales_of_the_first(t: Tensors, _problem: Problem) -> None:
+    t["scale_a"] = t["scale_a"][:, :1].expand_as(t["scale_a"])
+
+
+def block_scales_meant(t: Tensors, _problem: Problem) -> None:
+    """As a kernel that applies scales to the whole sum."""
+    t["scale_b"] = t["scale_b"].mean(0, keepdim=True).expand_as(t["scale_b"])
+
+
 def scale_of_one_row(t: Tensors, problem: Problem) -> Tensor:
     """One scale for all, applied to the first row alone (pytorch 159940)."""
     scale = torch.ones(problem.shape.m, 1)
@@ -1954,6 +1973,13 @@ MUTANTS: dict[str, Mutant] = {
     "gate-exchanged": Mutant("the gate and the value are exchanged", spoilt(gate_exchanged), GATED),
     "biases-exchanged": Mutant("two linears have each other's bias", spoilt(biases_exchanged), GATED),
     "scale-of-one-row": Mutant("one scale reaches the first row only", whole(scale_of_one_row), FP8_TENSORWISE),
+    "block-scales-by-rows": Mutant(
+        "scales of A's blocks are read as if those of a row were neighbours", spoilt(block_scales_by_rows), FP8_BLOCKS
+    ),
+    "block-scales-of-the-first": Mutant(
+        "each block of K has the scales of the first", spoilt(block_scales_of_the_first), FP8_BLOCKS
+    ),
+    "block-scales-at-the-end": Mutant("blocks are scaled by their mean", spoilt(block_scales_meant), FP8_BLOCKS),
     "int4-halves-exchanged": Mutant("the halves of a byte are exchanged", int4(codes_of_pairs_exchanged), INT4),
     "int4-zero-point": Mutant("codes are centred at 7", int4(lambda x: x + 1), INT4),
     "int4-group-shifted": Mutant(

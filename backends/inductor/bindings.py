@@ -69,7 +69,7 @@ def _sizes(problem: Problem) -> dict[str, tuple[str, ...]]:
     is_stored = op.weight or (problem.view_of("b") and problem.layout.b_transposed)
     found: dict[str, tuple[str, ...]] = {"a": (*batch, *a)}
     found["b"] = (*(batch if op.batch == "always" else ()), *(("n", "k") if is_stored else ("k", "n")))
-    if problem.step("rowwise") is not None:
+    if problem.step("rowwise") is not None or problem.scale_blocks:
         found["scale_a"] = (*batch, "m", "")
     if problem.has_out:
         found["out"] = result

@@ -52,7 +52,12 @@ def applies(problem: Problem, mode: str) -> bool:
         problem: what was computed.
         mode: ``full``, ``sampled``, or ``auto`` for large problems only.
     """
-    several = problem.op.several or problem.has("program.chained") or problem.prologues("ab")
+    several = (
+        problem.op.several
+        or problem.scale_blocks is not None
+        or problem.has("program.chained")
+        or problem.prologues("ab")
+    )
     if problem.grouped or several or 0 in problem.result_shape or problem.shape.k == 0:
         return False  # the rows of a group belong together, as do linears; nothing is large about nothing
     return mode == "sampled" or (mode == "auto" and is_large(problem))

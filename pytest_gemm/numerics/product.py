@@ -225,7 +225,7 @@ def _error_of(
 
     # Roundings of the op's own arithmetic beyond the sum: scale or alpha, beta, the addition.  Two scales are two, in
     # any order: (c sa) sb, c (sa sb), or of the operands before they are multiplied, each product by both.
-    scales = 0 if scale is None else 1 if operands.scale_a is None else 2
+    scales = 2 if problem.scale_blocks else 0 if scale is None else 1 if operands.scale_a is None else 2
     extra = scales + (alpha != 1.0) * 2 + (addend is not None) * (1 if problem.beta == 1.0 else 3)
     factor = abs(alpha)
 
@@ -275,7 +275,8 @@ def _is_exact(given: Bounding, addend: torch.Tensor | None, alpha: float) -> boo
     # Terms cut at f bits below the largest lose nothing while that is at most 2^f times their grid.  The terms are the
     # products, before any scale.
     aligned = 2.0 ** min(precision, contract.alignment_bits) * operands.base_quantum * grid(alpha)
-    if contract.alignment_bits and most > aligned:
+    raw = most if not problem.scale_blocks else _unscaled(operands)
+    if contract.alignment_bits and raw > aligned:
         return False
     if given.scale is not None:
         if not powers_of_two(given.scale):
@@ -288,6 +289,11 @@ def _is_exact(given: Bounding, addend: torch.Tensor | None, alpha: float) -> boo
         most += largest_of(addend)
     limit = 2.0**precision * quantum * smallest_grid
     return most <= min(limit, highest) and quantum * smallest_grid >= smallest
+
+
+def _unscaled(operands: Operands) -> float:
+    """The largest sum of magnitudes of the elements that are scaled by blocks."""
+    return largest_of(widened(operands.a).abs_() @ widened(operands.b).abs_())
 
 
 def statistics_apply(problem: Problem, operands: Operands) -> bool:

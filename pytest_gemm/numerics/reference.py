@@ -13,6 +13,7 @@ from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.operands import prologues
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.ops.grouped_mm import joined, pair
+from pytest_gemm.problem.ops.quantised import of_blocks
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -109,6 +110,12 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[torch.Tensor, t
     if operands.zero:
         return widened(operands.a) - operands.zero, operands.b
     a, b = operands.a, operands.b
+    if problem.scale_blocks:
+        assert operands.scale_a is not None
+        assert operands.scale_b is not None
+        scales = {"a": operands.scale_a, "b": operands.scale_b}
+        a, b = (widened(x) * of_blocks(problem, name, widened(scales[name])) for name, x in (("a", a), ("b", b)))
+        return a, b
     if problem.autocast:
         half = problem.input_dtype
         dtype = torch_dtype(half)

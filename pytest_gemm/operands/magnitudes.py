@@ -22,7 +22,7 @@ from pytest_gemm.operands.random_streams import Array, Stream, drawn_stack
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.problem.steps import Step, StepKind
+from pytest_gemm.problem.steps import BLOCK_K, Step, StepKind
 
 # The largest factor of a step with a residual, in a power of two.
 _GROWTH: Final = {"mul": 4.0, "div": 2.0}
@@ -114,7 +114,7 @@ class Headroom:
 
     @functools.cached_property
     def quantised(self) -> str:
-        """``tensorwise`` or ``rowwise`` where A and B are fp8 with scales of their own; "" elsewhere.
+        """``tensorwise``, ``rowwise`` or ``blocks`` where A and B are fp8 with scales of their own; "" elsewhere.
 
         The scales carry every power of two, and fp8 only small integers or fractions.
         """
@@ -299,8 +299,17 @@ def scaled_lines(lines: Array, e: int) -> Array:
     return lines if e == 0 else np.asarray(lines * lines.dtype.type(2.0**e))
 
 
+def scale_shapes(headroom: Headroom) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Shapes of the scales of A's rows and B's columns, or of their blocks."""
+    rows, columns = headroom.a.shape[1], headroom.b.shape[1]
+    if blocks := headroom.problem.scale_blocks:
+        k = -(-headroom.k // BLOCK_K)
+        return (-(-rows // blocks[0]), k), (k, -(-columns // blocks[1]))
+    return (rows, 1), (1, columns)
+
+
 def scale_pair(headroom: Headroom, draw: Callable[[Stream, tuple[int, ...]], Array], e: int) -> tuple[Array, Array]:
-    """Scales of A and of B in the shapes that ``torch._scaled_mm`` takes: (M, 1) and (1, N), or two scalars.
+    """Scales of A and of B in the shapes that ``torch._scaled_mm`` takes: (M, 1) and (1, N), two scalars, or of blocks.
 
     Args:
         headroom: of a quantised problem.
@@ -310,8 +319,8 @@ def scale_pair(headroom: Headroom, draw: Callable[[Stream, tuple[int, ...]], Arr
     if headroom.quantised == "tensorwise":
         a, b = map(np.asarray, draw(headroom.draw("scale-both"), (2,)))  # the same for every M
     else:
-        a = draw(headroom.draw("scale-a"), (headroom.a.shape[1], 1))
-        b = draw(headroom.draw("scale"), (1, headroom.b.shape[1]))
+        of_a, of_b = scale_shapes(headroom)
+        a, b = draw(headroom.draw("scale-a"), of_a), draw(headroom.draw("scale"), of_b)
     return scaled_lines(a, e - e // 2), scaled_lines(b, e // 2)
 
 
@@ -360,8 +369,7 @@ def as_is(headroom: Headroom, a: Array, b: Array, level: float, spare: float, bo
     if headroom.quantised == "tensorwise":
         drawn.scale_a, drawn.scale_b = np.asarray(4.0, dtype=np.float32), np.asarray(0.25, dtype=np.float32)
     elif headroom.quantised:
-        drawn.scale_a = np.ones((headroom.a.shape[1], 1), dtype=np.float32)
-        drawn.scale_b = np.ones((1, headroom.b.shape[1]), dtype=np.float32)
+        drawn.scale_a, drawn.scale_b = (np.ones(shape, dtype=np.float32) for shape in scale_shapes(headroom))
     elif headroom.scaled:
         drawn.scale_b = np.ones(headroom.b.shape[1], dtype=np.float32)
     return drawn

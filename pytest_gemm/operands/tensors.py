@@ -39,6 +39,7 @@ from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
+from pytest_gemm.problem.steps import BLOCK_K
 from pytest_gemm.text import did_you_mean
 
 # The fields of :class:`Operands` that are a tensor or ``None``, in the order of a program's arguments.
@@ -60,9 +61,9 @@ class Operands(Grid):
             product's places (``views``); a row or column is expanded; with ``r0.alias`` the first is ``a``.
         lookups: of a residual that is looked up, by its number: the table, and int64 indices of the result's rows.
         scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``, in f32 for ``qlinear``, in f32 or
-            bf16 for ``da8w8``; for ``scaled_mm`` in f32, (1, N) or a scalar; or ``None``.
-        scale_a: the scales of A: in f32, (M, 1) or a scalar for ``scaled_mm``; ([B,] M, 1) or a scalar in the dtype of
-            ``scale_b`` for ``da8w8``; a scalar for ``qlinear`` with ``dynamic``; or ``None``.
+            bf16 for ``da8w8``; for ``scaled_mm`` in f32, (1, N), (K / 128, N / block) or a scalar; or ``None``.
+        scale_a: the scales of A: in f32, (M, 1), (M / block, K / 128) or a scalar for ``scaled_mm``; ([B,] M, 1) or a
+            scalar in the dtype of ``scale_b`` for ``da8w8``; a scalar for ``qlinear`` with ``dynamic``; or ``None``.
         zero_a: A's zero point as a tensor, int32, a scalar, for ``qlinear`` with ``dynamic``; or ``None``.
         zero_b: B's zero points, int32, (N,), all of them 0, for ``qlinear``; or ``None``.
         quantisation: scale and zero of each group of K and each column for ``woq_int4``, (K / group, N, 2) in A's
@@ -136,9 +137,9 @@ class Operands(Grid):
     def scale(self) -> Tensor | None:
         """What multiplies an element of the product: B's scales, or A's times B's; float64, CPU, broadcastable.
 
-        (N,) for scales of B's columns; (M, N) or () with those of A.
+        (N,) for scales of B's columns; (M, N) or () with those of A.  Scales of blocks belong to A's and B's elements.
         """
-        if self.scale_b is None:
+        if self.scale_b is None or self.problem.scale_blocks:
             return None
         found = _wide(self.scale_b)
         if static := self.problem.step("static"):
@@ -356,6 +357,11 @@ class _Memory:
         if drawn.scale_b is None:
             return {}
         dtype = DTYPES[problem.op.scale_dtype(problem.dtypes.out.name)]
+        if blocks := problem.scale_blocks:
+            return {
+                "scale_a": self._of_blocks("scale_a", drawn.scale_a, blocks[0] == 1),
+                "scale_b": self._of_blocks("scale_b", drawn.scale_b, blocks[1] == BLOCK_K),
+            }
         found = {} if drawn.scale_a is None else {"scale_a": self.keep("scale_a", drawn.scale_a, dtype)}
         name = "scale_b" if headroom.int8 or headroom.quantised else "scale"
         found["scale_b"] = self.keep(name, drawn.scale_b, dtype)
@@ -364,6 +370,12 @@ class _Memory:
             if "scale_a" in found:
                 found["zero_a"] = self.keep("zero_a", np.asarray(headroom.zero, dtype=np.int32), i32)
         return found
+
+    def _of_blocks(self, name: str, values: Array | None, is_transposed: bool) -> Tensor:
+        """Scales of blocks, f32: those of single rows stored by rows of A or of B.T, those of squares by K."""
+        assert values is not None
+        scales = self.keep(name, values.T if is_transposed else values, DTYPES["f32"])
+        return scales.mT if is_transposed else scales
 
     def _residual(self, index: int, values: Array, dtype: DType) -> Tensor:
         """In the product's places.  In memory it lies as the program's result does, except for one after a view."""

@@ -159,6 +159,12 @@ class Facts:
         return int(step.numbers[0]) if step else 0
 
     @property
+    def scale_blocks(self) -> tuple[int, int] | None:
+        """Rows of A and columns of B that share the scale of 128 elements of K; ``None`` without blocks."""
+        step = self.step("blocks")
+        return (int(step.numbers[0]), int(step.numbers[1])) if step else None
+
+    @property
     def rows(self) -> int:
         """Rows of a product: M, times the batch where the op takes a 3-D A as one matrix."""
         batch = self.shape.batch if self.op.batch == "optional" else None

@@ -373,6 +373,11 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     # Quantisation parameters; an op names the scales that it takes.
     "tensorwise": _quant(help="one scale for A and one for B"),
     "rowwise": _quant(help="a scale for each row of A and each column of B"),
+    "blocks": _quant(
+        help="blocks-1_128: a scale for each 128 elements of K, of so many rows of A and columns of B: 1 or 128",
+        numbers=(1.0, 128.0),
+        fits=lambda rows, columns: (rows, columns) in {(1.0, 1.0), (1.0, 128.0), (128.0, 1.0)},
+    ),
     "columnwise": _quant(help="one scale for A and a scale for each column of B"),
     "group": _quant(
         help="group-64: so many elements of K share a scale; 32, 64, 128 or 256",
@@ -392,6 +397,9 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         needs="fused_steps",
     ),
 }
+
+# Elements of K that share a scale, where the scales are those of blocks.
+BLOCK_K: Final = 128
 
 # Steps that ``onednn::qlinear_pointwise`` takes behind its product, in the order binary, unary.
 QLINEAR_UNARY: Final = tuple(n for n, spec in STEPS.items() if spec.onednn and spec.kind is StepKind.UNARY)

@@ -21,7 +21,7 @@ from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.problem.steps import StepKind
+from pytest_gemm.problem.steps import BLOCK_K, StepKind
 from pytest_gemm.speed.data import Peaks
 from pytest_gemm.speed.timing import cpu, cuda
 
@@ -85,6 +85,9 @@ def _scale_bits(problem: Problem) -> int:
         return 0
     if problem.group_size:  # a scale and a zero point for each group of K and each column
         return 2 * n * -(-problem.shape.k // problem.group_size) * problem.dtypes.a.bits
+    if blocks := problem.scale_blocks:
+        k = -(-problem.shape.k // BLOCK_K)
+        return k * (-(-problem.shape.m // blocks[0]) + -(-n // blocks[1])) * dtype.bits
     kind = next((step.name for step in problem.quant if step.name in op.scales), "")
     rows = problem.shape.m * (problem.shape.batch or 1)
     of_a = {"rowwise": rows, "tensorwise": 1, "columnwise": 1, "dynamic": 1}.get(kind, 0)

@@ -100,6 +100,9 @@ def judged(
         ("mm:bf16:nt:16x16x16:quant.rowwise", "these do: da8w8 scaled_mm"),
         ("mm:bf16:nt:16x16x16:math.fast_accumulate", "use scaled_mm"),
         ("scaled_mm:f8e4m3fn-bf16-bf16:nt:16x16x16:quant.rowwise", "scaled_mm does not take f8"),
+        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.blocks-128_128", "so many rows of A and columns of B"),
+        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.blocks:math.fast_accumulate", "drop math.fast_accumulate"),
+        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.blocks-128_1:m.dynamic", "blocks of A have 128 rows"),
     ],
 )
 def test_a_line_that_makes_no_scaled_product_is_refused(text: str, words: str) -> None:
@@ -431,3 +434,71 @@ def test_an_operator_of_fp8_is_asked_for_f32_and_its_result_scaled_once(monkeypa
     verdict, _ = judged(o, prepared.run(o), prepared.contract)
     assert verdict.ok
     assert asked == [torch.float8_e4m3fn] * 2
+
+
+# -- scales of blocks --------------------------------------------------------------------------------
+
+BLOCKS = ("blocks", "blocks-1_1", "blocks-128_1")
+
+
+def on_block_model(operands: room.Operands) -> torch.Tensor:
+    """As cuBLASLt on Hopper: each 128 products in few bits, their sum scaled and added to one in f32."""
+    given, shape = operands, operands.problem.shape
+    assert given.scale_a is not None
+    assert given.scale_b is not None
+    total = torch.zeros(shape.m, shape.n)
+    for block in range(-(-shape.k // 128)):
+        k = slice(128 * block, 128 * block + 128)
+        held = tensor_core_sum(given.a[:, k].double(), given.b[k].double())
+        rows = torch.arange(shape.m) // (128 if given.scale_a.shape[0] < shape.m else 1)
+        columns = torch.arange(shape.n) // (128 if given.scale_b.shape[1] < shape.n else 1)
+        total += held * given.scale_a[rows, block][:, None] * given.scale_b[block, columns]
+    return total.to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("scales", BLOCKS)
+def test_scales_of_blocks_are_those_of_their_elements(scales: str) -> None:
+    o = make(line("130x144x300", scales), "rand")
+    assert o.scale_a is not None
+    assert o.scale_b is not None
+    wide_a, wide_b = o.a.double().clone(), o.b.double().clone()
+    for i in range(130):
+        for k in range(300):
+            wide_a[i, k] *= float(o.scale_a[i if o.scale_a.shape[0] == 130 else i // 128, k // 128])
+    for k in range(300):
+        for j in range(144):
+            wide_b[k, j] *= float(o.scale_b[k // 128, j if o.scale_b.shape[1] == 144 else j // 128])
+    assert torch.equal(reference.reference(o.problem, o).c, wide_a @ wide_b)
+
+
+@pytest.mark.parametrize("scales", BLOCKS)
+@pytest.mark.parametrize("shape", ["16x32x520", "130x20x200"])
+def test_a_tensor_core_with_scales_of_blocks_keeps_its_contract(scales: str, shape: str) -> None:
+    problem = Problem.parse(line(shape, scales))
+    contract = dataclasses.replace(tensor_core.contract(problem, library=True), epilogue="eager")
+    for distribution in ("int-2", "rand", "rand-positive", "k-cover", "rand-wide"):
+        o = make(str(problem), distribution)
+        compared, interval = judged(o, on_block_model(o), contract)
+        assert compared.mismatch is None, (distribution, compared.mismatch)
+        assert interval.tier == "exact" or not distribution.startswith("int"), distribution
+
+
+def test_scales_of_blocks_lie_as_cublas_wants_them() -> None:
+    strides = {"blocks": ((1, 130), (1, 3)), "blocks-1_1": ((1, 130), (144, 1)), "blocks-128_1": ((3, 1), (144, 1))}
+    for scales, expected in strides.items():
+        o = make(line("130x144x300", scales), "rand")
+        assert o.scale_a is not None
+        assert o.scale_b is not None
+        assert (o.scale_a.stride(), o.scale_b.stride()) == expected
+
+
+def test_scales_of_blocks_are_refused_where_pytorch_lacks_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem.parse(line("64x64x256", "blocks"))
+    assert "on CUDA only" in str(AtenBackend().unsupported(problem, "cpu"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert "from CUDA 12.9 on, and this PyTorch has 12.8" in str(AtenBackend().unsupported(problem, "cuda"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert AtenBackend().unsupported(problem, "cuda") is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (10, 0))
+    assert "9.0 only" in str(AtenBackend().unsupported(problem, "cuda"))

@@ -2,7 +2,7 @@
 
 - qlinear: ``onednn::qlinear_pointwise``, one kernel with its steps and the requantisation of its result.
 - da8w8: a linear whose input and weight are int8 with scales, as torchao writes it in eager PyTorch.
-- scaled_mm: fp8 operands with scales for the whole tensor, or for each row of A and column of B.
+- scaled_mm: fp8 operands with scales for the whole tensor, for each row of A and column of B, or for blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pytest_gemm.problem.ops.op import (
     given_out,
     triples,
 )
-from pytest_gemm.problem.steps import QLINEAR_BINARY, QLINEAR_UNARY, StepKind
+from pytest_gemm.problem.steps import BLOCK_K, QLINEAR_BINARY, QLINEAR_UNARY, StepKind
 
 
 def _scale_and_zero(p: Problem, t: Tensors) -> Any:
@@ -149,8 +149,35 @@ def _scaled_mm(torch: Any, p: Problem, t: Tensors) -> Tensor:
     )
 
 
+def of_blocks(p: Problem, name: str, scale: Tensor) -> Tensor:
+    """The scales of blocks of A or B, ``name``, for each of its elements."""
+    rows, columns = p.scale_blocks
+    shape, (tall, wide) = (p.shape.m, p.shape.k), (rows, BLOCK_K)
+    if name == "b":
+        shape, (tall, wide) = (p.shape.k, p.shape.n), (BLOCK_K, columns)
+    return scale.repeat_interleave(tall, 0).repeat_interleave(wide, 1)[: shape[0], : shape[1]]
+
+
+def _check_scaled(p: Problem) -> Complaints:
+    """Scales of blocks are multiplied by in the loop: what tensor cores hold for the whole sum has none."""
+    if not p.scale_blocks:
+        return
+    for flag in ("math.fast_accumulate", "b.alias_t"):
+        if p.has(flag):
+            yield "flags", p.flags.index(flag), f"{flag} does not go with scales of blocks", f"drop {flag}"
+    if p.has("m.dynamic") and p.scale_blocks[0] > 1:
+        yield "flags", p.flags.index("m.dynamic"), "m.dynamic: the blocks of A have 128 rows", "write blocks"
+
+
 def _around_scaled_mm(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
-    """fp8 holds neither the sum nor the scaled sum: ``matmul`` gives f32, and the result is rounded once."""
+    """fp8 holds neither the sum nor the scaled sum: ``matmul`` gives f32, and the result is rounded once.
+
+    Scales of blocks are multiplied by before the sum.
+    """
+    if p.scale_blocks:
+        a, b = (of_blocks(p, name, t[f"scale_{name}"]) * t[name].to(torch.float32) for name in "ab")
+        c = matmul(a, b)
+        return (c + t["bias"].to(torch.float32) if "bias" in t else c).to(dtype_of(torch, p))
     c = matmul(t["a"], t["b"]).to(torch.float32) * t["scale_a"] * t["scale_b"]
     return (c + t["bias"].to(torch.float32) if "bias" in t else c).to(dtype_of(torch, p))
 
@@ -201,7 +228,8 @@ OPS: Final = (
         own_bias=True,
         rounds_once=True,
         layouts=(Layout.NT,),
-        scales=("tensorwise", "rowwise"),
+        scales=("tensorwise", "rowwise", "blocks"),
+        check=_check_scaled,
         flags=("b.alias_t", "b.argument", *OUTPUTS, *SLICED, *GIVEN, "math.fast_accumulate"),
     ),
 )
