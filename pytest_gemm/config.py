@@ -149,6 +149,7 @@ class GemmConfig:
         allow: what does not fail the run.
         output: folder of all files of the run; ``None``: none is written.
         compile_only: compile what the selected cases need and run nothing.
+        stream: ``default``, or ``side`` to judge on a CUDA stream of its own.
         options: every option's value as text, by its name.
         settings: what ``--gemm-set`` gives, as text, by ``NAME.KEY``.
         typed: names of the options, and of the settings, that the command line changes.
@@ -179,6 +180,7 @@ class GemmConfig:
     allow: tuple[str, ...] = _option("allow", _ALLOWABLE)
     output: Path | None = _option("output", api_settings.folder)
     compile_only: bool = _option("compile-only", values.is_yes)
+    stream: str = "default"
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     typed: frozenset[str] = frozenset()
@@ -265,6 +267,7 @@ CONFIG = pytest.StashKey[GemmConfig]()
 ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
     "run": {
         "supervise": Setting("yes", "yes|no", "watch the run from another process", api_settings.one_of("yes", "no")),
+        "stream": Setting("default", "default|side", "CUDA stream of a run", api_settings.one_of("default", "side")),
     },
     "speed": {
         "windows": Setting("32", "N", "spans of a CPU session in which each case is timed", values.whole(3, 10_000)),
@@ -397,6 +400,7 @@ def read(config: pytest.Config) -> GemmConfig:
         distributions=_distributions(texts["distributions"], found["problems"]),
         threads=(*threads, max(1, cores() // workers(config)))[0],
         ledger=ledger(config, registry),
+        stream=settings["run"]["stream"],
         options={name: str(text) for name, text in texts.items()},
         settings={name: str(text) for name, text in given.items()},
         typed=_typed_names(config, texts, given),

@@ -39,6 +39,7 @@ _WANTS: Final[Mapping[str, tuple[str, Callable[[GemmConfig, Backend], bool]]]] =
     "candidates": ("has autotune candidates", _has_chosen),
     "regret": ("has autotune candidates", _has_candidates),
     "guard": ("computes on the CPU", lambda config, b: config.guard != "pages" or _on_cpu(config, b)),
+    "run.stream": ("computes on a CUDA device", lambda config, b: not _on_cpu(config, b)),
     "speed.windows": ("computes on the CPU", _on_cpu),
     "comparator": ("is another one than the comparator", lambda config, b: b.name != config.speed.comparator),
 }
@@ -126,6 +127,7 @@ def rerun_options(config: GemmConfig, backend: str = "", *, timed: bool = True) 
     found |= {
         name: f"--gemm-set={name}={text}"
         for name, text in config.settings.items()
-        if name.partition(".")[0] in owners and not name.endswith((".cache", ".jobs", ".wait"))
+        if (name.partition(".")[0] in owners or name == "run.stream")
+        and not name.endswith((".cache", ".jobs", ".wait"))
     }
     return tuple(text for name, text in found.items() if again is None or applies(name, config, again))

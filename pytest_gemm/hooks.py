@@ -416,7 +416,9 @@ class GemmRun:
         gc.freeze()
         before = gc.get_threshold()
         gc.set_threshold(_GC_THRESHOLD, *before[1:])
-        yield Judge(state_module.eager_refusal(self.settings.ledger), self.watch, self.settings.reference)
+        settings = self.settings
+        eager = state_module.eager_refusal(settings.ledger)
+        yield Judge(eager, self.watch, settings.reference, stream=settings.stream)
         gc.set_threshold(*before)
         gc.unfreeze()
 

@@ -21,7 +21,7 @@ import torch
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.protocols import Prepared
 from pytest_gemm.case_id import CandidateSelection, Mode
-from pytest_gemm.judging import drive, faults, properties, sampled, verdict
+from pytest_gemm.judging import drive, faults, properties, sampled, streams, verdict
 from pytest_gemm.judging.attempt import Attempt, Devices, Ended, Watching
 from pytest_gemm.judging.calls import Misconduct
 from pytest_gemm.judging.case import Case, Evidence, Judged
@@ -85,6 +85,7 @@ class Judge:
         watch: watches over everything that may not come back.
         reference: ``full``, ``sampled`` or ``auto``, see ``sampled.applies``.
         pages: where operands and results lie, ``None`` for ordinary memory.
+        stream: ``default``, or ``side`` to run on a CUDA stream of its own, see ``streams``.
     """
 
     def __init__(
@@ -93,7 +94,9 @@ class Judge:
         watch: Watching = lambda _: contextlib.nullcontext(),
         reference: str = "auto",
         pages: GuardPages | None = None,
+        stream: str = "default",
     ) -> None:
+        self._stream = stream
         self._eager = eager
         self._watch = watch
         self._reference = reference
@@ -272,10 +275,11 @@ class Judge:
         with attempt.phase(Phase.RUN if timed is None else Phase.TIME):
             # Once for each candidate is enough: what runs is decided when it is compiled.
             profiled = profiled and case.device == "cuda" and device_kernels.works()
-            with contextlib.nullcontext() if self._pages is None else self._pages.running():
+            guarded = contextlib.nullcontext() if self._pages is None else self._pages.running()
+            with guarded, self._streamed(truth.operands) as given:
                 _prime_allocator(case.problem, case.device)
                 with device_kernels.profile() if profiled else contextlib.nullcontext() as names:
-                    results = drive.run(prepared, truth.operands, case.device, timed, case.run_threads)
+                    results = drive.run(prepared, given, case.device, timed, case.run_threads)
             profile = None if names is None else tuple(names)
             attempt.proved(proof := dataclasses.replace(drive.proof_of(prepared), profiled=profile))
             objection, contract = proof.objection(), drive.contract_of(prepared)
@@ -284,6 +288,12 @@ class Judge:
         if (wrong := drive.miscounted(case.problem, results)) is not None:
             raise Ended(attempt.end(Status.CRASHED, wrong))
         return results, contract
+
+    def _streamed(self, given: operands.Operands) -> contextlib.AbstractContextManager[operands.Operands]:
+        """A block on the stream that was asked for, with operands for it."""
+        if self._stream == "side" and given.device == "cuda":
+            return streams.on_side_stream(given)
+        return contextlib.nullcontext(given)
 
     def _verdicts(
         self, attempt: Attempt, truth: Truth, results: tuple[torch.Tensor, ...], contract: Contract
@@ -327,7 +337,8 @@ class Judge:
         attempt.turn_to(first.truth.operands.distribution, first.truth)
         with attempt.phase(Phase.RUN_AGAIN):
             case = attempt.case
-            second = drive.run(attempt.prepared, first.truth.operands, case.device, threads=case.run_threads)
+            with self._streamed(first.truth.operands) as given:
+                second = drive.run(attempt.prepared, given, case.device, threads=case.run_threads)
             proof, contract = drive.proof_of(attempt.prepared), drive.contract_of(attempt.prepared)
         if (wrong := _differs(runs, first, second, contract)) is not None:
             attempt.proved(proof)
