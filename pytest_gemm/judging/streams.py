@@ -20,8 +20,8 @@ _POISON: Final = 0xFF
 def on_side_stream(given: Operands) -> Iterator[Operands]:
     """A block on a stream of its own, which writes the operands late; the device has finished at its end.
 
-    They are copies in other memory.  A kernel on another stream does not wait for them and reads NaN.  PyTorch's streams
-    do not wait for the default one either.
+    They are copies in other memory.  A kernel on another stream does not wait for them and reads NaN: PyTorch's streams
+    and the default one do not wait for each other.
     """
     late = given.clone()
     for one in late.buffers:
