@@ -67,7 +67,7 @@ class MaxAutotuneBackend(InductorBackend):
     name: str = "inductor"
     inductor_name: str = "GEMM"
     devices: tuple[str, ...] = ("cpu", "cuda")
-    rules = ("aten", "grouped")
+    rules = ("aten", "grouped", "qlinear-unfrozen")
     capabilities = frozenset({Capability.MODE, Capability.USER_CACHES})
     on_request = True
     settings: Mapping[str, Setting] = {
@@ -115,8 +115,9 @@ class MaxAutotuneBackend(InductorBackend):
             torch_compat.option("benchmark_template_fusion", "benchmark_epilogue_fusion"): True,
             "autotune_num_choices_displayed": 0,
             "max_autotune_report_choices_stats": False,
-            "compile_threads": 1,
         }
+        if not on_cuda:  # there are few candidates, and a pool of compile workers costs seconds to start
+            options["compile_threads"] = 1
         if self.backends:
             options["max_autotune_gemm_backends"] = self.backends
         if "CUTLASS" in self.backends:

@@ -103,7 +103,7 @@ class CppBackend(InductorBackend):
     def rules_for(self, problem: Problem) -> tuple[str, ...]:
         """Those of its op: not every lowering hands its product to the C++ templates."""
         if problem.op.int8 or problem.group_size:
-            return ("cpp", "cpp-quantised")
+            return ("cpp", "qlinear-unfrozen", "cpp-quantised")
         if problem.op.batched:
             return ("cpp", "cpp-float", "inductor-on-cpu", "cpp-bmm", "cpp-rows", "cpp-bmm-strides")
         own = ("cpp-linears",) if problem.op.several else ("cpp-product", "cpp-rows")

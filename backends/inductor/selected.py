@@ -27,7 +27,7 @@ class SelectedPrepared(InductorPrepared):
         if found.chosen and not library and not seen.foreign:
             return found
         products = _distinct(library)
-        if not products and not seen.chosen:
+        if not products and not seen.chosen and not compiled.templates:
             kernels = compiled.order or tuple(compiled.kernels)
             return dataclasses.replace(
                 found, chosen=(WRITTEN_OUT,), generated=kernels, executed=kernels, foreign=(), device_kernel=""

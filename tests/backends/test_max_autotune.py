@@ -76,7 +76,7 @@ def artifact(chosen: tuple[str, ...], foreign: tuple[str, ...], library: tuple[s
     session = SimpleNamespace(chosen=list(chosen), foreign=list(foreign))
     own = tuple(name for name in chosen if name not in foreign)
     proof = Proof(own, templates, templates, foreign=(*library, *foreign))
-    compiled = SimpleNamespace(session=session, order=tuple(kernels), kernels=kernels)
+    compiled = SimpleNamespace(session=session, order=tuple(kernels), kernels=kernels, templates=templates)
     return SimpleNamespace(proof=lambda: proof, library=library, _compiled=compiled)
 
 
@@ -99,6 +99,10 @@ def test_a_library_that_was_selected_has_to_have_run() -> None:
     assert good.kernels == ("aten.mm.out (mm)",)  # type: ignore[attr-defined]
     bad = proof_of(("mm",), ("mm",), (), cpp_fused_mm_0=True)
     assert bad.objection().code == "another-candidate"  # type: ignore[attr-defined]
+
+
+def test_a_template_that_was_not_seen_to_be_selected_proves_nothing() -> None:
+    assert proof_of((), (), (), cpp_fused_mm_0=True).objection().code == "nothing-chosen"  # type: ignore[attr-defined]
 
 
 def test_a_program_that_ran_nothing_proves_nothing() -> None:

@@ -54,6 +54,8 @@ def _check_fixed(p: Problem) -> Complaints:
 
 _op: Final = functools.partial(Op, batch="always", native=_native, constant_b=False)
 _FLAGS: Final = ("b.argument", *OUTPUTS)
+# Where the result has another shape than A, whatever the sizes.
+_UNLIKE_A: Final = tuple(flag for flag in _FLAGS if flag != "r0.alias")
 
 OPS: Final = (
     _op(
@@ -71,8 +73,8 @@ OPS: Final = (
         ragged="n",
         layouts=(Layout.NN, Layout.NT),
         check=_check_fixed,
-        flags=("a.broadcast", *_FLAGS),
+        flags=("a.broadcast", *_UNLIKE_A),
     ),
-    _op("grouped_mm_k", dtypes=FLOATS[1:], around=_by_group, ragged="k", check=_check_fixed, flags=_FLAGS),
+    _op("grouped_mm_k", dtypes=FLOATS[1:], around=_by_group, ragged="k", check=_check_fixed, flags=_UNLIKE_A),
     _op("grouped_bmm", dtypes=FLOATS[1:], layouts=(Layout.NN, Layout.NT), flags=("b.broadcast", *_FLAGS)),
 )
