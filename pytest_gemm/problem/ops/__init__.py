@@ -9,10 +9,12 @@ import copyreg
 from collections.abc import Mapping
 from typing import Final
 
-from pytest_gemm.problem.ops import dense, grouped_mm, quantised, woq
+from pytest_gemm.problem.ops import dense, derived, grouped_mm, quantised, woq
 from pytest_gemm.problem.ops.op import Op as Op
 
-OPS: Final[Mapping[str, Op]] = {op.name: op for op in (*dense.OPS, *woq.OPS, *quantised.OPS, *grouped_mm.OPS)}
+OPS: Final[Mapping[str, Op]] = {
+    op.name: op for op in (*dense.OPS, *woq.OPS, *quantised.OPS, *grouped_mm.OPS, *derived.OPS)
+}
 
 
 def _named(name: str) -> Op:

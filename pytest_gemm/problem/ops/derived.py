@@ -1,0 +1,94 @@
+"""Products that PyTorch makes of something else: the gradients of a linear, and a convolution of 1x1.
+
+- linear_dgrad: the gradient of a linear's input, of the gradient of its output (A) and its weight (B).
+- linear_wgrad: the gradient of its weight, of the gradient of its output (A, transposed) and its input (B).
+- conv2d: a convolution of 1x1; A are the pixels of an image by channels, stored by channels (tt) or by pixels (nt).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from pytest_gemm.problem.layout import Layout
+from pytest_gemm.problem.ops.op import FLOATS, OUTPUTS, Complaints, Op, Problem, Tensor, Tensors
+
+_FLOATS: Final = FLOATS[1:]
+
+
+def _called(torch: Any, function: Callable[[Tensor, Tensor], Tensor], *args: Tensor) -> Tensor:
+    """A call, or the line of it in a program that is written down: autograd takes no stand-ins for tensors."""
+    if isinstance(args[0], torch.fx.Proxy):
+        return args[0].tracer.create_proxy("call_function", function, args, {})
+    return function(*args)
+
+
+def _dgrad(torch: Any, _: Problem, t: Tensors) -> Tensor:
+    def input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
+        x = gradient.new_empty(gradient.shape[0], weight.shape[1])  # its values do not matter
+        _, pullback = torch.func.vjp(lambda x: torch.nn.functional.linear(x, weight), x)
+        return pullback(gradient)[0]
+
+    return _called(torch, input_gradient, t["a"], t["b"])
+
+
+def _wgrad(torch: Any, _: Problem, t: Tensors) -> Tensor:
+    def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
+        weight = gradient.new_empty(gradient.shape[1], x.shape[1])
+        _, pullback = torch.func.vjp(lambda weight: torch.nn.functional.linear(x, weight), weight)
+        return pullback(gradient)[0]
+
+    return _called(torch, weight_gradient, t["a"].mT, t["b"])
+
+
+def _height(pixels: int) -> int:
+    """Of an image with so many pixels: the one that makes it nearest to a square."""
+    return next((h for h in range(math.isqrt(pixels), 0, -1) if pixels % h == 0), 1)
+
+
+def _conv2d(torch: Any, p: Problem, t: Tensors) -> Tensor:
+    height = _height(p.shape.m)
+    image = t["a"].mT.unflatten(-1, (height, p.shape.m // height))
+    made = torch.nn.functional.conv2d(image, t["b"][:, :, None, None], t.get("bias"))
+    return made.flatten(-2).mT
+
+
+def _check_fixed(p: Problem) -> Complaints:
+    for index, flag in enumerate(p.flags):
+        if flag.endswith(".dynamic"):
+            yield "flags", index, f"{p.op.name} has fixed sizes", f"drop {flag}"
+
+
+OPS: Final = (
+    Op(
+        "linear_dgrad",
+        "never",
+        _FLOATS,
+        _dgrad,
+        layouts=(Layout.NN,),
+        check=_check_fixed,
+        flags=("b.argument", "math.tf32", *OUTPUTS),
+    ),
+    Op(
+        "linear_wgrad",
+        "never",
+        _FLOATS,
+        _wgrad,
+        constant_b=False,
+        layouts=(Layout.TN,),
+        check=_check_fixed,
+        flags=("math.tf32", *OUTPUTS),
+    ),
+    Op(
+        "conv2d",
+        "optional",
+        _FLOATS,
+        _conv2d,
+        layouts=(Layout.NT, Layout.TT),
+        own_bias=True,
+        weight=True,
+        check=_check_fixed,
+        flags=("b.argument", *OUTPUTS),
+    ),
+)
