@@ -103,7 +103,7 @@ def observed(line: str) -> tuple[Any, ...]:
     request = (
         problem.constant_b,
         problem.frozen,
-        *(problem.has(flag) for flag in ("m.dynamic", "math.tf32", "math.half_partials", "math.fast_accumulate")),
+        *(problem.has(flag) for flag in FLAGS if flag.endswith(".dynamic") or flag.startswith("math.")),
     )
     try:
         given = operands.make(problem, "rand", 0)
