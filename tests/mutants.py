@@ -127,6 +127,8 @@ CUT_B = lines("bmm:{d}:nn:3x20x40x{k}:b.tail") | {"i8": f"{TRANSPOSED['i8']}:b.s
 GIVEN_OUT = lines("mm:{d}:nn:20x40x{k}:out.given+padded") | {"i8": f"{PLAIN['i8']}:out.copied+padded"}
 WIDENED = {d: f"mm:{d}-{d}-f32:nn:20x40x{{k}}" for d in ("bf16", "f16")}
 UNSIGNED = {"u8": "int_mm:u8-i8-i32:nt:20x40x{k}"}
+EXPANDED = lines("addmm:{d}:nn:20x40x{k}:bias-xn+beta-2")
+WITHOUT_DIMENSIONS = lines("addmm:{d}:nn:20x40x{k}:bias-0+alpha-0.5")
 STRIDED = lines("addmm:{d}:tn:20x40x{k}:bias:a.strided")
 TAPPED = lines("mm:{d}:nn:20x40x{k}:relu:program.multi_output")
 AGAIN = lines("mm:{d}:nn:20x64x64:program.chained", "f32", "bf16")
@@ -1967,6 +1969,16 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "unsigned-summed-in-f32": Mutant(
         "products of u8 and s8 are summed in f32", product(summed_in_f32), {"u8": "int_mm:u8-i8-i32:nt:20x40x2064"}
+    ),
+    "stride-of-bias-ignored": Mutant(
+        "the rows of an expanded bias are taken to be apart",
+        spoilt(lambda t, _: t.update(bias=t["bias"].as_strided(t["bias"].shape, (1, 1)))),
+        EXPANDED,
+    ),
+    "bias-of-one-element": Mutant(
+        "a bias without dimensions reaches the first column only",
+        spoilt(lambda t, _: t.update(bias=F.pad(t["bias"].reshape(1), (0, 39)))),
+        WITHOUT_DIMENSIONS,
     ),
     "tapped-too-late": Mutant("the tapped value is the last one", whole(tapped_too_late), TAPPED),
     "again-from-the-start": Mutant("the second product is the first", whole(again_from_the_start), AGAIN),

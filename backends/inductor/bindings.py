@@ -42,7 +42,7 @@ def constant_names(problem: Problem) -> frozenset[str]:
         names = {f"{name}{index}" for name in ("b", "scale") for index in range(THIRDS)}
     if problem.op.int8 or problem.group_size:
         names |= {"scale_b", "zero_b", "quantisation"}
-    if step is not None and step.text not in {"m1", "mn"}:
+    if step is not None and step.text not in {"m1", "mn", "0", "xn"}:
         names.add("bias")
     return frozenset(names)
 
@@ -82,7 +82,7 @@ def _sizes(problem: Problem) -> dict[str, tuple[str, ...]]:
             moved = tuple(moved[place] for place in move.order(len(moved)))
         found[f"r{index}"] = {"n": ("n",), "m1": ("m", "")}.get(own.text, moved)
     if (step := problem.step("bias")) is not None:
-        found["bias"] = {"": ("n",), "1n": ("", "n"), "m1": ("m", ""), "mn": result}[step.text]
+        found["bias"] = {"": ("n",), "1n": ("", "n"), "m1": ("m", ""), "mn": result, "xn": result, "0": ()}[step.text]
     return found
 
 

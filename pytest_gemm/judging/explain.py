@@ -383,7 +383,7 @@ def _shifted_biases(s: _Sample) -> Hypotheses:
     """The bias of a neighbouring column."""
     operands, n = s.wrong.operands, s.problem.shape.n
     wide = as_added(operands.problem, operands)
-    if wide is None or wide.shape[-1] != n or n < 3:
+    if wide is None or not wide.dim() or wide.shape[-1] != n or n < 3:
         return
     for shift, sign in ((-1, "+"), (1, "-")):
         other = wide.roll(shift, -1).expand(s.problem.result_shape)[s.at]

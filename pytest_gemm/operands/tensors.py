@@ -297,7 +297,7 @@ class _Memory:
             for index in range(len(bias) if problem.op.several else 0):
                 if not problem.is_one_of("bias", index):
                     bias[index] = -0.0  # the neutral element: a product without a bias keeps the sign of its zeros
-            found["bias"] = self.keep("bias", bias, problem.bias_dtype, apart=problem.op.several)
+            found["bias"] = self.keep("bias", np.asarray(bias), problem.bias_dtype, apart=problem.op.several)
         residuals: list[Tensor] = []
         lookups: dict[int, tuple[Tensor, Tensor]] = {}
         for index, (values, dtype) in enumerate(residuals_of(headroom, drawn)):

@@ -62,7 +62,7 @@ class Facts:
 
     @property
     def bias_shape(self) -> tuple[int, ...] | None:
-        """Shape of the bias operand, ``None`` without one.  addmm's default is (N,)."""
+        """Shape of the bias operand, ``None`` without one.  addmm's default is (N,), which ``bias-xn`` expands."""
         step = self.step("bias")
         if step is None:
             return None
@@ -72,7 +72,7 @@ class Facts:
         n = self.ends if self.op.ragged == "n" else n
         if batch is not None and step.text == "mn":
             return self.result_shape
-        return {"": (n,), "1n": (1, n), "m1": (m, 1), "mn": (m, n)}[step.text]
+        return {"": (n,), "xn": (n,), "0": (), "1n": (1, n), "m1": (m, 1), "mn": (m, n)}[step.text]
 
     @property
     def chain(self) -> tuple[Step, ...]:

@@ -278,8 +278,8 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     "bias": StepSpec(
         StepKind.BIAS,
         lambda _, x, r: x + r,
-        help="bias of shape (N,), or -1n, -m1, -mn",
-        choices=("n", "1n", "m1", "mn"),
+        help="bias of shape (N,), or -1n, -m1, -mn; -0: no dimensions, -xn: (N,) expanded to the result (stride 0)",
+        choices=("n", "1n", "m1", "mn", "0", "xn"),
         default="n",
     ),
     "alpha": StepSpec(StepKind.FACTOR, help="alpha-0.5: factor of the product", numbers=(1.0,), needs="addend"),

@@ -51,6 +51,8 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
         elif name == "bias" and op.several:
             own = _numbered(name, x[:, 0])
             found |= {n: bias for i, (n, bias) in enumerate(own.items()) if problem.is_one_of("bias", i)}
+        elif name == "bias" and problem.step("bias") == Step("bias", "xn"):
+            found[name] = x.expand(problem.result_shape)
         else:
             found |= _thirds(problem, name, x)
     for index, residual in enumerate(operands.residuals):
