@@ -143,6 +143,10 @@ def distributions_for(problem: Problem) -> tuple[str, ...]:
 
     if _must_promote(problem) or _long_integers(problem):
         move("rand-positive", found.index("rand") + 1)
+    if str(problem.layout) == "tt" and "rand-small" in found:
+        # So that a level with few distributions has tiny numbers too; the other layouts have what they displace.
+        move("rand-small", 2)
+        move("k-cover", 4)
     if is_large(problem) and problem.dtypes.out.precision < DTYPES["f32"].precision:
         # The one whose sums a half type holds: each element of such a result can be checked.
         move("int-1", 0)
