@@ -129,6 +129,9 @@ def _comment(source: str, patch: Patch, start: int, text: tuple[int, int]) -> tu
                 begin = last
         begin += len(source[begin:]) - len(source[begin:].lstrip(" "))
         return begin, begin, f"/*{MARK}{patch.name}*/"
+    line = source.rfind("\n", 0, start) + 1
+    if source[line:start].strip() in {"", "{%", "{%-"} and source[line:].lstrip().startswith("{%"):
+        return line - 1, line - 1, f"  # {MARK}{patch.name}"  # in front of a condition, not in its branch
     end = source.find("\n", start + len(patch.old))
     for opening, closing in (("{{", "}}"), ("{%", "%}")):
         last = source.rfind(opening, text[0], end)

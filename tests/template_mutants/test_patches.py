@@ -49,6 +49,12 @@ def test_a_mark_stands_outside_of_an_expression_of_jinja() -> None:
     assert f'"b") }}}}  # {MARK}it\n' in changed(SOURCE, [_patch('"a"', '"b"')])
 
 
+def test_a_mark_stands_in_front_of_a_condition_of_jinja() -> None:
+    text = "a = 1\n    {% if FAST %}\nb = 2\n{% endif %}\n"
+    patch = Patch("it", "kernel/templates/it.py.jinja", "{% if FAST %}", "{% if True %}")
+    assert changed(text, [patch]).splitlines()[:2] == [f"a = 1  # {MARK}it", "    {% if True %}"]
+
+
 @pytest.mark.parametrize(("old", "new"), [("m + n", "m - n"), ("m == n", "m != n"), ("return m\n", "return n\n")])
 def test_a_change_of_python_is_marked_by_a_call(old: str, new: str) -> None:
     text = changed(SOURCE, [_patch(old, new)])
