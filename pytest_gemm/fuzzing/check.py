@@ -40,6 +40,7 @@ from pytest_gemm.fuzzing.strategies import Trial
 from pytest_gemm.isolation.journal import Position, death
 from pytest_gemm.isolation.worker import Death, Service, Worker
 from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
+from pytest_gemm.problem.axes import HUGE
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
 from pytest_gemm.run.terminal import Display
@@ -118,6 +119,7 @@ def judged(
         begin: is called with the environment before each problem is judged.
         rerun: how to run it again; with it, what fails is kept in the failures folder of ``--gemm-output``.
     """
+    from pytest_gemm.isolation import admission
     from pytest_gemm.judging.case import Case, Judged
     from pytest_gemm.run.orchestrator import Orchestrator
 
@@ -140,7 +142,8 @@ def judged(
         for outcome in [held] if held else explained(products, case, functools.partial(products.judged, case)):
             well = well and outcome.status in {Status.PASSED, Status.PRUNED}
             yield outcome
-    if well and candidates.by_backend and not judge.has_lost(device):
+    huge = admission.needed(cases[0]) > 0  # a property takes several results at a time
+    if well and candidates.by_backend and not huge and not judge.has_lost(device):
         properties = Orchestrator(config, judge, PROPERTY)
         for outcome in explained(properties, cases[0], lambda: map(Judged, judge.relate(cases[0]))):
             if outcome.status is not Status.UNSUPPORTED:  # most properties apply to some problems only
@@ -204,6 +207,7 @@ class FuzzCheck:
             lambda trial: self._worker.judge(backend, trial),
             seed_=self._config.seed,
             ops=self._config.ops,
+            huge=self._config.level == HUGE,
             store=fuzz.database(),
             tell=self._tell,
         )

@@ -139,6 +139,7 @@ class Fuzzer:
         judge: gives the outcomes of a trial, as the ledger leaves them.
         seed_: the same seed draws the same trials.
         ops: names of ops to draw from; empty: all.
+        huge: draw problems with a long dimension.
         store: where shrunk trials are kept, ``None``: nowhere.
         tell: is called with each trial and each defect.
         clock: seconds, never going back.
@@ -152,6 +153,7 @@ class Fuzzer:
         *,
         seed_: int = 0,
         ops: tuple[str, ...] = (),
+        huge: bool = False,
         store: ExampleDatabase | None = None,
         tell: Callable[[Findings, Defect | None], object] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
@@ -167,7 +169,7 @@ class Fuzzer:
         self._until = 0.0
         self._shrink_seconds = self._shrink_until = 0.0
         self._covered: dict[Key, Defect] = {}
-        self._drawn = _random(trials(backend, ops=ops))
+        self._drawn = _random(trials(backend, ops=ops, huge=huge))
         self._memory: dict[Trial, list[Outcome]] = {}
         self._shrinking: Defect | None = None
 

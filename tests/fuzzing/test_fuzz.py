@@ -13,12 +13,13 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis.database import InMemoryExampleDatabase
 
 from pytest_gemm import selection
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.config import GemmConfig
@@ -27,6 +28,7 @@ from pytest_gemm.fuzzing import strategies
 from pytest_gemm.fuzzing.check import judged
 from pytest_gemm.fuzzing.fuzzer import Defect, Findings, Fuzzer, failure, summary
 from pytest_gemm.fuzzing.strategies import Trial
+from pytest_gemm.judging import sampled
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands.distributions import distributions_for
@@ -73,6 +75,17 @@ def test_every_op_can_be_drawn(op: str) -> None:
     drawn()
 
 
+@settings(max_examples=30, database=None, suppress_health_check=list(HealthCheck))
+@given(strategies.trials(AtenBackend(), huge=True))
+def test_a_huge_problem_has_a_long_dimension_and_can_be_judged(trial: Trial) -> None:
+    for problem in trial.problems:
+        shape = problem.shape
+        batch = 1 if shape.batch is None else shape.batch
+        assert sampled.applies(problem, "sampled")
+        assert batch * max(shape.m * shape.n, shape.m * shape.k, shape.n * shape.k) <= 2**33
+    assert len(trial.distributions) <= 2
+
+
 @settings(max_examples=60, database=None)
 @given(strategies.problems(CppBackend()))
 def test_with_a_backend_only_what_it_claims_is_drawn(problem: Problem) -> None:
@@ -81,7 +94,7 @@ def test_with_a_backend_only_what_it_claims_is_drawn(problem: Problem) -> None:
 
 def test_every_op_that_can_be_judged_can_be_drawn() -> None:
     assert {form.op.name for form in strategies.forms()} == set(OPS)
-    assert [form.op.name for form in strategies.forms(ops=["bmm"])] == ["bmm"] * 6
+    assert [form.op.name for form in strategies.forms(ops=["bmm"])] == ["bmm"] * 8
     assert {form.op.name for form in strategies.forms(CppBackend())} < set(OPS)
 
 
