@@ -343,7 +343,8 @@ def trials(
     Args:
         backend: draw only what it ``supports``; ``None``: everything.
         ops: names of ops to draw from; empty: all.
-        work, huge: as in :func:`problems`.
+        work: as in :func:`problems`.
+        huge: likewise.
     """
     one = problems(backend, ops=ops, work=work, huge=huge)
 
