@@ -127,7 +127,8 @@ class Study:
     def _surveyed(self, file: Path, given: Path, lines: Sequence[str], jobs: int) -> dict[str, dict[str, Any]]:
         known = {one["line"]: one for one in _records(file)}
         rest = [line for line in lines if line not in known]
-        environment = self._environment(given, self.folder / "inductor-survey")
+        # Generating needs no device, and is the same without.
+        environment = {**self._environment(given, self.folder / "inductor-survey"), "CUDA_VISIBLE_DEVICES": ""}
 
         def part(index: int) -> None:
             mine = "\n".join(rest[index::jobs])
@@ -184,7 +185,7 @@ class Study:
     def _verdict(
         self, mutant: Mutant, plain: Mapping[str, Mapping[str, Any]], before: Verdict | None
     ) -> Verdict | None:
-        """What comes of one; ``None`` where the time was not enough."""
+        """What comes of one; ``None`` where that is not known: for want of time, or because the suite cannot run."""
         started = time.monotonic()
         reaching = in_turn(line for line in self.lines if mutant.name in plain.get(line, {}).get("reached", ()))
         if self.first:
@@ -201,7 +202,11 @@ class Study:
                 rest = differ
             if rest:
                 found = self._run(mutant, rest, found)
-        if found.verdict == "survived" and time.monotonic() > self.until:
+        if found.verdict == "unknown":
+            sys.stderr.write(
+                f"{mutant.name}: the suite did not come to its end: see {self.folder / 'runs' / mutant.name}\n"
+            )
+        if found.verdict == "unknown" or (found.verdict == "survived" and time.monotonic() > self.until):
             return None
         return dataclasses.replace(found, seconds=round(found.seconds + time.monotonic() - started, 1))
 
@@ -212,18 +217,22 @@ class Study:
         folder.mkdir(parents=True)
         given = folder / "patches.json"
         patches.write(given, mutant.patches)
-        outcomes = self._suite(folder, given, lines)
+        outcomes, ended = self._suite(folder, given, lines)
         failed = next((one for one in outcomes if one["status"] in _FAILURES), None)
         marked = before.marked or self._is_marked(folder, mutant)
         tried = before.tried + (len({one["problem"] for one in outcomes}) if failed else len(lines))
         shutil.rmtree(folder / "inductor", ignore_errors=True)
         if failed is None:
-            return dataclasses.replace(before, verdict="survived", tried=tried, marked=marked)
+            verdict = "survived" if ended else "unknown"
+            return dataclasses.replace(before, verdict=verdict, tried=tried, marked=marked)
         where = {"problem": failed["problem"], "status": failed["status"]}
         return dataclasses.replace(before, verdict="killed", tried=tried, marked=marked, **where)
 
-    def _suite(self, folder: Path, given: Path | None, lines: Sequence[str]) -> list[dict[str, Any]]:
-        """The outcomes of a run of pytest; the caches begin as those that :meth:`_warm` has filled."""
+    def _suite(self, folder: Path, given: Path | None, lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
+        """The outcomes of a run of pytest, and whether it came to its end.
+
+        The caches begin as those that :meth:`_warm` has filled.
+        """
         inductor = folder / "inductor"
         if (warm := self.folder / "inductor-warm").is_dir() and inductor != warm:
             shutil.copytree(warm, inductor, copy_function=os.link)
@@ -234,10 +243,15 @@ class Study:
         with (folder / "log").open("a") as log:
             try:
                 left = max(30.0, min(_LIMIT, self.until - time.monotonic()))
-                subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, check=False, timeout=left)
+                done = subprocess.run(
+                    command, cwd=folder, env=environment, stdout=log, stderr=log, check=False, timeout=left
+                )
+                status = done.returncode
             except subprocess.TimeoutExpired:
                 log.write(f"\nno end within {left:.0f} s\n")
-        return [one for one in _records(folder / "out" / "run.jsonl") if "problem" in one]
+                status = -1
+        outcomes = [one for one in _records(folder / "out" / "run.jsonl") if "problem" in one]
+        return outcomes, status in {0, 1} and bool(outcomes)
 
     def _warm(self) -> None:
         """Have Inductor compile what it needs to know the processor, once for all mutants."""
@@ -260,7 +274,8 @@ class Study:
         folder = self.folder / "runs" / "unchanged"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        return [one["problem"] for one in self._suite(folder, None, list(lines)) if one["status"] in _FAILURES]
+        outcomes, _ = self._suite(folder, None, list(lines))
+        return [one["problem"] for one in outcomes if one["status"] in _FAILURES]
 
 
 def _records(file: Path) -> list[dict[str, Any]]:
