@@ -101,6 +101,18 @@ def _second_starts_anew(t: Tensors, problem: Problem) -> Any:
     return build(problem, lambda a, b: store(exact(a, b) * (next(calls) % 2), a))(**t)
 
 
+def _scales_of_the_first_block(t: Tensors, _: Problem) -> None:
+    """Each row of A has the scale of its first block of K."""
+    t["scale_a"] = t["scale_a"][:, :1].expand_as(t["scale_a"]).contiguous()
+
+
+def _missing_threads(made: Tensor) -> Tensor:
+    """Two of four threads have run: the other blocks of rows are as they were."""
+    made = made.clone()
+    made[len(made) // 2 :] = torch.nan
+    return made
+
+
 def _tile_lost() -> Plant:
     """A tile lacks half of its products, in each second call."""
     calls = itertools.count()
@@ -131,5 +143,7 @@ IMITATIONS: Final[dict[str, Plant]] = {
     "rows-wrap": product(_rows_wrap),
     "empty-group-not-written": whole(_empty_group),
     "second-product-starts-anew": whole(_second_starts_anew),
+    "scales-of-the-first-block": spoilt(_scales_of_the_first_block),
+    "blocks-of-missing-threads": afterwards(_missing_threads),
     "tile-lost-in-some-calls": _tile_lost(),
 }
