@@ -1985,6 +1985,11 @@ MUTANTS: dict[str, Mutant] = {
     "gate-exchanged": Mutant("the gate and the value are exchanged", spoilt(gate_exchanged), GATED),
     "biases-exchanged": Mutant("two linears have each other's bias", spoilt(biases_exchanged), GATED),
     "scale-of-one-row": Mutant("one scale reaches the first row only", whole(scale_of_one_row), FP8_TENSORWISE),
+    "scale-of-result-forgotten": Mutant(
+        "an fp8 result is not scaled",
+        whole(lambda t, _: torch._scaled_mm(t["a"], t["b"], t["scale_a"], t["scale_b"], out_dtype=torch.float8_e4m3fn)),
+        {"fp8": "scaled_mm:f8e4m3fn:nt:20x40x{k}:quant.tensorwise+result-4"},
+    ),
     "block-scales-by-rows": Mutant(
         "scales of A's blocks are read as if those of a row were neighbours", spoilt(block_scales_by_rows), FP8_BLOCKS
     ),

@@ -204,6 +204,7 @@ def headroom_of(problem: Problem, draw: Callable[[str], Stream] = Stream) -> Hea
             raise Unsupported("cast-int", text, "cast to i32 or to a float")
     # Residuals of mul reach 3, those of div go down to 1/2.
     factors = [step.numbers[0] if step.name == "scale" else _GROWTH.get(step.name, 1.0) for step in problem.epilogue]
+    factors += [problem.result_factor(device) for device in ("cpu", "cuda")]  # the values are the same on both
     growth = math.prod(max(1.0, abs(factor)) for factor in (problem.alpha, *factors))
     room = DTYPES["f32"].max_finite if op.int8 else min(d.max_finite for d in chain)
     if problem.step("exp") is not None:

@@ -144,6 +144,7 @@ class Operands(Grid):
         found = _wide(self.scale_b)
         if static := self.problem.step("static"):
             return found * float(np.float32(static.numbers[0]))  # the op keeps it in f32
+        found = found * self.problem.result_factor(self.device)
         return found if self.scale_a is None else _wide(self.scale_a) * found
 
     @property
@@ -246,6 +247,7 @@ def make(problem: Problem, distribution: str, seed: int, device: str = Device.CP
     tensors = memory.keep_all(headroom, drawn, distribution)
     prologues.regrid(problem, drawn)
     drawn.base_quantum = drawn.base_quantum or drawn.quantum
+    drawn.quantum *= problem.result_factor(device)
     return Operands(
         problem,
         distribution,

@@ -164,6 +164,12 @@ class Facts:
         step = self.step("blocks")
         return (int(step.numbers[0]), int(step.numbers[1])) if step else None
 
+    def result_factor(self, device: str) -> float:
+        """What an fp8 result is multiplied by before it is rounded."""
+        step = self.step("result")
+        scale = step.numbers[0] if step else 1.0
+        return 1.0 / scale if device == "cpu" else scale
+
     @property
     def rows(self) -> int:
         """Rows of a product: M, times the batch where the op takes a 3-D A as one matrix."""

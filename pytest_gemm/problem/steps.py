@@ -378,6 +378,12 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         numbers=(1.0, 128.0),
         fits=lambda rows, columns: (rows, columns) in {(1.0, 1.0), (1.0, 128.0), (128.0, 1.0)},
     ),
+    "result": _quant(
+        help="result-0.25: scale_result of an fp8 result, a power of two: a divisor on a CPU, a factor on CUDA",
+        numbers=(0.25,),
+        fits=lambda scale: scale > 0.0 and math.frexp(scale)[0] == 0.5,
+        needs="rounds_once",
+    ),
     "columnwise": _quant(help="one scale for A and a scale for each column of B"),
     "group": _quant(
         help="group-64: so many elements of K share a scale; 32, 64, 128 or 256",

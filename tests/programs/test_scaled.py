@@ -100,6 +100,10 @@ def judged(
         ("mm:bf16:nt:16x16x16:quant.rowwise", "these do: da8w8 scaled_mm"),
         ("mm:bf16:nt:16x16x16:math.fast_accumulate", "use scaled_mm"),
         ("scaled_mm:f8e4m3fn-bf16-bf16:nt:16x16x16:quant.rowwise", "scaled_mm does not take f8"),
+        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.tensorwise+result-4", "about an fp8 result"),
+        ("scaled_mm:f8e4m3fn:nt:16x16x16:quant.rowwise", "write tensorwise"),
+        ("scaled_mm:f8e4m3fn:nt:16x16x16:bias:quant.tensorwise", "an fp8 result has no bias"),
+        ("scaled_mm:f8e4m3fn:nt:16x16x16:quant.tensorwise+result-3", "a power of two"),
         ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.blocks-128_128", "so many rows of A and columns of B"),
         ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.blocks:math.fast_accumulate", "drop math.fast_accumulate"),
         ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.blocks-128_1:m.dynamic", "blocks of A have 128 rows"),
@@ -495,6 +499,7 @@ def test_scales_of_blocks_lie_as_cublas_wants_them() -> None:
 def test_scales_of_blocks_are_refused_where_pytorch_lacks_them(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem.parse(line("64x64x256", "blocks"))
     assert "on CUDA only" in str(AtenBackend().unsupported(problem, "cpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     assert "from CUDA 12.9 on, and this PyTorch has 12.8" in str(AtenBackend().unsupported(problem, "cuda"))
@@ -502,3 +507,21 @@ def test_scales_of_blocks_are_refused_where_pytorch_lacks_them(monkeypatch: pyte
     assert AtenBackend().unsupported(problem, "cuda") is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (10, 0))
     assert "9.0 only" in str(AtenBackend().unsupported(problem, "cuda"))
+
+
+# -- a result in fp8 ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("result", ["", "+result-4", "+result-0.125"])
+def test_an_fp8_result_is_scaled_and_rounded_once(result: str) -> None:
+    problem = Problem.parse(f"scaled_mm:f8e4m3fn:nt:17x48x512:quant.tensorwise{result}")
+    contract = Contract("f32", "eager")
+    for distribution in distributions_for(problem):
+        o = make(str(problem), distribution)
+        factor = problem.result_factor("cpu")
+        assert o.scale_a is not None
+        assert o.scale_b is not None
+        sums = (o.a.double() @ o.b.double()) * (o.scale_a.double() * o.scale_b.double() * factor)
+        assert judged(o, sums.to(torch.float8_e4m3fn), contract)[0].ok, distribution
+        twice = (sums * factor if factor != 1.0 else sums * 2.0).to(torch.float8_e4m3fn)
+        assert not judged(o, twice, contract)[0].ok, distribution

@@ -137,6 +137,8 @@ def _around_da8w8(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
 
 
 def _scaled_mm(torch: Any, p: Problem, t: Tensors) -> Tensor:
+    step = p.step("result")
+    scale_result = {"scale_result": torch.full((), step.numbers[0], device=t["a"].device)} if step else {}
     return torch._scaled_mm(
         t["a"],
         t["b"],
@@ -145,6 +147,7 @@ def _scaled_mm(torch: Any, p: Problem, t: Tensors) -> Tensor:
         bias=t.get("bias"),
         out_dtype=dtype_of(torch, p),
         use_fast_accum=p.has("math.fast_accumulate"),
+        **scale_result,
         **given_out(t),
     )
 
@@ -159,7 +162,18 @@ def of_blocks(p: Problem, name: str, scale: Tensor) -> Tensor:
 
 
 def _check_scaled(p: Problem) -> Complaints:
-    """Scales of blocks are multiplied by in the loop: what tensor cores hold for the whole sum has none."""
+    """Scales of blocks are multiplied by in the loop: what tensor cores hold for the whole sum has none.
+
+    An fp8 result is that of scales for the whole tensor, and has no bias and no steps.
+    """
+    is_fp8 = p.dtypes.out.bits == 8
+    for index, step in enumerate(p.quant):
+        if step.name == "result" and not is_fp8:
+            yield "quant", index, f"{step} is about an fp8 result", f"drop {step}"
+        elif is_fp8 and step.name in {"rowwise", "blocks"}:
+            yield "quant", index, f"an fp8 result has no {step}", "write tensorwise"
+    if is_fp8 and p.step("bias"):
+        yield "epilogue", 0, "an fp8 result has no bias", "drop bias"
     if not p.scale_blocks:
         return
     for flag in ("math.fast_accumulate", "b.alias_t"):
@@ -178,7 +192,7 @@ def _around_scaled_mm(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Ten
         a, b = (of_blocks(p, name, t[f"scale_{name}"]) * t[name].to(torch.float32) for name in "ab")
         c = matmul(a, b)
         return (c + t["bias"].to(torch.float32) if "bias" in t else c).to(dtype_of(torch, p))
-    c = matmul(t["a"], t["b"]).to(torch.float32) * t["scale_a"] * t["scale_b"]
+    c = matmul(t["a"], t["b"]).to(torch.float32) * t["scale_a"] * t["scale_b"] * p.result_factor(t["a"].device.type)
     return (c + t["bias"].to(torch.float32) if "bias" in t else c).to(dtype_of(torch, p))
 
 
@@ -221,7 +235,7 @@ OPS: Final = (
     Op(
         "scaled_mm",
         "never",
-        triples("f8e4m3fn f8e5m2", "f8e4m3fn f8e5m2", "f32 f16 bf16"),
+        (*triples("f8e4m3fn f8e5m2", "f8e4m3fn f8e5m2", "f32 f16 bf16"), "f8e4m3fn", "f8e5m2-f8e4m3fn-f8e4m3fn"),
         _scaled_mm,
         _around_scaled_mm,
         constant_b=False,
