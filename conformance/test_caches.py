@@ -7,7 +7,9 @@ once for many distributions; here they are on.  To a cache it does not matter wh
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from pytest_gemm.conformance import matrix
 from pytest_gemm.problem.axes import unique
 from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 
@@ -48,8 +51,8 @@ def test_after_others_with_the_same_operands(gemm_case: Case, gemm_check: GemmCh
 def others_with_the_operands_of(problem: Problem) -> tuple[Problem, ...]:
     """Programs that take the operands of this one and compute something else.
 
-    Another accuracy or another output of fp8, a product without its factors or without its last step: a cache whose
-    key covers the operands alone would answer one with the other.
+    Another accuracy or another output of fp8, a product without its factors or without its last step, an operand that
+    is another one as well or is not: a cache whose key covers the operands alone would answer one with the other.
     """
     kept = tuple(step for step in problem.epilogue if step.name not in {"alpha", "beta"})
     asked = [dataclasses.replace(problem, epilogue=kept)]
@@ -60,4 +63,13 @@ def others_with_the_operands_of(problem: Problem) -> tuple[Problem, ...]:
         asked.append(dataclasses.replace(problem, dtypes=dataclasses.replace(problem.dtypes, out=out)))
     elif problem.passes and problem.passes[-1].kind is not StepKind.BINARY:
         asked.append(problem.without(problem.epilogue.index(problem.passes[-1])))
+    asked += _aliased_otherwise(problem)
     return tuple(other for other in unique(asked) if other != problem)
+
+
+def _aliased_otherwise(problem: Problem) -> Iterator[Problem]:
+    """The problem with operands of their own, where one is another as well; else with A as its first residual."""
+    flags = tuple(flag for flag in problem.flags if flag not in {"b.alias", "b.alias_t", "r0.alias"})
+    with contextlib.suppress(ProblemError):  # there is no residual, or A has another shape
+        flags = flags if flags != problem.flags else (*flags, "r0.alias")
+        yield dataclasses.replace(problem, flags=flags)

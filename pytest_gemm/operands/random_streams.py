@@ -24,6 +24,8 @@ Array = npt.NDArray[Any]
 
 # Elements of a matrix that are drawn; a larger one is made of them.
 _DRAWN: Final = 1 << 22
+# Matrices up to which each is filled by copies of its own.
+_FEW: Final = 256
 
 
 class Stream:
@@ -113,6 +115,9 @@ class Lines:
         twice = torch.cat([lines[:, :even], lines[:, :even]], 1)
         to = view.mT if self.transposed else view
         to = to if to.dim() == 3 else to[None]
+        if len(to) > _FEW:
+            _gather(lines, twice, step, to)
+            return is_finite(lines)
         for index, matrix in enumerate(to):
             first = 0
             while first < len(matrix):
@@ -123,6 +128,21 @@ class Lines:
                 matrix[first : first + size, even:] = lines[row : row + size, even:]
                 first += size
         return is_finite(lines)
+
+
+def _gather(lines: Tensor, twice: Tensor, step: int, to: Tensor) -> None:
+    """:meth:`Lines.write` for a stack of many matrices, where a copy for each would take seconds."""
+    count, even = len(lines), twice.shape[1] // 2
+    half = max(even // 2, 1)
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[to.element_size()]
+    lines, twice, to = lines.view(bits), twice.view(bits), to.view(bits)
+    matrices = max(1, _DRAWN // max(1, to[0].numel()))
+    columns = torch.arange(even, device=to.device)
+    for first, part in zip(range(0, len(to), matrices), to.split(matrices), strict=True):
+        line = torch.arange(first * to.shape[1], (first + len(part)) * to.shape[1], device=to.device)
+        place, row = 2 * (line // count * step % half), line % count
+        part[..., :even] = twice[row[:, None], place[:, None] + columns].view(*part.shape[:2], even)
+        part[..., even:] = lines[row, even:].view(*part.shape[:2], -1)
 
 
 def all_lines(drawn: Array, shape: tuple[int, ...], transposed: bool = False) -> Array | Lines:

@@ -13,6 +13,7 @@ from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.integers import decode_k, decode_source, digit_plan, tile_map_period
+from pytest_gemm.operands.random_streams import Lines
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
@@ -633,3 +634,17 @@ def test_the_hash_of_large_storages_notices_every_byte_and_what_changes_places()
     flipped = x.clone()
     flipped[[11, 13, 70_001, 70_003]] *= -1.0
     assert memory._checksum(flipped) != before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(("shape", "transposed"), [((300, 7, 9), False), ((300, 8, 5), True), ((257, 3, 1), False)])
+def test_many_small_matrices_are_filled_as_few_are(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, shape: tuple[int, int, int], transposed: bool
+) -> None:
+    k = shape[1] if transposed else shape[2]
+    lines = Lines(np.arange(5 * k, dtype=np.float32).reshape(5, k) % 100, shape, transposed)
+    found = [torch.zeros(shape).to(getattr(torch, dtype)) for _ in range(2)]
+    for few, view in zip((1 << 20, 256), found, strict=True):
+        monkeypatch.setattr("pytest_gemm.operands.random_streams._FEW", few)
+        lines.write(view)
+    assert torch.equal(*(x.float() for x in found))
