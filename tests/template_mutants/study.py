@@ -145,6 +145,8 @@ class Study:
         path = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH", ""))))
         found = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(inductor)}
         found |= {"XDG_CACHE_HOME": str(self.folder / "cache"), "TRITON_CACHE_DIR": str(inductor / "triton")}
+        if self.backend != "cpp":  # whose kernels depend on the number of threads
+            found.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self.jobs)))
         return {**found, patches.FILE: str(given)} if given else found
 
     # -- the mutants -----------------------------------------------------------------------------------------------
