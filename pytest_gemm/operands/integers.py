@@ -366,15 +366,17 @@ def decode_source(problem: Problem, value: float) -> tuple[int, int] | None:
 
 # Products of two numbers from which on a problem is large: M N K of some ten seconds of float64 on a CPU.
 LARGE: Final = 2**33
-LARGE_MATRIX: Final = 2**25
+LARGE_RESULT: Final = 2**25
+LARGE_OPERAND: Final = 2**27
 
 
 def is_large(problem: Problem) -> bool:
     """Whether computing the whole product once more in float64 on the CPU costs too much.
 
-    That is from M N K > 2^33 on, or where a matrix has more than 2^25 elements.
+    That is from M N K > 2^33 on, or where the result has more than 2^25 elements, or an operand more than 2^27.
     """
     shape = problem.shape
     batch = 1 if shape.batch is None else shape.batch
-    elements = batch * max(shape.m * shape.n, shape.m * shape.k, shape.n * shape.k)
-    return batch * shape.m * shape.n * shape.k > LARGE or elements > LARGE_MATRIX
+    if batch * shape.m * shape.n > LARGE_RESULT or batch * max(shape.m, shape.n) * shape.k > LARGE_OPERAND:
+        return True
+    return batch * shape.m * shape.n * shape.k > LARGE
