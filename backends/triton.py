@@ -92,6 +92,10 @@ class TritonBackend(InductorBackend):
             found.append(Space(suffix=",tma-store", only="triton_mm_persistent_tma*", options=storing))
         return tuple(found)
 
+    def space_of_one(self, problem: Problem, by_line: int) -> Space:
+        """Decompose-K for every second problem that it applies to, as no template beside it is offered."""
+        return Space(options=((_SPLITS, _DECOMPOSITIONS),)) if _is_long(problem) and by_line % 2 else Space()
+
     def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
         """As for every backend of Inductor; decompose-K adds up slices, in f32, that a library has computed."""
         found = super().contract(problem, artifact)

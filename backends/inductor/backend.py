@@ -199,6 +199,10 @@ class InductorBackend(abc.ABC):
         """Where all candidates of a problem come from; ``prepare`` selects from the first."""
         return (Space(),)
 
+    def space_of_one(self, problem: Problem, by_line: int) -> Space:
+        """Where the one candidate of a problem comes from that a number made of its line selects."""
+        return Space()
+
     def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
         """The arithmetic of the compiled problem.
 
@@ -297,9 +301,9 @@ class InductorBackend(abc.ABC):
                 space = self._space_of(problem, operands, request)
                 candidate: Wanted = name.removesuffix(space.suffix)
             else:
-                space = Space()
                 by_line = zlib.crc32(first.line.encode()) % self.variety
-                candidate = by_line if self.selects(request) == Selection.ONE else None
+                is_one = self.selects(request) == Selection.ONE
+                space, candidate = (self.space_of_one(problem, by_line), by_line) if is_one else (Space(), None)
             spec = dataclasses.replace(self._spec(problem, request, space), candidate=candidate)
             return Artifact(first, tensors, spec)
 
