@@ -171,8 +171,8 @@ def _started(
     args = [tensors[name] for name in inputs]
     dims = dynamic_dimensions(problem)
     if dims:
-        # Fresh views: the mark is an attribute, and the operands are not ours to mark.
-        args = [t.as_strided(t.shape, t.stride(), t.storage_offset()) for t in args]
+        # Tensors of our own, as the mark is an attribute; and no views, of whose base Dynamo would make a size a symbol.
+        args = [t.detach() for t in args]
         for name, t in zip(inputs, args, strict=True):
             for place in dims.get(name, ()):
                 torch._dynamo.mark_dynamic(t, place)
