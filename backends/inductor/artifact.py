@@ -171,7 +171,7 @@ def _started(
     args = [tensors[name] for name in inputs]
     dims = dynamic_dimensions(problem)
     if dims:
-        # Tensors of our own, as the mark is an attribute; and no views, of whose base Dynamo would make a size a symbol.
+        # Tensors of our own, as the mark is an attribute; and no views, of whose base Dynamo would make sizes symbols.
         args = [t.detach() for t in args]
         for name, t in zip(inputs, args, strict=True):
             for place in dims.get(name, ()):
