@@ -16,6 +16,7 @@ from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor.artifact import constant_tensors
 from pytest_gemm.backends.inductor.compilation import CompileSpec
+from pytest_gemm.backends.inductor.torch_compat import torch_release
 from pytest_gemm.case_id import CaseId, Device, Mode
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
@@ -131,6 +132,7 @@ def statuses_of_cpp(line: str, compiled: int, run: int) -> set[Status]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch_release() < (2, 13), reason="a known failure there: cpp-fewer-threads")
 @pytest.mark.parametrize(("compiled", "run"), [(4, 2), (2, 4), (cores(), 1)])
 def test_a_template_is_right_with_other_threads_than_it_was_compiled_for(compiled: int, run: int) -> None:
     assert statuses_of_cpp("mm:f32:nn:128x128x64", compiled, run) == {Status.PASSED}
@@ -142,6 +144,8 @@ def test_a_template_whose_threads_each_take_a_block_is_caught(monkeypatch: pytes
     """As that of torch 2.11, which leaves out the blocks of the threads that are missing."""
     from torch._inductor.codegen import cpp_gemm_template
 
+    if torch_release() < (2, 13):
+        pytest.skip("the template of this release is the mutant")
     loop = "#pragma omp for schedule(static, 1)\n        for (int64_t tid = 0; tid < {{num_threads}}; tid++) {"
     name, text = next((n, t) for n, t in vars(cpp_gemm_template).items() if isinstance(t, str) and loop in t)
     mutant = text.replace(loop, "{ const int64_t tid = omp_get_thread_num();")
