@@ -23,7 +23,7 @@ from pytest_gemm.problem.problem import HINTS, Problem
 # Inductor's benchmark of several candidates; a run of the suite has no warnings that are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 
-STATIC = BuildRequest(mode=Mode.STATIC)
+STATIC, DYNAMIC = BuildRequest(mode=Mode.STATIC), BuildRequest(mode=Mode.DYNAMIC)
 
 
 def backend(**given: str) -> MaxAutotuneBackend:
@@ -200,4 +200,15 @@ def test_one_artifact_serves_every_size(lines: list[str]) -> None:
         result = made.prepare(problem, given, STATIC).run(given)
         product = given.a.double() @ given.b.double()
         torch.testing.assert_close(result.double(), product if given.bias is None else product + given.bias.double())
+    assert made.log.compiles == 1
+
+
+@pytest.mark.slow
+def test_a_dynamic_size_may_be_compiled_for_any_size_too() -> None:
+    made = CompiledAten(threads=1)
+    for m in (17, 96):
+        problem = Problem.parse(f"linear:f32:nt:{m}x33x40:bias:m.dynamic")
+        given = tensors.make(problem, "int-2", 0)
+        result = made.prepare(problem, given, DYNAMIC).run(given)
+        torch.testing.assert_close(result, given.a @ given.b + given.bias)
     assert made.log.compiles == 1
