@@ -210,5 +210,6 @@ def test_a_dynamic_size_may_be_compiled_for_any_size_too() -> None:
         problem = Problem.parse(f"linear:f32:nt:{m}x33x40:bias:m.dynamic")
         given = tensors.make(problem, "int-2", 0)
         result = made.prepare(problem, given, DYNAMIC).run(given)
+        assert given.bias is not None
         torch.testing.assert_close(result, given.a @ given.b + given.bias)
     assert made.log.compiles == 1
