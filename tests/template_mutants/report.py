@@ -54,7 +54,9 @@ def page(state: Path, remarks: Mapping[str, str] | None = None) -> str:
         state: the folder.
         remarks: why a mutant survives, by name.
     """
-    remarks = remarks or _remarks()
+    remarks = remarks or {
+        one.name: one.survives for backend in table.BACKENDS for one in table.load(backend) if one.survives
+    }
     lines = [_INTRO]
     for folder in sorted(state.iterdir()):
         backend, _, release = folder.name.partition("-")
@@ -65,17 +67,10 @@ def page(state: Path, remarks: Mapping[str, str] | None = None) -> str:
         records = map(json.loads, (folder / "verdicts.jsonl").read_text(encoding="utf-8").splitlines())
         known = {(one.mutant, one.level): one for one in (Verdict(**record) for record in records)}
         found = [one for one in known.values() if digests.get(one.mutant) == one.digest]
-        lines += [
-            f"## {_TITLES[backend]}, torch {release}",
-            "",
-            *_table(mutants, found),
-            *_mutants(mutants, found, remarks),
-        ]
+        judged = len({one.mutant for one in found})
+        lines += [f"## {_TITLES[backend]}, torch {release}", "", f"{judged} of {len(mutants)} mutants were run.", ""]
+        lines += [*_table(mutants, found), *_mutants(mutants, found, remarks)]
     return "\n".join(lines) + "\n"
-
-
-def _remarks() -> dict[str, str]:
-    return {one.name: one.survives for backend in table.BACKENDS for one in table.load(backend) if one.survives}
 
 
 def _table(mutants: Sequence[table.Mutant], found: Sequence[Verdict]) -> list[str]:
@@ -101,6 +96,7 @@ def _mutants(mutants: Sequence[table.Mutant], found: Sequence[Verdict], remarks:
         mutant = by_name[one.mutant]
         kind = "null" if mutant.null else "equivalent" if mutant.equivalent else one.verdict
         why = mutant.null or mutant.equivalent or remarks.get(one.mutant, "")
-        by = f"`{one.problem}` ({one.status})" if one.problem else why
+        run = f"{one.tried} of {one.reaching - one.same} problems run" if one.reaching else ""
+        by = f"`{one.problem}` ({one.status})" if one.problem else "; ".join(filter(None, (run, why)))
         lines.append(f"| {one.mutant} | {mutant.imitates} | {one.level} | {kind} | {by} |")
     return [*lines, ""]
