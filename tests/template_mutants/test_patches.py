@@ -120,7 +120,7 @@ def test_the_report_counts_controls_apart(tmp_path: Path) -> None:
 def test_a_mutant_is_found_and_a_control_is_not(tmp_path: Path) -> None:
     names = {"micro-k-tail", "null-bias"}
     mutants = [one for one in table.load("cpp") if one.name in names]
-    lines = ["mm:f32:nn:17x65x127", "addmm:f32:nn:17x65x127:bias"]
+    lines = ["mm:f32:nn:17x65x127", "linear:bf16:nt:17x65x127:bias"]
     study = Study("cpp", "quick", lines, tmp_path, jobs=1, most=0, first="", until=float("inf"))
     found = {one.mutant: one for one in study.verdicts(mutants, mutants)}
     assert {name: one.verdict for name, one in found.items()} == {"micro-k-tail": "killed", "null-bias": "survived"}
