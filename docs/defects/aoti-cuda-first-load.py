@@ -1,7 +1,7 @@
 """The first package of AOTInductor that a process compiles and loads on CUDA kills it with a segmentation fault.
 
-Seen on torch 2.11.0+cu130, 2.13.0+cu130 and 2.14.1+cu130, Hopper, with empty caches: in load_pt2, before the kernel runs.  A
-process that finds the package's code compiled goes on.  Needs torch, a CUDA GPU and a C++ compiler.  Exit status: 1 the failure
+Seen on torch 2.11.0+cu130, 2.13.0+cu130, 2.14.1+cu130 and 2.15.0+cu132, Hopper, Python 3.12,
+with empty caches: in load_pt2, before the kernel runs.  A process that finds the package's code compiled goes on.  Needs torch, a CUDA GPU and a C++ compiler.  Exit status: 1 the failure
 is there, 0 it is not, 2 something else went wrong.
 """
 import os, subprocess, sys, tempfile
