@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from pytest_gemm.conformance import matrix
-from pytest_gemm.problem.errors import ProblemError
-from pytest_gemm.problem.problem import Problem
+from pytest_gemm.conformance import matrix, tables
 from pytest_gemm.storage.datafile import Key, TableFile, is_count, is_text, is_texts
 from pytest_gemm.storage.errors import FileError
-from pytest_gemm.text import show
 
 _FILE = Path(__file__).with_name("pytorch_families.toml")
 _TEXT, _COUNT, _LINES = "write a text between quotes", "write a number of tests", "write a list of problem lines"
@@ -81,34 +77,17 @@ def complaints(families: Iterable[Family]) -> list[str]:
     for family in families:
         if not (family.lines or family.awaiting):
             found.append(f"{family.test}: no line covers it")
-        for line in family.lines:
-            try:
-                canonical = Problem.parse(line).line
-            except ProblemError as error:
-                found.append(f"{family.test}: {error}")
-                continue
-            if canonical not in levels:
-                found.append(f"{family.test}: {line} is in no level of the matrix")
-            elif canonical != line:
-                found.append(f"{family.test}: {line} is spelled {canonical}")
+        found += tables.complaints(family.test, family.lines)
         found += [f"{family.test}: {line} has come: move it to lines" for line in family.awaiting if line in levels]
     return found
 
 
 def page(families: Iterable[Family]) -> str:
     """The table as Markdown."""
-    import jinja2
-
-    text = Path(__file__).with_name("families.md.jinja").read_text(encoding="utf-8")
-    template = jinja2.Template(text, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    made: str = template.render(families=tuple(families), levels=matrix.levels())
-    return made
+    return tables.page("families.md.jinja", families=tuple(families), levels=matrix.levels())
 
 
 def run(_given: argparse.Namespace) -> int:
     """Print the page; returns 1 where a line is no problem of the suite."""
     families = load()
-    wrong = complaints(families)
-    sys.stderr.write("".join(f"{line}\n" for line in wrong))
-    show(page(families))
-    return int(bool(wrong))
+    return tables.printed(page(families), complaints(families))

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from pytest_gemm.conformance import matrix
+from pytest_gemm.conformance import tables
 from pytest_gemm.problem.axes import HUGE, LEVELS
-from pytest_gemm.problem.errors import ProblemError
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.datafile import Key, TableFile, is_text, is_texts
 from pytest_gemm.storage.errors import FileError
-from pytest_gemm.text import show
 
 _FILE = Path(__file__).with_name("history.toml")
 _TEXT, _LINES = "write a text between quotes", "write a list of problem lines"
@@ -80,41 +76,22 @@ def load(path: Path = _FILE) -> tuple[Bug, ...]:
 
 def complaints(bugs: Iterable[Bug]) -> list[str]:
     """What is wrong with the table, a sentence each; empty when every line is a problem of the suite at its level."""
-    found, levels = [], matrix.levels()
-    huge = {problem.line for problem in matrix.products(HUGE)}
+    found: list[str] = []
     for bug in bugs:
         if bool(bug.lines) == bool(bug.missing):
             found.append(f"{bug.id}: {'it has lines and says why none is there' if bug.lines else 'no line meets it'}")
         if bug.lines and not (bug.imitation or bug.ledger):
             found.append(f"{bug.id}: nothing shows that its lines catch it")
-        for line in bug.lines:
-            try:
-                canonical = Problem.parse(line).line
-            except ProblemError as error:
-                found.append(f"{bug.id}: {error}")
-                continue
-            actual = HUGE if line in huge else levels.get(canonical, "")
-            if canonical != line:
-                found.append(f"{bug.id}: {line} is spelled {canonical}")
-            elif actual != bug.level:
-                found.append(f"{bug.id}: {line} is at level {actual or 'none'}, not {bug.level or 'none'}")
+        found += tables.complaints(bug.id, bug.lines, bug.level)
     return found
 
 
 def page(bugs: Iterable[Bug]) -> str:
     """The table as Markdown."""
-    import jinja2
-
-    text = Path(__file__).with_name("history.md.jinja").read_text(encoding="utf-8")
-    template = jinja2.Template(text, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    made: str = template.render(bugs=tuple(bugs), levels=_LEVELS)
-    return made
+    return tables.page("history.md.jinja", bugs=tuple(bugs), levels=_LEVELS)
 
 
 def run(_given: argparse.Namespace) -> int:
     """Print the page; returns 1 where a line is no problem of the suite at its level."""
     bugs = load()
-    wrong = complaints(bugs)
-    sys.stderr.write("".join(f"{line}\n" for line in wrong))
-    show(page(bugs))
-    return int(bool(wrong))
+    return tables.printed(page(bugs), complaints(bugs))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib import metadata
 from importlib.util import find_spec
@@ -18,12 +17,9 @@ from pathlib import Path
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from pytest_gemm.conformance import matrix
-from pytest_gemm.problem.errors import ProblemError
-from pytest_gemm.problem.problem import Problem
+from pytest_gemm.conformance import matrix, tables
 from pytest_gemm.storage.datafile import Key, TableFile, is_text, is_texts
 from pytest_gemm.storage.errors import FileError
-from pytest_gemm.text import show
 
 _FILE = Path(__file__).with_name("inductor_products.toml")
 _TEXT = "write a text between quotes"
@@ -129,38 +125,22 @@ def unknown(products: Iterable[Product], names: Collection[str], version: Versio
 
 def complaints(products: Iterable[Product]) -> list[str]:
     """What is wrong with the lines of the table, a sentence each."""
-    found, levels = [], matrix.levels()
+    found: list[str] = []
     for product in products:
         name = product.names[0] if product.names else "a product"
         if not (product.lines or product.why):
             found.append(f"{name}: no line reaches it, and nothing says why")
-        for line in product.lines:
-            try:
-                canonical = Problem.parse(line).line
-            except ProblemError as error:
-                found.append(f"{name}: {error}")
-                continue
-            if canonical not in levels:
-                found.append(f"{name}: {line} is in no level of the matrix")
-            elif canonical != line:
-                found.append(f"{name}: {line} is spelled {canonical}")
+        found += tables.complaints(name, product.lines)
     return found
 
 
 def page(products: Iterable[Product]) -> str:
     """The table as Markdown."""
-    import jinja2
-
-    text = Path(__file__).with_name("products.md.jinja").read_text(encoding="utf-8")
-    template = jinja2.Template(text, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    made: str = template.render(products=tuple(products), levels=matrix.levels())
-    return made
+    return tables.page("products.md.jinja", products=tuple(products), levels=matrix.levels())
 
 
 def run(_given: argparse.Namespace) -> int:
     """Print the page; returns 1 where the table differs from the suite or from the installed torch."""
     products = load()
     wrong = [*complaints(products), *unknown(products, installed(source()), release())]
-    sys.stderr.write("".join(f"{line}\n" for line in wrong))
-    show(page(products))
-    return int(bool(wrong))
+    return tables.printed(page(products), wrong)

@@ -67,7 +67,7 @@ def test_the_page_is_made_of_the_table() -> None:
     ("change", "words"),
     [
         ({"level": "full"}, "is at level quick, not full"),
-        ({"lines": ("mm:f32:nn:1x2x5",)}, "is at level none, not quick"),
+        ({"lines": ("mm:f32:nn:1x2x5",)}, "is in no level of the matrix"),
         ({"lines": ()}, "no line meets it"),
         ({"missing": "too large"}, "says why none is there"),
         ({"lines": ("mm:f32:nn:1x2",)}, "shape"),
