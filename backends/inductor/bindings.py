@@ -49,6 +49,8 @@ def constant_names(problem: Problem) -> frozenset[str]:
 
 def dynamic_dimensions(problem: Problem) -> dict[str, dict[int, str]]:
     """The dimensions of the program's tensors that are dynamic sizes, by name of the tensor: ``{"a": {0: "m"}}``."""
+    if not problem.dynamic:  # the dimensions of a view are no sizes of the product
+        return {}
     found = {
         name: {place: size for place, size in enumerate(sizes) if size in problem.dynamic}
         for name, sizes in _sizes(problem).items()

@@ -210,6 +210,11 @@ def test_dyn_m_is_one_artifact_for_several_m() -> None:
     assert prepared[0].artifact.problem.shape.m == HINTS["m"]
 
 
+def test_a_view_behind_a_product_has_no_dynamic_dimension() -> None:
+    line = "linear:f32:nt:24x64x65:bias+view-4x6x4x16+perm-0_2_1_3+mul"
+    assert bindings.dynamic_dimensions(Problem.parse(line)) == {}
+
+
 def test_a_program_that_would_compile_again_says_so(cpp: CppBackend) -> None:
     problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
     prepared = cpp.prepare(problem, operands.make(problem, "rand", 1))
