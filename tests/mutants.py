@@ -158,7 +158,7 @@ TALLEST = {"f32": "mm:f32:nn:2200001x4x3"}  # full
 WIDE = {"f32": "mm:f32:nn:3x65601x5:b.argument"}
 LONG = {
     "f32": "mm:f32:nn:5x3x65601",
-    "bf16": "linear:bf16:nt:3x17x65601:bias",
+    "bf16": "linear:bf16:nt:97x193x65601:bias",
     "f16": "addmm:f16:nn:5x2x65601:bias+alpha-0.5+beta-2",
 }
 NARROW = {"f32": LONG["f32"], "f16": "linear:f16:nt:33x1x4099"}

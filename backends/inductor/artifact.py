@@ -347,6 +347,8 @@ class Artifact:
         if again and spec.candidate is None:  # other constants are no reason to select something else
             spec = dataclasses.replace(spec, candidate=self.chosen)
         made = _compile(self.problem, tensors, constants, spec)
+        if again:  # it has benchmarked nothing
+            made.session.pruned.update(self._compiled.session.pruned)
         for module in made.modules:
             finalize(self, torch_compat.forget_module, module)
         return made

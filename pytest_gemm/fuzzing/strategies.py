@@ -285,7 +285,7 @@ def _problem(draw: st.DrawFn, form: Form, work: int, *, huge: bool) -> Problem:
     for step in _STEPS:
         if takes(op, step):
             groups.setdefault(_group(op, step), []).append(step)
-    shape = _beyond(draw, m, n, k, batch) if huge else _within(m, n, k, batch, work)
+    shape = _beyond(draw, op, m, n, k, batch) if huge else _within(m, n, k, batch, work)
     if "group" in op.scales:
         shape = dataclasses.replace(shape, k=-(-shape.k // 128) * 128)
     shape = dataclasses.replace(shape, k=-(-shape.k // op.summands) * op.summands)
@@ -312,10 +312,10 @@ def _within(m: int, n: int, k: int, batch: int | None, work: int) -> Shape:
     return Shape(m, n, min(k, max(1, work // max(1, m * n * count))), batch)
 
 
-def _beyond(draw: st.DrawFn, m: int, n: int, k: int, batch: int | None) -> Shape:
+def _beyond(draw: st.DrawFn, op: Op, m: int, n: int, k: int, batch: int | None) -> Shape:
     """These sizes with one that is long, and the longest of the others halved until the problem can be judged."""
     sizes = {name: max(1, size) for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)) if size is not None}
-    long = draw(st.sampled_from(sorted(sizes)))
+    long = draw(st.sampled_from(sorted(sizes.keys() - ({"batch"} if op.several else set()))))
     sizes[long] = draw(st.sampled_from(LONG))
     while True:
         count = sizes.get("batch", 1)

@@ -58,8 +58,9 @@ def test_whatever_is_drawn_has_a_line_and_operands(trial: Trial) -> None:
         assert Problem.parse(problem.line) == problem
         assert set(trial.distributions) <= set(distributions_for(problem))
     first = trial.problems[0]
-    assert len(trial.problems) == 1 or first.has("m.dynamic")
-    assert all(problem.with_m(first.shape.m) == first for problem in trial.problems)
+    assert len(trial.problems) == 1 or first.dynamic
+    sizes = {size: getattr(first.shape, size) for size in first.dynamic}
+    assert all(problem.resized(sizes) == first for problem in trial.problems)
     assert Trial.from_text(trial.to_text()) == trial
 
 

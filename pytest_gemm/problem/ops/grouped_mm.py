@@ -40,7 +40,7 @@ def _by_group(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
     for group, (first, last) in enumerate(itertools.pairwise([0, *t["offs"].tolist()])):
         x, y = pair(p.op.ragged, a, b, group, first, last)
         pieces.append(matmul(x, y) if last > first else x.new_zeros(x.shape[0], y.shape[1]))
-    return joined(torch, p.op.ragged, pieces)
+    return joined(torch, p.op.ragged, pieces) if pieces else a.new_zeros(p.result_shape)
 
 
 def _native(torch: Any, _: Problem, t: Tensors) -> Tensor:
