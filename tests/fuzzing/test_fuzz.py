@@ -82,7 +82,7 @@ def test_a_huge_problem_has_a_long_dimension_and_can_be_judged(trial: Trial) -> 
     for problem in trial.problems:
         shape = problem.shape
         batch = 1 if shape.batch is None else shape.batch
-        assert sampled.applies(problem, "sampled")
+        assert sampled.applies(problem, "sampled") or 0 in problem.result_shape  # empty at another dynamic size
         assert batch * max(shape.m * shape.n, shape.m * shape.k, shape.n * shape.k) <= 2**33
     assert len(trial.distributions) <= 2
 
