@@ -72,7 +72,7 @@ _SINGLE: Final = frozenset({"op", "dtypes", "layout", "bias"})
 
 
 def facts(problem: Problem) -> tuple[Fact, ...]:
-    """The facts of a problem, but for the modes in which it can be judged."""
+    """The facts of a problem, without the modes in which it can be judged."""
     bias = problem.step("bias")
     operands = [flag for flag in problem.flags if flag.startswith(_OPERANDS)]
     steps = dict.fromkeys(_KINDS[step.kind] for step in problem.steps if step.kind in _KINDS)

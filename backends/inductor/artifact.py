@@ -347,7 +347,7 @@ class Artifact:
         if again and spec.candidate is None:  # other constants are no reason to select something else
             spec = dataclasses.replace(spec, candidate=self.chosen)
         made = _compile(self.problem, tensors, constants, spec)
-        if again:  # it has benchmarked nothing
+        if spec is not self.spec:  # a second compile for the same selection benchmarks nothing
             made.session.pruned.update(self._compiled.session.pruned)
         for module in made.modules:
             finalize(self, torch_compat.forget_module, module)
@@ -502,7 +502,7 @@ class Artifact:
 
     @property
     def library(self) -> tuple[str, ...]:
-        """The products of libraries that the program calls, but for those of decompose-K's slices."""
+        """The products of libraries that the program calls, without those of decompose-K's slices."""
         foreign = self._compiled.foreign
         return tuple(n for n in foreign if not (self._compiled.session.subgraphs and _multiplies_slices(n)))
 
