@@ -49,22 +49,16 @@ class _Estimate:
         groups: defaultdict[str, list[str]] = defaultdict(list)
         for nodeid in ids:
             if selection.case_id(nodeid) is not None:
-                groups[xdist.scope(nodeid)].append(_name(nodeid))
+                groups[xdist.scope(nodeid)].append(durations.name_of(nodeid))
         said = durations.estimate(durations.read(self._path), groups.values(), workers(self._config)) if groups else ""
         return [f"gemm: the tests take {said}, by earlier runs on this machine"] if said else []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note what a test took; a timed one is measured before it begins."""
         if selection.case_id(report.nodeid) is not None and not getattr(report, "gemm", {}).get("verdicts"):
-            self._took[_name(report.nodeid)] += report.duration
+            self._took[durations.name_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
         """Record it."""
         if sum(self._took.values()) >= durations.WORTH_A_LINE:
             durations.record(self._path, self._took)
-
-
-def _name(nodeid: str) -> str:
-    """A test without the folder that it lies in, which depends on where pytest is started."""
-    file, _, rest = nodeid.partition("::")
-    return f"{file.rpartition('/')[2]}::{rest}"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm import config as config_module
-from pytest_gemm import effect, estimate, profiling, records, reports, review, selection, supervisor, xdist
+from pytest_gemm import effect, estimate, profiling, records, reports, review, selection, startup, supervisor, xdist
 from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.case_id import threads_text
 from pytest_gemm.config import CONFIG, SPEED_WORKER
@@ -31,7 +31,7 @@ from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.run import precompile
+from pytest_gemm.run import durations, precompile
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run import terminal as terminal_module
 from pytest_gemm.run.state import RunState
@@ -90,6 +90,7 @@ class GemmRun:
         division.register(config, self.state)
         self._review = review.Review(config, self.state, folder)
         estimate.register(config)
+        startup.register(config)
         profiling.register(config, self.state, os.getpid() if self._child is None else os.getppid())
         if self._child is not None:
             names = self.settings.registry.names()
@@ -362,7 +363,7 @@ class GemmRun:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> object | None:
         """With ``-n`` and a GEMM option given: keep what shares an artifact or a reference on one worker."""
-        return xdist.scheduler(config, log, self._journals)
+        return xdist.scheduler(config, log, self._journals, durations.read(durations.path_of(self.settings)))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:

@@ -328,6 +328,7 @@ def is_narrowed(config: pytest.Config, settings: GemmConfig) -> bool:
 # -- tests of which only the node id is known: those of other processes --------------------------------------------
 
 
+@functools.lru_cache(maxsize=1 << 16)  # of the tests of a run, each of which is asked about several times
 def case_id(nodeid: str) -> CaseId | None:
     """The case in a test's node id, as ``str`` of a :class:`CaseId` has it; ``None`` when there is none."""
     head, _, tail = nodeid.partition("[")[2].removesuffix("]").partition(":")

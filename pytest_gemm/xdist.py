@@ -5,21 +5,26 @@ And what becomes of the test that a worker died with: another worker goes on wit
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from pytest_gemm.isolation.journal import Journals
 from pytest_gemm.options import is_any_given
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import durations
+from pytest_gemm.run.durations import Taken
 from pytest_gemm.selection import case_id
 
 
+@functools.lru_cache(maxsize=1 << 16)  # of the tests of a run, each of which is asked about several times
 def scope(nodeid: str) -> str:
     """What a test shares its work with: its problem, at any size when one artifact serves them all.
 
@@ -30,6 +35,53 @@ def scope(nodeid: str) -> str:
         return nodeid
     problem = Problem.parse(case.problem)
     return problem.at_hints.line
+
+
+_UNKNOWN: Final[Mapping[str, Taken]] = {}
+# Seconds that sums and differences leave of a backlog that is done.
+_NOTHING: Final = 1e-6
+
+
+def divided(ids: Sequence[str], seconds: Mapping[str, float], workers: int) -> dict[str, str]:
+    """The unit of work of each test; the tests of a unit run on one worker.
+
+    It is the test's scope.  A scope that alone would take longer than a worker's share of the run, and so decide when
+    it ends, is divided by backends: each makes its operands and the reference itself.
+
+    Args:
+        ids: the tests.
+        seconds: that each is expected to take.
+        workers: among which they are shared out.
+    """
+    whole: defaultdict[str, float] = defaultdict(float)
+    for nodeid in ids:
+        whole[scope(nodeid)] += seconds[nodeid]
+    share = sum(whole.values()) / workers
+
+    def unit(nodeid: str) -> str:
+        case = case_id(nodeid) if whole[scope(nodeid)] > share else None
+        return scope(nodeid) if case is None else f"{scope(nodeid)} on {case.backend}"
+
+    return {nodeid: unit(nodeid) for nodeid in ids}
+
+
+def chosen(units: Iterable[tuple[str, float]], backlog: float, share: float) -> str:
+    """Which unit of work a worker gets: the longest, or one that it can end within its share of what is left.
+
+    A worker has to know its next test before it begins one.  Behind a long unit it gets a short one: no other worker
+    can take that over.
+
+    Args:
+        units: with their seconds, the longest first; at least one.
+        backlog: seconds of what the worker has not ended.
+        share: of a worker of all that is left.
+    """
+    last = ""
+    for unit, seconds in units:
+        if backlog < _NOTHING or backlog + seconds <= share:
+            return unit
+        last = unit
+    return last
 
 
 # Which scheduler of xdist ours extends, for each "--dist" with scopes; the others keep their own.
@@ -133,7 +185,9 @@ def _count_attempt(config: pytest.Config, nodeid: str) -> None:
         attempts.add_test_failure(nodeid)
 
 
-def scheduler(config: pytest.Config, log: Any, journals: Journals | None) -> object | None:
+def scheduler(
+    config: pytest.Config, log: Any, journals: Journals | None, known: Mapping[str, Taken] = _UNKNOWN
+) -> object | None:
     """A scheduler for a run that asked for GEMM tests; ``None`` leaves xdist's own.
 
     With plain ``-n`` the scopes are ours; with ``--dist=loadscope``, ``loadfile`` and ``loadgroup`` they are xdist's,
@@ -143,6 +197,7 @@ def scheduler(config: pytest.Config, log: Any, journals: Journals | None) -> obj
         config: pytest's, of the controller.
         log: xdist's logger.
         journals: what the workers leave behind when they die; ``None`` where there is nothing to go by.
+        known: what tests took in earlier runs; plain ``-n`` begins with the longest.
     """
     if not replaces_workers(config):
         return None
@@ -152,12 +207,49 @@ def scheduler(config: pytest.Config, log: Any, journals: Journals | None) -> obj
     base: Any = getattr(xdist.scheduler, _SCHEDULERS[dist])
 
     class GemmScheduling(base):  # type: ignore[misc]  # xdist ships no types
-        """xdist's scope scheduling with workers that may die in the middle of a test."""
+        """xdist's scope scheduling, the longest first, with workers that may die in the middle of a test."""
 
         false_starts = 0
+        _is_sorted = False
+
+        def schedule(self) -> None:
+            """Say what belongs together when all workers have collected."""
+            if self.collection is None and dist == "load":
+                ids = next(iter(self.registered_collections.values()))
+                # A single worker keeps the order of the files.
+                several = len(self.nodes) > 1
+                self._seconds = durations.expected(known, ids) if several else dict.fromkeys(ids, 1.0)
+                self._units = divided(ids, self._seconds, len(self.nodes))
+                self._left, self._is_sorted = sum(self._seconds.values()), False
+                self._backlogs: defaultdict[Any, float] = defaultdict(float)
+            super().schedule()
 
         def _split_scope(self, nodeid: str) -> str:
-            return scope(nodeid) if dist == "load" else str(super()._split_scope(nodeid))
+            return self._units[nodeid] if dist == "load" else str(super()._split_scope(nodeid))
+
+        def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+            """So much less is left."""
+            if dist == "load":
+                seconds = self._seconds[self.registered_collections[node][item_index]]
+                self._left -= seconds
+                self._backlogs[node] -= seconds
+            super().mark_test_complete(node, item_index, duration)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            """Give a worker the unit that is its turn: xdist takes the first of the queue."""
+            if dist == "load":
+                if not self._is_sorted:
+                    for unit in sorted(self.workqueue, key=self._expected, reverse=True):
+                        self.workqueue.move_to_end(unit)
+                    self._is_sorted = True
+                units = ((unit, self._expected(unit)) for unit in self.workqueue)
+                turn = chosen(units, self._backlogs[node], self._left / len(self.nodes))
+                self._backlogs[node] += self._expected(turn)
+                self.workqueue.move_to_end(turn, last=False)
+            super()._assign_work_unit(node)
+
+        def _expected(self, unit: str) -> float:
+            return sum(self._seconds[nodeid] for nodeid, done in self.workqueue[unit].items() if not done)
 
         def add_node_collection(self, node: Any, collection: Any) -> None:
             """Not of a worker that was sent home before it was ready: xdist takes it for one of its own."""
@@ -181,6 +273,7 @@ def scheduler(config: pytest.Config, log: Any, journals: Journals | None) -> obj
             None, where it has left word of what it was doing: another worker goes on with that test.  Otherwise
             that test is over: xdist would run it again and again.
             """
+            self._is_sorted = False  # its units come back
             units = self.assigned_work.get(node, {}).values()
             running = [(unit, nodeid) for unit in units for nodeid, completed in unit.items() if not completed][:1]
             if not running:

@@ -7,6 +7,9 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
+import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +25,13 @@ WORTH_A_LINE: Final = 10.0
 _OPTIONS: Final = ("level", "candidates", "distributions", "reference", "guard", "threads", "device")
 # Tests that are kept of each kind of run; those that ran last.
 _MOST: Final = 50_000
+# Medians in seconds with empty caches, of the tests of the suites and of any other test: two cores of an AMD EPYC.
+_USUAL_TEST: Final = 0.3
+_USUAL_ANY_SIZE: Final = 0.7
+_USUAL: Final = {"test_new_weights_in_another_process": 8.0, "test_new_weights_in_one_process": 2.0}
+# Multiplications of numbers that the reference makes in a second, there.
+_PRODUCTS: Final = 4e8
+_SIZES: Final = re.compile(r":((?:\d+x){2,}\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +74,49 @@ def record(path: Path, seconds: Mapping[str, float]) -> None:
     kept = {name: (round(one.seconds, 3), one.runs) for name, one in [*known.items()][-_MOST:]}
     with contextlib.suppress(OSError):
         files.replace(path, json.dumps(kept).encode())
+
+
+def name_of(nodeid: str) -> str:
+    """A test without the folder that it lies in, which depends on where pytest is started."""
+    file, _, rest = nodeid.partition("::")
+    return f"{file.rpartition('/')[2]}::{rest}"
+
+
+def expected(known: Mapping[str, Taken], ids: Iterable[str]) -> dict[str, float]:
+    """Seconds of each test: as recorded, else as tests of its function and backend usually take, else a guess.
+
+    Args:
+        known: by name.
+        ids: of pytest.
+    """
+    kinds: defaultdict[str, list[float]] = defaultdict(list)
+    for name, taken in known.items():
+        kinds[_kind(name)].append(taken.seconds)
+    usual = {kind: statistics.median(seconds) for kind, seconds in kinds.items()}
+
+    def seconds(name: str) -> float:
+        if name in known:
+            return known[name].seconds
+        return _guess(name) if (kind := _kind(name)) not in usual else usual[kind] + _size(name)
+
+    return {nodeid: seconds(name_of(nodeid)) for nodeid in ids}
+
+
+def _kind(name: str) -> str:
+    """File, function and backend of a test."""
+    return name.partition("-")[0]
+
+
+def _guess(name: str) -> float:
+    """Where nothing like it is known: an order, longest first, is all that is made of it."""
+    function = name.partition("[")[0].rpartition(":")[2]
+    return _USUAL.get(function, _USUAL_ANY_SIZE if ".dynamic" in name else _USUAL_TEST) + _size(name)
+
+
+def _size(name: str) -> float:
+    """Seconds that grow with a product, those of the reference; to a tenth, so that most tests keep their order."""
+    sizes = _SIZES.search(name)
+    return round(math.prod(map(int, sizes[1].split("x"))) / _PRODUCTS, 1) if sizes else 0.0
 
 
 def estimate(known: Mapping[str, Taken], groups: Iterable[Iterable[str]], workers: int) -> str:

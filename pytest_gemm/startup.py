@@ -1,0 +1,111 @@
+"""How the workers of pytest-xdist start: side by side, with their share of the threads, and ready before their tests.
+
+xdist starts one worker after the other, and a worker imports torch when its first test needs it.  With many workers
+these seconds decide how long a run takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from typing import Any, Final
+
+import pytest
+
+from pytest_gemm import selection, trace
+from pytest_gemm.api.request import Capability, honours
+from pytest_gemm.config import CONFIG, GemmConfig, workers
+from pytest_gemm.options import is_any_given
+from pytest_gemm.values import cores
+
+# With fewer tests for each worker some may get none.
+_A_WORKER: Final = 3
+# What the first case of a process imports: the judge, and what it records the kernels with.
+_JUDGING: Final = ("torch", "pytest_gemm.judging.judge", "torch._dynamo")
+# What the first compile by Inductor imports.  None of these starts its pool of compile processes.
+_COMPILING: Final = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton")
+
+
+def register(config: pytest.Config) -> None:
+    """Add the hooks in a run with GEMM tests."""
+    config.pluginmanager.register(_Worker(config) if hasattr(config, "workerinput") else _Controller(), "gemm-startup")
+
+
+class _Controller:
+    """The hooks of the process that starts the workers."""
+
+    @pytest.hookimpl(optionalhook=True, trylast=True)  # what others change in a specification is in it
+    def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
+        """Start them all at once, and say where they have more threads than there are cores."""
+        terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None and (warning := oversubscribed(config.stash[CONFIG], config)):
+            terminal.ensure_newline()
+            terminal.write_line(f"gemm: {warning}")
+        group = getattr(getattr(config.pluginmanager.get_plugin("dsession"), "nodemanager", None), "group", None)
+        here = [spec for spec in specs if spec.popen]
+        if group is not None and len(here) > 1 and is_any_given(config):
+            group.makegateway = _handed_out(group.makegateway, here)
+
+
+def _handed_out(start: Callable[[Any], Any], specs: Sequence[Any]) -> Callable[[Any], Any]:
+    """What execnet starts a process with, where these have been started: xdist asks for one after the other."""
+
+    def timed(spec: Any) -> Any:
+        with trace.span(f"start of {spec.id}"):
+            made = start(spec)
+            made._rinfo()  # which xdist would wait for, and keeps
+            return made
+
+    with ThreadPoolExecutor(len(specs)) as pool:
+        started = {spec.id: pool.submit(timed, spec) for spec in specs}
+
+    def handed_out(spec: Any) -> Any:
+        found = started.pop(getattr(spec, "id", None), None)
+        return start(spec) if found is None else found.result()
+
+    return handed_out
+
+
+def oversubscribed(settings: GemmConfig, config: pytest.Config) -> str:
+    """What is wrong where workers and their threads are more than the cores; "" where they are not."""
+    count, threads = workers(config), max([settings.threads, *(max(pair) for pair in settings.thread_axis)])
+    if count == 1 or threads == 1 or count * threads <= cores():
+        return ""
+    right = max(1, cores() // threads)
+    return (
+        f"{count} workers with {threads} threads each are {count * threads} threads on {cores()} cores, which wait for "
+        f"one another; -n {right} fits"
+    )
+
+
+class _Worker:
+    """The hooks of a worker."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        settings = config.stash[CONFIG]
+        # NumPy's and SciPy's libraries start a thread for each core that they see, which spins before it sleeps.
+        # Nothing here computes with them.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        if oversubscribed(settings, config):
+            os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a thread that spins keeps another one from its core
+
+    @pytest.hookimpl(tryfirst=True)  # the controller knows what was collected, and waits for the other workers
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Import what the first test would wait for; what fails here, fails there with its reason."""
+        settings = session.config.stash[CONFIG]
+        cases = [case for item in session.items if (case := selection.parameter_of(item)) is not None]
+        apart = settings.fuzz or settings.guard == "pages" or session.config.option.collectonly
+        few = len(cases) < _A_WORKER * workers(session.config)
+        if apart or few or any(map(selection.timed, session.items)):  # a process that times is not disturbed
+            return
+        backends = [settings.registry[name] for name in dict.fromkeys(one.case.backend for one in cases)]
+        compiling = any(honours(backend, Capability.USER_CACHES) for backend in backends)
+        with trace.span("import of torch"), contextlib.suppress(Exception):
+            for name in (*_JUDGING, *(_COMPILING if compiling else ())):
+                import_module(name)
+        if any(settings.device_of(backend) == "cuda" for backend in backends):
+            with trace.span("start of CUDA"), contextlib.suppress(Exception):
+                import_module("torch").zeros(1, device="cuda")

@@ -1,0 +1,193 @@
+"""How tests are shared out among the workers of pytest-xdist, and how these start."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_gemm import xdist
+from pytest_gemm.run import durations
+from pytest_gemm.run.durations import Taken
+
+# A backend that notes when it is asked for which problem, and what its process is like.
+CONFTEST = """
+    import os, pathlib, sys, time
+
+    def mine(a, b):
+        time.sleep(float(os.environ.get("SLEEP", "0")))
+        threads = next(line for line in open("/proc/self/status") if line.startswith("Threads"))
+        facts = [os.environ["PYTEST_XDIST_WORKER"], str(a.shape[0]), os.environ.get("OMP_WAIT_POLICY", "none")]
+        with open(pathlib.Path(__file__).with_name("begun.txt"), "a") as file:
+            file.write(" ".join([*facts, threads.split()[1]]) + "\\n")
+        return (a.float() @ b.float()).to(a.dtype)
+
+    def pytest_gemm_register_backends(registry):
+        registry.add_callable("mine", mine)
+"""
+LINES = [f"mm:f32:nn:{m}x8x16" for m in range(1, 25)]
+TEST = f"""
+    import pytest
+
+    @pytest.mark.gemm(problems={LINES}, distributions=["rand"])
+    def test_made(gemm_case, gemm_check):
+        gemm_check(gemm_case)
+"""
+
+
+def run(pytester: pytest.Pytester, *options: str) -> list[list[str]]:
+    """Run those tests; the lines of the backend, in the order of time."""
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_it=TEST)
+    result = pytester.runpytest_subprocess("--gemm-backends=mine", *options, timeout=200)
+    result.assert_outcomes(passed=len(LINES))
+    return [line.split() for line in (pytester.path / "begun.txt").read_text(encoding="utf-8").splitlines()]
+
+
+# -- the order -------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_gets_the_longest_and_behind_it_what_it_can_end_in_time() -> None:
+    units = [("a", 9.0), ("b", 4.0), ("c", 1.0)]
+    assert xdist.chosen(units, 0.0, 5.0) == "a"
+    assert xdist.chosen(units, 3.0, 8.0) == "b"
+    assert xdist.chosen(units, 8.0, 5.0) == "c", "the shortest, where none fits"
+
+
+def test_a_problem_that_takes_longer_than_a_share_is_divided_by_backends() -> None:
+    dynamic = [f"t.py::test[{who}-mm:f32:nn:{m}x8x8:m.dynamic]" for who in ("aten", "cpp") for m in (2, 17)]
+    other = [f"t.py::test[{who}-mm:f32:nn:8x8x{k}]" for who in ("aten", "cpp") for k in (16, 32)]
+    seconds = {**dict.fromkeys(dynamic, 4.0), **dict.fromkeys(other, 1.0)}
+    assert len({*xdist.divided([*dynamic, *other], seconds, 1).values()}) == 3
+    divided = xdist.divided([*dynamic, *other], seconds, 4)
+    assert divided[dynamic[0]] == divided[dynamic[1]] != divided[dynamic[2]] == divided[dynamic[3]]
+    assert divided[other[0]] == divided[other[2]], "these share their operands"
+
+
+def test_what_is_not_recorded_takes_as_long_as_its_like() -> None:
+    known = {"t.py::test[aten-mm:f32:nn:8x8x8]": Taken(1.0, 2), "t.py::test[aten-mm:f32:nn:9x8x8]": Taken(3.0, 2)}
+    names = ["a/t.py::test[aten-mm:f32:nn:8x8x8]", "a/t.py::test[aten-mm:f32:nn:2x2x2]"]
+    assert [round(one, 3) for one in durations.expected(known, names).values()] == [1.0, 2.0]
+    guesses = durations.expected({}, ["t.py::test[cpp-mm:f32:nn:2x2x2]", "t.py::test[cpp-mm:f32:nn:97x193x65601]"])
+    assert guesses["t.py::test[cpp-mm:f32:nn:97x193x65601]"] > 2 * guesses["t.py::test[cpp-mm:f32:nn:2x2x2]"]
+
+
+@pytest.mark.parametrize("workers", [2, 16, 64])
+def test_a_run_ends_close_to_the_least_time_that_its_tests_allow(pytester: pytest.Pytester, workers: int) -> None:
+    ids = [f"t.py::test[mine-mm:f32:nn:{m}x1x1]" for m in range(1, 501)]
+    took = {one: 10.0 / rank**0.5 for rank, one in enumerate(ids, 1)}  # 10 s, 7.1 s, ... 0.4 s
+    known = {one: Taken(seconds, 2) for one, seconds in took.items()}
+    least = max(sum(took.values()) / workers, 10.0)
+    assert simulated(pytester, [*reversed(ids)], took, known, workers) < 1.1 * least
+    by_chance = simulated(pytester, [*reversed(ids)], took, {}, workers)
+    assert workers == 2 or by_chance > 1.15 * least
+
+
+def simulated(
+    pytester: pytest.Pytester, ids: list[str], took: dict[str, float], known: dict[str, Taken], workers: int
+) -> float:
+    """When the last test ends, with workers that begin a test as those of xdist: when they know the next one."""
+    config = pytester.parseconfig("-n2", "--dist=load", "--gemm-backends=aten")
+    config.option.tx = ["popen"] * workers
+    quiet: Any = SimpleNamespace(loadscopesched=lambda *_: None)
+    scheduler: Any = xdist.scheduler(config, quiet, None, known)
+    nodes = [Node(f"gw{i}") for i in range(workers)]
+    for node in nodes:
+        scheduler.add_node(node)
+    for node in nodes:
+        scheduler.add_node_collection(node, ids)
+    scheduler.schedule()
+    now = 0.0
+    while busy := [node for node in nodes if node.begin(now, ids, took)]:
+        node = min(busy, key=lambda one: one.end)
+        now, index = node.end, node.queue.pop(0)
+        node.end = 0.0
+        scheduler.mark_test_complete(node, index)
+        if scheduler.tests_finished:
+            for one in nodes:
+                one.shutdown()
+    assert not any(node.queue for node in nodes)
+    return now
+
+
+class Node:
+    """A worker that computes nothing."""
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name, _io=None)
+        self.shutting_down = False
+        self.queue: list[int] = []
+        self.end = 0.0
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.queue += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+    def begin(self, now: float, ids: list[str], took: dict[str, float]) -> bool:
+        """Whether it has a test that it runs, or begins one now."""
+        if not self.end and (len(self.queue) > 1 or (self.queue and self.shutting_down)):
+            self.end = now + took[ids[self.queue[0]]]
+        return bool(self.end)
+
+
+@pytest.mark.slow
+def test_the_longest_recorded_case_starts_first(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    monkeypatch.setenv("SLEEP", "0.45")
+    run(pytester, "-n2")  # long enough to be recorded
+    (path,) = (pytester.path / "cache" / "pytest-gemm" / "durations").glob("*.json")
+    known = json.loads(path.read_text(encoding="utf-8"))
+    assert len(known) == len(LINES)
+    path.write_text(json.dumps({name: [30.0 if "nn:13x" in name else 0.5, 2] for name in known}), encoding="utf-8")
+    (pytester.path / "begun.txt").unlink()
+    monkeypatch.setenv("SLEEP", "0")
+    order = run(pytester, "-n2")
+    assert "13" in {m for _, m, *_ in order[:2]}, "both workers begin at once"
+
+
+# -- the start -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_workers_start_side_by_side_and_import_torch_before_their_tests(pytester: pytest.Pytester) -> None:
+    run(pytester, "-n4", "--gemm-profile", "--gemm-output=out")
+    events = json.loads((pytester.path / "out" / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    starts = [event for event in events if re.fullmatch(r"start of gw\d", event["name"])]
+    assert len(starts) == 4
+    assert max(event["ts"] for event in starts) < min(event["ts"] + event["dur"] for event in starts)
+    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    for lane in ("gw0", "gw1", "gw2", "gw3"):
+        own = sorted((one for one in events if one["ph"] == "X" and lanes[one["tid"]] == lane), key=lambda e: e["ts"])
+        imported = next(event for event in own if event["name"] == "import of torch")
+        tests = [event["ts"] for event in own if event["cat"] == "test"]
+        assert all(imported["ts"] + imported["dur"] <= begun for begun in tests)
+
+
+@pytest.mark.slow
+def test_workers_have_no_more_threads_than_there_are_cores(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    found = run(pytester, f"-n{cores}", "--gemm-profile")
+    assert {policy for _, _, policy, _ in found} == {"none"}
+    # Besides its own: that of execnet, that of the watch, and the pool of PyTorch where a worker has several.
+    assert max(int(threads) for _, _, _, threads in found) <= 1 + 3
+
+
+@pytest.mark.slow
+def test_more_threads_than_cores_are_said_and_do_not_spin(pytester: pytest.Pytester) -> None:
+    cores = len(os.sched_getaffinity(0))
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_it=TEST)
+    result = pytester.runpytest_subprocess("--gemm-backends=mine", "-n2", f"--gemm-threads={cores}", timeout=200)
+    wanted = f"gemm: 2 workers with {cores} threads each are {2 * cores} threads on {cores} cores*; -n 1 fits"
+    result.stdout.fnmatch_lines([wanted] if cores > 1 else [])
+    begun = (pytester.path / "begun.txt").read_text(encoding="utf-8").splitlines()
+    assert {line.split()[2] for line in begun} == {"passive" if cores > 1 else "none"}
