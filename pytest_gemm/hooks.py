@@ -31,9 +31,8 @@ from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.run import durations, precompile
+from pytest_gemm.run import durations, precompile, progress
 from pytest_gemm.run import state as state_module
-from pytest_gemm.run import terminal as terminal_module
 from pytest_gemm.run.state import RunState
 from pytest_gemm.sharding import division
 from pytest_gemm.storage import cache
@@ -178,8 +177,9 @@ class GemmRun:
         given = effect.rerun_options(self.settings, case.backend if case else "", timed=False)
         return selection.rerun(nodeid, self._config.rootpath, self._config.invocation_params.dir, given)
 
-    def _display(self) -> terminal_module.Display:
-        return terminal_module.Display(self._config.pluginmanager.get_plugin("terminalreporter"))
+    def _display(self) -> progress.Display:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        return progress.Display(terminal, quiet=self._config.option.verbose < 0)
 
     # -- collection
 

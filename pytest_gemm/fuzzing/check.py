@@ -43,7 +43,7 @@ from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
 from pytest_gemm.problem.axes import HUGE
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
-from pytest_gemm.run.terminal import Display
+from pytest_gemm.run.progress import Display
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case, Judged

@@ -11,13 +11,13 @@ import signal
 import socket
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pytest_gemm.isolation.journal import Journal, Journals, Position
 from pytest_gemm.isolation.limits import Watch
-from pytest_gemm.outcome import Outcome
+from pytest_gemm.outcome import Activity, Outcome
 from pytest_gemm.records import from_record, to_record
 
 if TYPE_CHECKING:
@@ -62,35 +62,20 @@ Eager = Callable[["Problem", str], str]
 Answer = Callable[[Service, "dict[str, Any]"], Iterator[Any]]
 
 
-class Worker:
-    """A process that forks judges, one after the other, which answer requests.
-
-    Created before this process has asked any backend whether it is available: see the module.
-
-    Args:
-        config: what the run was asked for.
-        answer: is called in a judge for each request.
-        eager: why a judge does not compute a problem with eager PyTorch, as :class:`Judge` has it.
+class Lane:
+    """The asking end of one line of judges: one of them at a time answers a request.
 
     Attributes:
         deaths: how many judges have ended in the middle of a request.
     """
 
-    def __init__(self, config: GemmConfig, answer: Answer, *, eager: Eager = lambda *_: "") -> None:
+    def __init__(self) -> None:
         self.deaths = 0
         self._journals = Journals()
         self._errors = self._journals.folder / "stderr"
         self._errors.touch()
-        here, there = socket.socketpair()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python 3.12 warns when there are threads; none of them is needed there
-            self._keeper = os.fork()
-        if self._keeper == 0:
-            here.close()
-            _keep(config, answer, there, self._journals.folder, self._errors, eager=eager)
-        there.close()
-        self._socket = here
-        self._lines = here.makefile("rb")
+        self._socket, self._there = socket.socketpair()
+        self._lines = self._socket.makefile("rb")
 
     def ask(self, request: Mapping[str, object]) -> tuple[list[Outcome], Death | None]:
         """The outcomes that a judge answers with, and how it ended if it did.
@@ -137,6 +122,11 @@ class Worker:
             pass
         raise RuntimeError(f"the process that starts the judges is gone: {self._tail(said) or 'nothing is known'}")
 
+    def activity(self) -> Activity | None:
+        """What the first judge is doing, by its journal; ``None`` before its first entry."""
+        position = self._journals.position(_judge(0))
+        return position.activity if position is not None and not position.over else None
+
     def _messages(self) -> Iterator[dict[str, Any]]:
         for line in self._lines:
             try:
@@ -152,38 +142,79 @@ class Worker:
             file.seek(said)
             return file.read().decode(errors="replace").strip()[-_LAST_WORDS:]
 
-    def close(self) -> None:
-        """End the processes, whatever they are doing, and remove what they left."""
+    def _close_socket(self) -> None:
         self._lines.close()
         self._socket.close()
+
+
+class Worker(Lane):
+    """A process that forks judges, one after the other, which answer requests.
+
+    Created before this process has asked any backend whether it is available: see the module.
+
+    Args:
+        config: what the run was asked for.
+        answer: is called in a judge for each request.
+        eager: why a judge does not compute a problem with eager PyTorch, as :class:`Judge` has it.
+        beside: how many more lanes of judges there are, which answer at the same time.
+
+    Attributes:
+        beside: these lanes.
+    """
+
+    def __init__(self, config: GemmConfig, answer: Answer, *, eager: Eager = lambda *_: "", beside: int = 0) -> None:
+        super().__init__()
+        self.beside = [Lane() for _ in range(beside)]
+        lanes = [self, *self.beside]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns when there are threads; none of them is needed there
+            self._keeper = os.fork()
+        if self._keeper == 0:
+            for lane in lanes:
+                lane._close_socket()
+            _keep(config, answer, lanes, eager=eager)
+        for lane in lanes:
+            lane._there.close()
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing, and remove what they left."""
         try:
             os.killpg(self._keeper, signal.SIGKILL)
         except ProcessLookupError:
             os.kill(self._keeper, signal.SIGKILL)  # it had not come to founding its group
         os.waitpid(self._keeper, 0)
-        self._journals.close()
+        for lane in (self, *self.beside):
+            lane._close_socket()
+            lane._journals.close()
 
 
 # -- in the keeper ---------------------------------------------------------------------------------
 
 
-def _keep(
-    config: GemmConfig, answer: Answer, there: socket.socket, folder: Path, errors: Path, *, eager: Eager
-) -> NoReturn:
-    """Fork judges, one after the other, until the socket is closed."""
+def _keep(config: GemmConfig, answer: Answer, lanes: Sequence[Lane], *, eager: Eager) -> NoReturn:
+    """Fork judges, one after the other in each lane, until the socket is closed."""
+    lane = lanes[0]
     try:
         os.setpgid(0, 0)  # out of reach of Ctrl-C; with its judges and their compilers it is ended as one
-        null, said = os.open(os.devnull, os.O_RDWR), os.open(errors, os.O_WRONLY | os.O_APPEND)
+        null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
-        os.dup2(said, 2)
-        _cover_others(null, there.fileno())
+        _complain_in(lane)
+        _cover_others(null, {one._there.fileno() for one in lanes})
         faulthandler.disable()  # it would write to a file of the parent's
         import pytest_gemm.judging.judge  # noqa: F401  # so that no judge has to import torch
 
-        number = 0
+        for other in lanes[1:]:
+            if os.fork() == 0:
+                lane = other
+                _complain_in(lane)
+                break
+        for one in lanes:
+            if one is not lane:
+                one._there.close()
+        there, folder, number = lane._there, lane._journals.folder, 0
         while True:
-            name = f"judge-{number}"
+            name = _judge(number)
             judge = os.fork()
             if judge == 0:
                 _serve(config, answer, there, folder, name, eager=eager)
@@ -199,11 +230,23 @@ def _keep(
         os._exit(1)
 
 
-def _cover_others(null: int, ours: int) -> None:
+def _judge(number: int) -> str:
+    """The name of a judge's journal."""
+    return f"judge-{number}"
+
+
+def _complain_in(lane: Lane) -> None:
+    """Let this process write its errors where the lane's asking end reads them."""
+    said = os.open(lane._errors, os.O_WRONLY | os.O_APPEND)
+    os.dup2(said, 2)
+    os.close(said)
+
+
+def _cover_others(null: int, ours: Set[int]) -> None:
     """Replace other pipes and sockets by the null device: a reader would wait for their end until this process ends."""
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if int(entry) not in {0, 1, 2, ours} and os.readlink(f"/proc/self/fd/{entry}")[:4] in {"pipe", "sock"}:
+            if int(entry) not in {0, 1, 2, *ours} and os.readlink(f"/proc/self/fd/{entry}")[:4] in {"pipe", "sock"}:
                 os.dup2(null, int(entry))
 
 

@@ -47,10 +47,16 @@ class Taken:
     runs: int
 
 
-def path_of(config: GemmConfig) -> Path:
-    """The file for runs like this one: with this CPU, this torch and these options."""
+def path_of(config: GemmConfig, *kind: object) -> Path:
+    """The file for runs like this one: with this CPU, this torch and these options.
+
+    Args:
+        config: of the run.
+        kind: what else the seconds depend on, where they are not those of tests.
+    """
     cpu = processor.cpu()
     facts = [cpu.name, str(cpu.logical), metadata.version("torch"), *(config.options[name] for name in _OPTIONS)]
+    facts += map(str, kind)
     return cache.home() / "durations" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
 
 
@@ -140,10 +146,11 @@ def estimate(known: Mapping[str, Taken], groups: Iterable[Iterable[str]], worker
     seconds = max(total / workers, *loads) * asked / found
     if seconds < WORTH_A_LINE:
         return ""
-    return f"{'at most' if first * 2 > total else 'about'} {_rounded(seconds)}"
+    return f"{'at most' if first * 2 > total else 'about'} {words(seconds)}"
 
 
-def _rounded(seconds: float) -> str:
+def words(seconds: float) -> str:
+    """Seconds for people, rounded up: ``50 s``, ``3 min``, ``2.0 h``."""
     if seconds < 95:
         return f"{math.ceil(seconds / 10) * 10} s"
     return f"{math.ceil(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

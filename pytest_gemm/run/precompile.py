@@ -29,7 +29,7 @@ from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.terminal import Display
+from pytest_gemm.run.progress import Display
 from pytest_gemm.storage.kernel_store import Counts, Farm, Job, Store
 from pytest_gemm.text import table as text_table
 

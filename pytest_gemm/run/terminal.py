@@ -6,7 +6,6 @@ import functools
 import math
 import operator
 import re
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -75,40 +74,6 @@ def _markdown_row(cells: Iterable[object]) -> str:
 
 
 # -- the terminal ------------------------------------------------------------------------------------------------
-
-
-class Display:
-    """Progress of a long wait: one line that is written over on a terminal, a line now and then elsewhere.
-
-    Args:
-        reporter: pytest's terminal reporter, ``None`` for silence.
-    """
-
-    def __init__(self, reporter: Any) -> None:
-        self._reporter = reporter
-        self._next = 0.0
-        self._open = False
-
-    def line(self, text: str) -> None:
-        """A line that stays."""
-        if self._reporter is not None:
-            if self._open:
-                self._reporter.rewrite("", erase=True)
-                self._open = False
-            self._reporter.ensure_newline()
-            self._reporter.write_line(text)
-
-    def progress(self, text: str) -> None:
-        """How far it is; not every call is shown."""
-        now = time.monotonic()
-        if self._reporter is None or now < self._next:
-            return
-        self._open = self._reporter.isatty
-        self._next = now + (0.5 if self._open else 15.0)
-        if self._open:
-            self._reporter.rewrite(text, erase=True)
-        else:
-            self.line(text)
 
 
 def summary(

@@ -28,7 +28,7 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine.environment import THIS, Environment, resolve
 from pytest_gemm.outcome import Reason, Verdict
-from pytest_gemm.run.terminal import Display
+from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.baseline import entry, record
 from pytest_gemm.speed.baseline import store as store_module
 from pytest_gemm.speed.data import Judgement, Peaks, by_case

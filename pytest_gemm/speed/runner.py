@@ -24,7 +24,7 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine.environment import THIS
 from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.run.terminal import Display
+from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.data import Peaks, Sample, Session, SessionError, read_session, session_text
 from pytest_gemm.speed.report import units
 from pytest_gemm.speed.request import LOST, NOW, REQUEST, SESSION, UNWRITTEN, Group, Project, Request, TimedCase

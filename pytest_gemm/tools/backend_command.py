@@ -9,46 +9,45 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from pytest_gemm.isolation.journal import manner
-from pytest_gemm.isolation.worker import Death, Worker
+from pytest_gemm.isolation.worker import Death, Lane
+from pytest_gemm.run.progress import Display
 from pytest_gemm.text import show as print_text
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
 
-# Writes a report by its second argument, line by line, and returns whether all is well.
-Report = Callable[["GemmConfig", Callable[[str], object]], bool]
+# Writes a report to its second argument, line by line, and returns whether all is well.
+Report = Callable[["GemmConfig", Display], bool]
 
 WIDTH: Final = 118
 """Characters of a line."""
-# Limit of a question about the machine, in seconds.
-_FACT_LIMIT: Final = 120
-# So much later than the worker the asking process gives up, in seconds: the worker has its limits, but not its start.
-_GRACE: Final = 10.0
+# Limit of a run of a kernel, in seconds.
+_RUN_LIMIT: Final = "120"
 
 
 class Unanswered(Exception):
     """The worker process died, raised, or took too long; the message says which."""
 
 
-def answers(worker: Worker, limit: float | None = None, **request: object) -> Iterator[Any]:
-    """What the worker process answers to a request, as it comes.
+def answers(lane: Lane, **request: object) -> Iterator[Any]:
+    """What a worker process answers to a request, as it comes.
 
     Args:
-        worker: the worker.
-        limit: that its answer function watches over; ``None``: its start is known to be over.
+        lane: where it is asked.
         request: JSON data.
 
     Raises:
         Unanswered: when there is no answer, or no further one.
     """
     try:
-        for one in worker.answers(request, limit and limit + _GRACE):
+        for one in lane.answers(request):
             if isinstance(one, Death):
                 if one.position is not None and one.position.ended == "timed-out":
                     raise Unanswered(f"no answer within {one.position.limit:g} s")
@@ -56,6 +55,26 @@ def answers(worker: Worker, limit: float | None = None, **request: object) -> It
             yield one
     except RuntimeError as error:
         raise Unanswered(str(error).strip().splitlines()[-1]) from None
+
+
+class _Screen:
+    """What a display needs of pytest's terminal reporter, which writes nothing outside of a session."""
+
+    def __init__(self) -> None:
+        self.isatty = sys.stdout.isatty()
+
+    def ensure_newline(self) -> None:
+        """All lines end with one."""
+
+    def write_line(self, text: str) -> None:
+        """A line that stays."""
+        print_text(f"{text}\n")
+        sys.stdout.flush()
+
+    def rewrite(self, text: str, erase: bool) -> None:
+        """A line that is written over; ``erase`` takes away what was there."""
+        print_text("\r" + "\x1b[K" * erase + text[:WIDTH])
+        sys.stdout.flush()
 
 
 class _Plugin:
@@ -69,30 +88,28 @@ class _Plugin:
         """Configure pytest as ``--fixtures`` does, show the report, and end."""
         from pytest_gemm.config import CONFIG
 
-        def write(line: str) -> None:
-            print_text(f"{line}\n")
-            sys.stdout.flush()
-
         config._do_configure()
         try:
-            healthy = self._report(config.stash[CONFIG], write)
+            display = Display(_Screen(), quiet=config.option.verbose < 0, since=time.monotonic())
+            healthy = self._report(config.stash[CONFIG], display)
         finally:
             config._ensure_unconfigure()
         return int(pytest.ExitCode.OK if healthy else pytest.ExitCode.TESTS_FAILED)
 
 
-def show(given: argparse.Namespace, report: Report, options: Sequence[str] = ()) -> int:
+def show(given: argparse.Namespace, report: Report, options: Sequence[str] = (), run_limit: str = _RUN_LIMIT) -> int:
     """Show a report; returns the exit status.
 
     Args:
         given: the arguments of ``commands.toml``.
         report: the report.
         options: further ones of pytest.
+        run_limit: seconds that a run of a kernel may take.
     """
     words = [f"--gemm-backends={given.backends}", f"--gemm-device={given.device}", *options]
     words += [f"--gemm-threads={given.threads}"] if given.threads else []
     words += [
-        f"--gemm-timeout={_FACT_LIMIT},{given.timeout}",
+        f"--gemm-timeout={run_limit},{given.timeout}",
         *(["--gemm-allow=missing"] if given.allow_missing else []),
     ]
     words += [f"--gemm-set={one}" for one in given.set]

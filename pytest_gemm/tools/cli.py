@@ -38,7 +38,8 @@ class Parser(argparse.ArgumentParser):
     def fill(self, command: Mapping[str, Any]) -> None:
         """Add the arguments and the tasks of a command of :data:`COMMANDS`."""
         also = COMMANDS[command["also"]]["arguments"] if "also" in command else []
-        for argument in also + command.get("arguments", []):
+        # One of the same name as another command's takes its place.
+        for argument in {one["name"]: one for one in [*also, *command.get("arguments", [])]}.values():
             options = {key: _named(value) if key in {"type", "choices"} else value for key, value in argument.items()}
             self.add_argument(options.pop("name"), **options)
         if tasks := command.get("tasks"):

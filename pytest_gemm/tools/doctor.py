@@ -1,83 +1,178 @@
 """``pytest-gemm doctor``: shows of every backend whether it can run here, and tries one product.
 
-A worker process answers one question after the other, each within a limit, and each answer is shown as it comes.
+Each check has a worker process of its own and all of them work at once, so one that takes long holds up no other.  A
+check is shown when it ends.  One that has not ended in time is cut, and says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import math
 import os
 import platform
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm import __version__
-from pytest_gemm.api.protocols import CandidateBackend
+from pytest_gemm.api.protocols import CandidateBackend, Compiling
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CaseId
-from pytest_gemm.isolation.worker import Service, Worker
+from pytest_gemm.isolation.worker import Lane, Service, Worker
 from pytest_gemm.machine import gpus, processor
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.outcome import Activity, Phase, Status
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import durations
+from pytest_gemm.run.progress import Display
 from pytest_gemm.tools.backend_command import WIDTH, Unanswered, answers, show
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
 
-# The smoke product is the first that the backend supports: TMA can load its operands, no dimension is special.
-_SMOKE: Final = ("mm:f16:nt:128x96x64", "mm:f32:nn:128x96x64", "mm:f64:nn:128x96x64", "int_mm:i8-i8-i32:nt:128x96x64")
+# The smoke product is the first that the backend supports: TMA can load its operands, no dimension is special.  All are
+# in the quick level, so that after a run of that level their kernels are in the caches and in the store of CUTLASS.
+_SMOKE: Final = ("mm:f16:nt:32x64x128", "mm:f32:nn:32x64x128", "mm:f64:nn:32x64x128", "int_mm:i8-i8-i32:nt:32x64x128")
 # Flags of the CPU that matter to a matrix product.
 _UNITS: Final = {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16"}
+# What lines say of their check, in the order in which they are shown; "" for a detail.
+_SAID: Final = ("cut", "failed", "missing", "works", "")
+# So often it is looked whether a check has ended, in seconds.
+_POLL: Final = 0.5
 
 
 def run(given: argparse.Namespace) -> int:
-    """Show the report; returns 1 where something is broken or a named backend cannot run."""
-    return show(given, report)
+    """Show the report; returns 1 where something is broken or was cut, or a named backend cannot run."""
+    return show(given, report, run_limit=given.timeout)
 
 
-def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
-    """Write the whole report, line by line as the answers come.
+@dataclasses.dataclass
+class _Check:
+    """A question to a worker process.
+
+    Attributes:
+        name: of the backend, or of what is asked of the machine.
+        device: of the backend, "" for the machine.
+        lane: where it is asked.
+        request: as :func:`_answer` takes it.
+        lines: the answer so far, each line with what it says of the check, one of ``_SAID``.
+        seconds: how long it took; of one that was cut, how long it had.
+    """
+
+    name: str
+    device: str
+    lane: Lane
+    request: Mapping[str, object]
+    lines: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+
+    def ask(self) -> None:
+        """Wait for the answer."""
+        started = time.perf_counter()
+        try:
+            for text, said in answers(self.lane, **self.request):
+                self.lines.append((text, said))
+        except Unanswered as error:
+            self.lines.append((f"FAILED: {error}", "failed"))
+        self.seconds = time.perf_counter() - started
+
+    def cut(self, seconds: float, remedy: str) -> None:
+        """It has not ended.  What its thread adds at the end of the worker is shown no more, and ranks below."""
+        doing, self.seconds = self.lane.activity(), seconds
+        what = f"the {doing.phase} of {doing.case.problem}" if doing and doing.case.problem else "its first answer"
+        lines = [(f"NOT FINISHED after {seconds:.0f} s, in {what}", "cut"), (f"to let it finish: {remedy}", "cut")]
+        self.lines = [*lines, *((text, said) for text, said in self.lines if not said)]
+
+    @property
+    def said(self) -> str:
+        """What it came to: one of ``_SAID``."""
+        return min((said for _, said in self.lines), key=_SAID.index, default="")
+
+    def shown(self) -> Iterator[str]:
+        """The lines of the report."""
+        head = f"{self.name:<10} {self.device:<5}{self.seconds:6.1f} s  "
+        for text, _ in sorted(self.lines, key=lambda line: _SAID.index(line[1])):
+            for line in textwrap.wrap(text, WIDTH - len(head), subsequent_indent="  ", break_on_hyphens=False):
+                yield head + line
+                head = " " * len(head)
+
+
+def report(config: GemmConfig, display: Display) -> bool:
+    """Write the whole report, check by check as they end.
 
     Args:
-        config: which backends are asked for.
-        write: takes a line.
+        config: which backends are asked for; its limit of a compile is that of the checks.
+        display: takes lines and progress.
 
     Returns:
-        Whether all is well: every smoke product is right, and every backend that was named can run
-        (``--allow-missing`` forgives that).
+        Whether all is well: every check has ended, every smoke product is right, and every backend that was named can
+        run (``--allow-missing`` forgives that).
     """
-    write(f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
-    states = set()
-    with contextlib.closing(Worker(config, _answer)) as worker:
-        compiles = any(isinstance(backend, CandidateBackend) for backend in config.backends)
-        for fact in ("torch", "GPU", *(["Inductor"] if compiles else []), *(["C++"] if config.generates else [])):
-            for line, state in _told(worker, config.timeout, fact=fact):
-                write(f"{fact}: {line}" if state else line)
-        write("")
-        for backend in config.backends:
-            head = f"{backend.name:<10} {config.device_of(backend):<5} "
-            for text, state in _told(worker, backend=backend.name):
-                lines = textwrap.wrap(text, WIDTH - len(head), subsequent_indent="  ", break_on_hyphens=False)
-                for line in lines:
-                    write(head + line)
-                    head = " " * len(head)
-                states.add(state)
+    started = time.monotonic()
+    display.line(f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
+    facts = ["GPU", *(["Inductor"] if any(isinstance(one, CandidateBackend) for one in config.backends) else [])]
+    with contextlib.ExitStack() as stack:
+        # The threads end when their worker does, so that is closed first.
+        threads = stack.enter_context(futures.ThreadPoolExecutor(len(facts) + len(config.backends)))
+        worker = Worker(config, _answer, beside=len(facts) + len(config.backends) - 1)
+        stack.callback(worker.close)
+        machine = _Check("machine", "", worker, {"fact": "machine"})
+        _work([machine], threads, config, display, started)  # the others need its torch
+        if machine.said in {"failed", "cut"}:
+            display.line("nothing else was asked")
+            return False
+        lanes = iter((worker, *worker.beside))
+        checks = [_Check(fact, "", next(lanes), {"fact": fact, "cpp": config.generates}) for fact in facts]
+        checks += [_Check(b.name, config.device_of(b), next(lanes), {"backend": b.name}) for b in config.backends]
+        path = durations.path_of(config, "doctor", *(check.name for check in checks))
+        last = durations.read(path).get("doctor")
+        before = f"; {last.seconds:.0f} s in earlier runs" if last else ""
+        cut = f", cut after {config.compile_timeout:g} s" if config.compile_timeout else ""
+        display.line(f"{len(checks)} checks at once{cut}{before}")
+        _work(checks, threads, config, display, started)
+    seconds, counts = time.monotonic() - started, Counter(check.said for check in checks)
+    if not counts["cut"]:
+        durations.record(path, {"doctor": seconds})
+    display.line(_total(checks, seconds))
     excused = not config.named or "missing" in config.allow
-    return "failed" not in states and (excused or "missing" not in states)
+    return not (counts["failed"] or counts["cut"]) and (excused or not counts["missing"])
 
 
-def _told(worker: Worker, limit: float | None = None, **request: object) -> Iterator[tuple[str, str]]:
-    """The lines that answer a request, each with what it means for its backend: "", ``missing`` or ``failed``."""
-    started = time.perf_counter()
-    try:
-        yield from answers(worker, limit, **request)
-    except Unanswered as error:
-        yield f"FAILED: {error} (after {time.perf_counter() - started:.0f} s)", "failed"
+def _total(checks: Sequence[_Check], seconds: float) -> str:
+    """The last line."""
+    words = {"works": "can run", "missing": "cannot run", "failed": "FAILED", "cut": "NOT FINISHED"}
+    named = {said: [check.name for check in checks if check.said == said] for said in words}
+    parts = [f"{words[said]}: {' '.join(names)}" for said, names in named.items() if names]
+    return "; ".join([f"{seconds:.0f} s", *parts])
+
+
+def _work(
+    checks: Sequence[_Check], threads: futures.Executor, config: GemmConfig, display: Display, started: float
+) -> None:
+    """Have checks answered, show each as it ends, and cut what has not ended in time."""
+    limit = config.compile_timeout or math.inf
+    asked = {threads.submit(check.ask): check for check in checks}
+    while asked and time.monotonic() - started < limit:
+        ended, _ = futures.wait(asked, min(_POLL, limit), futures.FIRST_COMPLETED)
+        for one in ended:
+            one.result()
+            for line in (check := asked.pop(one)).shown():
+                display.line(line)
+        names = " ".join(check.name for check in asked.values())
+        if asked:
+            display.progress(f"{time.monotonic() - started:.0f} s of {limit:g}: {names} at work")
+    for check in asked.values():
+        backend = config.registry[check.name] if "backend" in check.request else None
+        only = f" --backends={check.name}" if backend else ""
+        kept = "; its kernel is stored then" if isinstance(backend, Compiling) else ""
+        check.cut(time.monotonic() - started, f"pytest-gemm doctor{only} --timeout={10 * limit:g}{kept}")
+        for line in check.shown():
+            display.line(line)
 
 
 # -- in the worker process ---------------------------------------------------------------------------------
@@ -87,8 +182,8 @@ def _answer(service: Service, request: Mapping[str, Any]) -> Iterator[tuple[str,
     """The lines that answer a request."""
     case = CaseId(request.get("backend", ""), "")
     if "fact" in request:
-        with service.watch(Activity(case, Phase.RUN)):
-            yield from ((line, "") for line in _FACTS[request["fact"]]())
+        with service.watch(Activity(case, Phase.COMPILE)):
+            yield from ((line, "") for line in _FACTS[request["fact"]](request))
         return
     backend = service.config.registry[request["backend"]]
     device = service.config.device_of(backend)
@@ -101,25 +196,27 @@ def _answer(service: Service, request: Mapping[str, Any]) -> Iterator[tuple[str,
         if reason.remedy:
             yield f"to run it: {reason.remedy}", "missing"
         return
-    versions = ", ".join(" ".join(pair) for pair in availability.versions)
-    yield f"can run{f': {versions}' if versions else ''}", ""
+    if availability.versions:
+        yield f"with {', '.join(' '.join(pair) for pair in availability.versions)}", ""
     if problem is None:
-        yield f"no smoke product: it supports none of {' '.join(_SMOKE)}", ""
+        yield f"can run; no smoke product: it supports none of {' '.join(_SMOKE)}", "works"
         return
     from pytest_gemm.judging.case import Case
 
     started = time.perf_counter()
     outcomes = service.judge.outcomes(Case(backend, problem, ("rand",), 0, device))
     worst = next((o for o in outcomes if o.status.is_failure), outcomes[0])
-    verdict = f"{worst.status}: {worst.reason.text}" if worst.reason else str(worst.status)
-    seconds = time.perf_counter() - started
-    state = "" if worst.status is Status.PASSED else "failed"
-    yield f"{problem.line} {verdict}, {seconds:.1f} s with its compile", state
+    seconds = f"{time.perf_counter() - started:.1f} s with its compile"
+    if worst.status is Status.PASSED:
+        yield f"can run: {problem.line} passed, {seconds}", "works"
+    else:
+        why = f": {worst.reason.text}" if worst.reason else ""
+        yield f"FAILED: {problem.line} {worst.status}{why}, {seconds}", "failed"
     if worst.kernels:
         yield f"kernel {', '.join(worst.kernels)}", ""
 
 
-def _torch() -> Iterator[str]:
+def _machine(_: Mapping[str, Any]) -> Iterator[str]:
     import torch
 
     cpu, cores = processor.cpu(), len(os.sched_getaffinity(0))
@@ -128,33 +225,28 @@ def _torch() -> Iterator[str]:
     yield f"CPU: {cpu.name}, {cores} cores, {', '.join(units) or 'no matrix units'}"
 
 
-def _gpus() -> Iterator[str]:
+def _gpus(_: Mapping[str, Any]) -> Iterator[str]:
     import torch
 
     if not torch.cuda.is_available():
-        yield "GPU: none that PyTorch sees"
+        yield "none that PyTorch sees"
         return
     driver = next((gpu.driver for gpu in gpus.gpus()), "unknown")
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
         memory = f"{found.total_memory / 2**30:.0f} GiB"
-        yield f"GPU {index}: {found.name}, sm_{found.major}{found.minor}, {memory}, driver {driver}"
+        yield f"{index}: {found.name}, sm_{found.major}{found.minor}, {memory}, driver {driver}"
 
 
-def _inductor() -> Iterator[str]:
-    """What this torch lacks."""
-    from pytest_gemm.backends.inductor import torch_compat
+def _inductor(request: Mapping[str, Any]) -> Iterator[str]:
+    """What this torch lacks, and what Inductor's C++ is vectorised for."""
+    from pytest_gemm.backends.inductor import cpu_isa, torch_compat
 
-    yield from torch_compat.lacks()
-
-
-def _vectors() -> Iterator[str]:
-    """What Inductor's C++ is vectorised for."""
-    from pytest_gemm.backends.inductor import cpu_isa
-
-    taken = levels()
-    yield f"C++: Inductor vectorises for {cpu_isa.vector_isa()}"
-    yield taken
+    yield from list(torch_compat.lacks()) or ["nothing is missing in this torch"]
+    if request["cpp"]:
+        taken = levels()
+        yield f"its C++ is vectorised for {cpu_isa.vector_isa()}"
+        yield taken
 
 
 def levels() -> str:
@@ -169,12 +261,11 @@ def levels() -> str:
         lacks |= zip(executed, pool.map(cpu_isa.lacks_isa, executed), strict=True)
     names = {why: ", ".join(isa for isa in lacks if lacks[isa] == why) for why in lacks.values()}
     here = ", ".join(["native", *(isa for isa in lacks if not lacks[isa])])
-    return f"  --gemm-isa takes {here}{''.join(f'; {some}: {why}' for why, some in names.items() if why)}"
+    return f"--gemm-isa takes {here}{''.join(f'; {some}: {why}' for why, some in names.items() if why)}"
 
 
-_FACTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
-    "torch": _torch,
+_FACTS: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[str]]]] = {
+    "machine": _machine,
     "GPU": _gpus,
     "Inductor": _inductor,
-    "C++": _vectors,
 }

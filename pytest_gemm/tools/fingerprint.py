@@ -25,7 +25,7 @@ import json
 import textwrap
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -40,6 +40,7 @@ from pytest_gemm.machine import software
 from pytest_gemm.machine.key import hardware_key
 from pytest_gemm.outcome import Activity, Phase, Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run.progress import Display
 from pytest_gemm.storage import files
 from pytest_gemm.text import table as text_table
 from pytest_gemm.tools import backend_command
@@ -84,12 +85,12 @@ class Fingerprint:
     format: Literal[1] = _FORMAT
 
 
-def report(config: GemmConfig, write: Callable[[str], object], output: Path | None = None) -> bool:
+def report(config: GemmConfig, display: Display, output: Path | None = None) -> bool:
     """Write everything, backend by backend, and store it where that was asked for.
 
     Args:
         config: which backends are asked, at which level, and where the stored fingerprints are.
-        write: takes a line.
+        display: takes lines and progress.
         output: folder to store them in; ``None``: nowhere.
 
     Returns:
@@ -99,7 +100,7 @@ def report(config: GemmConfig, write: Callable[[str], object], output: Path | No
     Raises:
         pytest.UsageError: when a stored fingerprint cannot be read; before anything is computed, which takes minutes.
     """
-    healthy, stored = True, {}
+    healthy, stored, write = True, {}, display.line
     for backend in config.backends:
         key = hardware_key("cuda" if config.device_of(backend) == "cuda" else "cpu", config.speed.threads)
         path = path_of(output or config.speed.baselines, key, backend.name)

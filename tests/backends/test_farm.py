@@ -38,7 +38,7 @@ from pytest_gemm.config import has_cuda_device
 from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import precompile
-from pytest_gemm.run import terminal as progress_module
+from pytest_gemm.run import progress as progress_module
 from pytest_gemm.storage import kernel_store
 from pytest_gemm.storage.kernel_store import (
     CompileError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -375,7 +376,7 @@ def test_the_doctor_says_what_the_option_takes_and_why_no_more(monkeypatch: pyte
     monkeypatch.setattr(isa_module, "isas", lambda _: ("avx2", "avx512"))
     monkeypatch.setattr(cpu_isa, "lacks_isa", lambda isa: "the compiler is too old" if isa == "avx512" else "")
     assert doctor.levels() == (
-        "  --gemm-isa takes native, avx2; avx512: the compiler is too old; avx512_vnni, amx, amx_fp16: not in this CPU"
+        "--gemm-isa takes native, avx2; avx512: the compiler is too old; avx512_vnni, amx, amx_fp16: not in this CPU"
     )
 
 
@@ -409,6 +410,35 @@ def test_a_cpu_that_runs_a_level_is_not_asked_again(tmp_path: Path, monkeypatch:
         assert cpu_isa.loads(asks, Vectors("avx512"), "code")
         assert cpu_isa.loads(asks, Vectors("avx512"), "other")
     assert asked == ["avx2 code", "amx code", "avx512 code", "avx512 other", "amx code"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_release_that_imports_torch_to_load_a_result_loads_its_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_complete: bool
+) -> None:
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    package = Path(torch.__file__) if is_complete else tmp_path / "__init__.py"
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch.so").touch()  # no library
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(VecISA, "_avx_py_load", "\nimport torch\nimport sys\nprint('torch' in sys.modules)\n")
+    monkeypatch.setattr(cpu_isa.torch, "__file__", str(package))
+    vectors = type("Vectors", (), {"build_arch_flags": lambda _: "avx2"})()
+    said = []
+
+    def asks(*_: object) -> bool:
+        done = subprocess.run([sys.executable, "-c", VecISA._avx_py_load], capture_output=True, text=True, check=False)
+        said.append(done.stdout.strip())
+        return done.returncode == 0
+
+    cpu_isa._load_libraries.cache_clear()
+    try:
+        assert cpu_isa.loads(asks, vectors, "code")
+        assert said == (["False"] if is_complete else ["", "True"])
+    finally:
+        cpu_isa._load_libraries.cache_clear()
 
 
 def test_a_folder_that_cannot_be_written_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

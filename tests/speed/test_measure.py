@@ -27,7 +27,7 @@ from pytest_gemm.options import BY_NAME
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
-from pytest_gemm.run.terminal import Display
+from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import controller
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import store

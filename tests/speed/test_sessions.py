@@ -23,7 +23,7 @@ from pytest_gemm.config import SpeedConfig
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.outcome import Status, Verdict
-from pytest_gemm.run.terminal import Display
+from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import controller
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import entry

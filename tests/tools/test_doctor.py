@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +19,7 @@ from pytest_gemm.api.registry import Registry
 from pytest_gemm.isolation.journal import Journal
 from pytest_gemm.isolation.worker import Service
 from pytest_gemm.judging.judge import Judge
+from pytest_gemm.run.progress import Display
 from pytest_gemm.tools import doctor as doctor_module
 
 BACKENDS = """
@@ -54,7 +60,7 @@ def screen(pytester: pytest.Pytester, *options: str) -> tuple[int, str]:
 def test_a_healthy_backend_shows_its_smoke_product_and_nothing_else_runs(doctor: pytest.Pytester) -> None:
     code, text = screen(doctor, "--backends=aten")
     assert code == 0, text
-    assert "mm:f16:nt:128x96x64 passed" in text
+    assert "can run: mm:f16:nt:32x64x128 passed" in text
     assert "kernel aten.mm.default" in text
     assert "torch 2." in text
     assert "CPU: " in text
@@ -67,31 +73,76 @@ def test_a_wrong_smoke_product_is_incorrect() -> None:
     config: Any = SimpleNamespace(registry=registry, device_of=lambda _: "cpu")
     service = Service(config, Judge(), Journal(), lambda _: contextlib.nullcontext())  # type: ignore[arg-type]
     told = [*doctor_module._answer(service, {"backend": "off"})]
-    assert told[0] == (f"can run: torch {torch.__version__}", "")
-    assert told[1][0].startswith("mm:f16:nt:128x96x64 incorrect: ")
+    assert told[0] == (f"with torch {torch.__version__}", "")
+    assert told[1][0].startswith("FAILED: mm:f16:nt:32x64x128 incorrect: ")
     assert told[1][1] == "failed"  # which turns the report red, see below
 
 
 @pytest.mark.slow
-def test_what_breaks_the_examination_is_one_line_of_it_and_the_others_are_asked(doctor: pytest.Pytester) -> None:
-    code, text = screen(doctor, "--backends=dies,hangs,raises,lacks,good", "--timeout=3")
+def test_what_breaks_is_one_check_and_what_hangs_is_cut_and_never_reads_as_works(doctor: pytest.Pytester) -> None:
+    code, text = screen(doctor, "--backends=dies,hangs,raises,lacks,good", "--timeout=12")
     assert code == 1, text
-    lines = iter(text.splitlines())
     for name, words in (
         ("dies", "FAILED: its process died: SIGABRT (Aborted)"),
-        ("hangs", "no answer within 3 s"),
-        ("raises", "ZeroDivisionError: division by zero"),
+        ("raises", "FAILED: ZeroDivisionError: division by zero"),
         ("lacks", "cannot run: the part is not there"),
-        ("", "to run it: buy one"),
-        ("good", " "),  # whatever it says in this time
+        ("good", "can run: mm:f16:nt:32x64x128 passed"),
+        ("hangs", "NOT FINISHED after 12 s, in its first answer"),
     ):
-        assert any(line.startswith(name or " ") and words in line for line in lines), (name, text)
+        assert re.search(rf"^{name} +cpu +[0-9.]+ s  .*{re.escape(words)}", text, re.MULTILINE), (name, text)
+    assert "to run it: buy one" in text
+    assert "to let it finish: pytest-gemm doctor --backends=hangs --timeout=120" in text
+    assert text.index("\nhangs ") > text.index("\ngood ")  # which did not wait for it
+    assert text.splitlines()[-1].endswith("can run: good; cannot run: lacks; FAILED: dies raises; NOT FINISHED: hangs")
+
+
+class Lines(Display):
+    """A display that keeps its lines, and shows progress as if it were time for it."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def progress(self, text: str) -> None:
+        self.lines.append(text)
+
+
+Told = Callable[[str], Iterable[tuple[str, str]]]
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[bool, list[str]]]:
+    """Whether a report is well and its lines, where ``told`` answers for backends."""
+
+    def report(told: Told, *names: str, **options: Any) -> tuple[bool, list[str]]:
+        closed = threading.Event()
+        lane = SimpleNamespace(activity=lambda: None, closed=closed)
+        worker = SimpleNamespace(close=closed.set, beside=[lane] * len(names), **vars(lane))
+        monkeypatch.setattr(doctor_module, "Worker", lambda *_, **__: worker)
+        monkeypatch.setattr(
+            doctor_module, "answers", lambda _, **asked: told(str(asked.get("backend") or asked["fact"]))
+        )
+        monkeypatch.setattr(doctor_module.durations, "path_of", lambda *_: tmp_path / "durations.json")
+        monkeypatch.setattr(doctor_module, "_POLL", 0.05)
+        backends = {name: SimpleNamespace(name=name) for name in names}
+        made = {"named": True, "allow": set(), "compile_timeout": 30.0, "generates": False, **options}
+        config: Any = SimpleNamespace(
+            backends=[*backends.values()], registry=backends, device_of=lambda _: "cpu", **made
+        )
+        lines = Lines()
+        return doctor_module.report(config, lines), lines.lines
+
+    return report
 
 
 @pytest.mark.parametrize(
     ("state", "options", "well"),
     [
         ("", {}, True),
+        ("works", {}, True),
         ("failed", {}, False),
         ("failed", {"allow": {"missing"}}, False),
         ("missing", {}, False),
@@ -100,20 +151,61 @@ def test_what_breaks_the_examination_is_one_line_of_it_and_the_others_are_asked(
     ],
 )
 def test_the_report_is_red_for_what_is_broken_and_for_a_named_backend_that_cannot_run(
-    monkeypatch: pytest.MonkeyPatch, state: str, options: dict[str, Any], well: bool
+    reported: Callable[..., tuple[bool, list[str]]], state: str, options: dict[str, Any], well: bool
 ) -> None:
-    monkeypatch.setattr(doctor_module, "Worker", lambda *_: SimpleNamespace(close=lambda: None))
-    told = {"fact": [("CPU: fast", "")], "backend": [("can run", ""), ("the rest", state)]}
-    monkeypatch.setattr(doctor_module, "answers", lambda _worker, _limit=None, **asked: told[next(iter(asked))])
-    config: Any = SimpleNamespace(
-        **{"backends": [SimpleNamespace(name="mine")], "named": True, "allow": set(), **options},
-        device_of=lambda _: "cpu",
-        timeout=1.0,
-        generates=False,
+    told = {"mine": [("with a part", ""), ("the verdict", state)]}
+    found, lines = reported(lambda name: told.get(name, [("a fact", "")]), "mine", **options)
+    assert found is well
+    shown = ["the verdict", "with a part"] if state else ["with a part", "the verdict"]  # what matters comes first
+    text = re.sub(r"\d+\.\d s", "0.0 s", "\n".join(lines))
+    assert f"mine       cpu     0.0 s  {shown[0]}\n                          {shown[1]}" in text
+
+
+def test_checks_do_not_wait_for_each_other_and_are_shown_as_they_end(
+    reported: Callable[..., tuple[bool, list[str]]],
+) -> None:
+    met = threading.Barrier(2)
+
+    def told(name: str) -> Iterator[tuple[str, str]]:
+        if name in {"slow", "fast"}:
+            met.wait(10)  # both are at work
+        if name == "slow":
+            time.sleep(0.3)
+        yield f"{name} is well", "works"
+
+    well, lines = reported(told, "slow", "fast")
+    assert well
+    text = "\n".join(lines)
+    assert text.index("fast is well") < text.index("slow at work") < text.index("slow is well")
+    assert "3 checks at once, cut after 30 s" in text
+    assert "earlier runs" not in text
+    assert re.search(
+        r"3 checks at once, cut after 30 s; \d+ s in earlier runs", "\n".join(reported(told, "slow", "fast")[1])
     )
-    lines: list[str] = []
-    assert doctor_module.report(config, lines.append) is well
-    assert lines[-2:] == ["mine       cpu   can run", "                 the rest"]
+
+
+def test_a_check_that_is_cut_is_red_and_says_how_to_let_it_finish(
+    reported: Callable[..., tuple[bool, list[str]]], tmp_path: Path
+) -> None:
+    ends = threading.Event()
+    threading.Timer(2.0, ends.set).start()
+
+    def told(name: str) -> Iterator[tuple[str, str]]:
+        if name == "late":
+            yield "with nvcc 13.0", ""
+            ends.wait(10)
+        yield f"can run: {name}", "works"
+
+    well, lines = reported(told, "late", compile_timeout=0.8, allow={"missing"}, named=False)
+    assert not well
+    assert lines[-4].startswith("late       cpu ")
+    assert "NOT FINISHED after 1 s, in its first answer" in lines[-4]
+    assert [line[26:] for line in lines[-3:-1]] == [
+        "to let it finish: pytest-gemm doctor --backends=late --timeout=8",
+        "with nvcc 13.0",
+    ]
+    assert lines[-1].endswith("s; can run: GPU; NOT FINISHED: late")
+    assert not (tmp_path / "durations.json").exists()  # it did not take so long
 
 
 @pytest.mark.slow
