@@ -103,7 +103,7 @@ _LOADING = threading.Lock()
 
 @functools.cache
 def _load_libraries() -> str:
-    """Have ``VecISA.check_build`` load a result without an import of torch; the code before, "" where nothing changed."""
+    """Have ``VecISA.check_build`` load a result without importing torch; the code before, "" where nothing changed."""
     from torch._inductor import cpu_vec_isa
 
     base: Any = cpu_vec_isa.VecISA
