@@ -178,8 +178,7 @@ class GemmRun:
         return selection.rerun(nodeid, self._config.rootpath, self._config.invocation_params.dir, given)
 
     def _display(self) -> progress.Display:
-        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
-        return progress.Display(terminal, quiet=self._config.option.verbose < 0)
+        return progress.Display.of(self._config)
 
     # -- collection
 

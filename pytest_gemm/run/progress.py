@@ -34,6 +34,11 @@ class Display:
         self._next = since + INTERVAL if since is not None and not self._quiet and not reporter.isatty else 0.0
         self._open = False
 
+    @classmethod
+    def of(cls, config: Any) -> Display:
+        """That of a run of pytest, without progress where ``-q`` is given."""
+        return cls(config.pluginmanager.get_plugin("terminalreporter"), quiet=config.option.verbose < 0)
+
     def line(self, text: str) -> None:
         """A line that stays."""
         if self._reporter is not None:
