@@ -424,7 +424,7 @@ def test_a_release_that_imports_torch_to_load_a_result_loads_its_libraries(
     (tmp_path / "lib" / "libtorch.so").touch()  # no library
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(VecISA, "_avx_py_load", "\nimport torch\nimport sys\nprint('torch' in sys.modules)\n")
-    monkeypatch.setattr(cpu_isa.torch, "__file__", str(package))
+    monkeypatch.setattr(torch, "__file__", str(package))
     vectors = type("Vectors", (), {"build_arch_flags": lambda _: "avx2"})()
     said = []
 

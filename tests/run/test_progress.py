@@ -50,7 +50,7 @@ def test_progress_is_one_line_on_a_terminal_and_a_line_in_30_s_elsewhere_and_non
     monkeypatch: pytest.MonkeyPatch, isatty: bool, options: dict[str, float], lines: list[str], rewritten: list[str]
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(progress.time, "monotonic", clock)
+    monkeypatch.setattr("pytest_gemm.run.progress.time.monotonic", clock)
     terminal = Terminal(isatty)
     display = Display(terminal, **options)  # type: ignore[arg-type]  # each has its own type
     for second in range(60):

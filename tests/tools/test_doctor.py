@@ -125,7 +125,7 @@ def reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         monkeypatch.setattr(
             doctor_module, "answers", lambda _, **asked: told(str(asked.get("backend") or asked["fact"]))
         )
-        monkeypatch.setattr(doctor_module.durations, "path_of", lambda *_: tmp_path / "durations.json")
+        monkeypatch.setattr("pytest_gemm.tools.doctor.durations.path_of", lambda *_: tmp_path / "durations.json")
         monkeypatch.setattr(doctor_module, "_POLL", 0.05)
         backends = {name: SimpleNamespace(name=name) for name in names}
         made = {"named": True, "allow": set(), "compile_timeout": 30.0, "generates": False, **options}
