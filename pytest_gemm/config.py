@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import tempfile
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
@@ -345,10 +346,15 @@ def _apply_settings(given: Mapping[str, Given], registry: Registry) -> dict[str,
 
 
 def workers(config: pytest.Config) -> int:
-    """xdist's workers, which share the cores; 1 without xdist.  The controller knows them by its option."""
+    """xdist's workers on this machine, which share its cores; 1 without xdist.  An option tells the controller."""
     if hasattr(config, "workerinput"):
-        return int(config.workerinput["workercount"])
-    return int(getattr(config.option, "numprocesses", None) or 1)
+        return int(config.workerinput.get("gemm_workers") or config.workerinput["workercount"])
+    if str(getattr(config.option, "dist", "no")) == "no":
+        return 1
+    from xdist.workermanage import parse_tx_spec_config
+
+    specs: list[str] = parse_tx_spec_config(config)
+    return max(1, sum("popen" in spec.split("//") for spec in specs))
 
 
 def ledger(config: pytest.Config, registry: Registry | None = None) -> Ledger:
@@ -404,6 +410,8 @@ def read(config: pytest.Config) -> GemmConfig:
     values.check_ini_names(config)
     texts = {option.name: values.value(config, option.name) for option in OPTIONS if option.repeat != "append"}
     given = settings_given(config)
+    if texts["output"] and getattr(config, "workerinput", {}).get("gemm_machine"):
+        texts["output"] = values.Given(tempfile.mkdtemp(prefix="pytest-gemm-"), texts["output"].source)
     found, speed = _parsed(GemmConfig, texts), _parsed(SpeedConfig, texts)
     recording = values.parsed(texts["record"], values.record)
     settings = _apply_settings(given, registry)
@@ -468,8 +476,8 @@ def _typed_names(config: pytest.Config, texts: Mapping[str, str], given: Mapping
 def _check_together(texts: Mapping[str, Given], config: pytest.Config) -> None:
     """Refuse options that contradict each other."""
     on = {name for name, text in texts.items() if text not in {"", "no"}}
-    if "fuzz" in on and (hasattr(config, "workerinput") or getattr(config.option, "numprocesses", None)):
-        raise pytest.UsageError("--gemm-fuzz draws one problem after the other: leave out -n")
+    if "fuzz" in on and (hasattr(config, "workerinput") or str(getattr(config.option, "dist", "no")) != "no"):
+        raise pytest.UsageError("--gemm-fuzz draws one problem after the other: leave out -n and --tx")
     for name, others in CONFLICTS.items():
         for other, message in others.items():
             if {name, other} <= on:

@@ -21,6 +21,7 @@ import pytest
 
 from pytest_gemm import config as config_module
 from pytest_gemm import effect, estimate, profiling, records, reports, review, selection, startup, supervisor, xdist
+from pytest_gemm import remote as remote_module
 from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.case_id import threads_text
 from pytest_gemm.config import CONFIG, SPEED_WORKER
@@ -69,8 +70,7 @@ class GemmRun:
         """
         self._config = config
         self._child = config.stash.get(supervisor.CHILD, None)
-        self._is_worker = hasattr(config, "workerinput")
-        self._folder = _folder_of(getattr(config, "workerinput", {}))
+        self._is_worker, self._folder = hasattr(config, "workerinput"), _folder_of(getattr(config, "workerinput", {}))
         self._closing = contextlib.ExitStack()
         self._journals: Journals | None = None
         self._termination: Termination | None = None
@@ -90,6 +90,7 @@ class GemmRun:
         self._review = review.Review(config, self.state, folder)
         estimate.register(config)
         startup.register(config)
+        remote_module.register(config, self.state)
         profiling.register(config, self.state, os.getpid() if self._child is None else os.getppid())
         if self._child is not None:
             names = self.settings.registry.names()
@@ -370,9 +371,7 @@ class GemmRun:
         self._journals = self._review.journals = Journals() if self._child is None else self._child.journals
         if self._child is None:
             self._closing.callback(self._journals.close)
-        note = xdist.pin(config, specs)
-        if note:
-            self.state.notes.append(note)
+        self.state.notes += filter(None, [xdist.pin(config, specs)])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -385,10 +384,10 @@ class GemmRun:
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
         """A test that ended with its worker, and that no other one goes on with: its last case crashed."""
         made: Any = report  # pytest keeps and ships extra attributes
-        process = made.node.gateway.id
+        node, process = made.node, made.node.gateway.id
         position = self._journals.position(process) if self._journals else None
         earlier = self._journals.outcomes(crashitem) if self._journals else ()
-        outcomes = selection.crashed(crashitem, position, earlier, xdist.exit_status(made.node))
+        outcomes = selection.crashed(crashitem, position, earlier, xdist.exit_status(node), remote_module.machine(node))
         if not outcomes:
             return
         judged, use = self._explained(outcomes, position)

@@ -161,7 +161,7 @@ def exit_status(node: Any) -> int | None:
     Args:
         node: xdist's controller of the worker.
     """
-    process = getattr(getattr(node.gateway, "_io", None), "popen", None)
+    process = getattr(getattr(node.gateway, "_io", None), "popen", None) if node.gateway.spec.popen else None
     if not isinstance(process, subprocess.Popen):
         return None
     try:

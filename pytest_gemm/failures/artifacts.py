@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from pytest_gemm.api.protocols import ScriptedBackend
-from pytest_gemm.failures import repro
+from pytest_gemm.failures import repro, scripts
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import precision
 from pytest_gemm.outcome import Unsupported
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.text import first_line
 
@@ -114,7 +112,11 @@ def save_defect(folder: Path, judged: Judged, case: Case, warm: str = "") -> str
     if judged.evidence is None:
         return ""
     try:
-        if path.exists() and (there := _problem_of(path)) is not None and _size(there) <= _size(case.problem):
+        if (
+            path.exists()
+            and (there := scripts.problem_of(path)) is not None
+            and scripts.size(there) <= scripts.size(case.problem)
+        ):
             return ""
         _write_script(path, judged.outcome, judged.evidence, case, warm)
     except Unsupported:
@@ -122,21 +124,6 @@ def save_defect(folder: Path, judged: Judged, case: Case, warm: str = "") -> str
     except OSError as error:
         return str(error)
     return ""
-
-
-def smallest(scripts: Iterable[Path], order: Mapping[str, int]) -> Path:
-    """Of several scripts of one ledger entry the one that a single run would keep.
-
-    Args:
-        scripts: as :func:`save_defect` writes them.
-        order: in which a single run meets the problems, by their lines.
-    """
-
-    def key(script: Path) -> tuple[float, int]:
-        problem = _problem_of(script)
-        return (_size(problem), order.get(problem.line, len(order))) if problem else (math.inf, 0)
-
-    return min(scripts, key=key)
 
 
 def _write_script(path: Path, outcome: Outcome, evidence: Evidence, case: Case, warm: str) -> None:
@@ -162,17 +149,6 @@ def _write_script(path: Path, outcome: Outcome, evidence: Evidence, case: Case, 
     if made.tensors:
         _store(made.tensors, beside)
     path.write_text(made.text, encoding="utf-8")
-
-
-def _problem_of(script: Path) -> Problem | None:
-    """The problem that a script begins with."""
-    found = re.match(r'"""(\S+) on ', script.read_text(encoding="utf-8"))
-    return Problem.parse(found[1]) if found else None
-
-
-def _size(problem: Problem) -> int:
-    shape = problem.shape
-    return (shape.batch or 1) * (shape.m * shape.n + shape.n * shape.k + shape.m * shape.k)
 
 
 # -- the picture -----------------------------------------------------------------------------------------

@@ -69,12 +69,13 @@ class Earlier:
 _SECONDS: Final = {Phase.COMPILE: "compile", Phase.RUN: "run", Phase.RUN_AGAIN: "run"}
 
 
-def death(position: Position, status: int | None) -> Outcome:
+def death(position: Position, status: int | None, machine: str = "") -> Outcome:
     """The outcome of the case that a process ended with.
 
     Args:
         position: its last entry, which names an activity.
         status: its exit status, negative for a signal, ``None`` where it is unknown.
+        machine: where it ran, "" for this one.
     """
     doing = position.activity
     assert doing is not None, "a death without an activity belongs to no case"
@@ -87,7 +88,8 @@ def death(position: Position, status: int | None) -> Outcome:
         seconds = Seconds(**{part: position.limit})
     else:
         where = f"after {doing.phase}" if position.over else f"in {doing.phase}"
-        reason = Reason("process-died", f"the test process died {where}: {manner(status)}", _remedy(status))
+        who = f"the test process on {machine}" if machine else "the test process"
+        reason = Reason("process-died", f"{who} died {where}: {manner(status)}", _remedy(status))
     return Outcome(
         doing.case,
         doing.distribution,

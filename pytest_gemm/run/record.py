@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import operator
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,24 @@ class Provenance:
             isa=isa.isa_level(cpu.flags),
             gpus=tuple(f"{gpu.name}, {gpu.driver}, {gpu.capability}" for gpu in gpus_module.gpus()) if gpus else (),
             threads=threads,
+        )
+
+    @classmethod
+    def joined(cls, found: Sequence[Provenance]) -> Provenance:
+        """Of several that judge one run: the first, from the earliest date; of several machines all are named."""
+
+        def all_of(name: str) -> str:
+            return ", ".join(dict.fromkeys(map(operator.attrgetter(name), found)))
+
+        threads = {one.threads for one in found}
+        return dataclasses.replace(
+            found[0],
+            date=min(one.date for one in found),
+            machine=all_of("machine"),
+            cpu=all_of("cpu"),
+            isa=all_of("isa"),
+            gpus=max((one.gpus for one in found), key=len),
+            threads=threads.pop() if len(threads) == 1 else 0,
         )
 
 

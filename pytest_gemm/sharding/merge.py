@@ -20,6 +20,7 @@ from packaging.version import Version
 from pytest_gemm import __version__, records, review
 from pytest_gemm.api import settings as api_settings
 from pytest_gemm.compare import runs
+from pytest_gemm.failures import scripts as scripts_module
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.run import record
 from pytest_gemm.run.record import Provenance, Record, Shard
@@ -63,8 +64,10 @@ def run(given: argparse.Namespace) -> int:
     if any(output == part.folder.absolute() for part in parts):
         raise ValueError(f"--output={given.output}: is the folder of a shard; name another one")
     state = _state(parts)
+    run_of = Provenance.joined([part.record.run for part in parts])
+    run_of = dataclasses.replace(run_of, command=tuple(_whole_command(run_of.command, given.output)))
     says = _pytest_says([part.shard.status for part in parts])
-    state.open_record(output / "run.jsonl", _provenance(parts, given.output))
+    state.open_record(output / "run.jsonl", run_of)
     _write_record(state, parts, says)
     for name in ("summary.md", "coverage.md", _JUNIT):
         (output / name).unlink(missing_ok=True)  # of an earlier merge
@@ -189,26 +192,6 @@ def _early(parts: Sequence[Part]) -> list[str]:
     ]
 
 
-def _provenance(parts: Sequence[Part], output: Path) -> Provenance:
-    """What the whole run is of; of several machines all are named."""
-    found = [part.record.run for part in parts]
-
-    def all_of(name: str) -> str:
-        return ", ".join(dict.fromkeys(map(operator.attrgetter(name), found)))
-
-    threads = {one.threads for one in found}
-    return dataclasses.replace(
-        found[0],
-        date=min(one.date for one in found),
-        command=tuple(_whole_command(found[0].command, output)),
-        machine=all_of("machine"),
-        cpu=all_of("cpu"),
-        isa=all_of("isa"),
-        gpus=max((one.gpus for one in found), key=len),
-        threads=threads.pop() if len(threads) == 1 else 0,
-    )
-
-
 def _whole_command(command: Iterable[str], output: Path) -> Iterable[str]:
     """The command of a shard without its number, and with this output."""
     words = iter(command)
@@ -259,12 +242,10 @@ def _write_failures(state: RunState, parts: Sequence[Part], output: Path) -> Non
             scripts[script.name].append(script)
     if not scripts:
         return
-    from pytest_gemm.failures import artifacts  # with torch
-
     target = output / "known-failures"
     order = {outcome.problem: i for i, outcome in reversed([*enumerate(state.outcomes)])}
     for found in scripts.values():
-        script = artifacts.smallest(found, order)
+        script = scripts_module.smallest(found, order)
         with state.writing(target):
             target.mkdir(exist_ok=True)
             for file in (script, script.with_suffix(".pt")):
