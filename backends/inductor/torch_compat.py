@@ -66,11 +66,11 @@ def lacks() -> tuple[str, ...]:
         if not has_option(name):
             found.append(f"torch {torch.__version__} has no Inductor option {name}: {loss}")
     return tuple(found)
-
-
 # Functions of torch/_inductor/utils.py that remember an answer which depends on options, and two sessions of one
 # process may differ in these.
 _HASTY = ("use_decompose_k_choice", "get_k_splits")
+# A kernel that needs more of a device than there is, in the text of Inductor's exceptions.
+_UNFIT = r"No valid triton configs\. OutOf(?:Resources|MemoryError)\b|out of resource: .*Required: \d+,? Hardware limit"
 # The tag of the last session that shares what Inductor keeps in memory; "" when that was one that shares nothing.
 _sharing = [""]
 
@@ -333,9 +333,9 @@ def why_pruned(error: BaseException) -> Reason | None:
         kind, text = type(one).__name__, str(one)
         if kind == "CUDACompileError":
             return Reason("compile-error", _compiler_message(str(getattr(one, "output", text))))
-        # "No valid triton configs. OutOfMemoryError: out of resource: ...": what stopped it is in the text alone.
-        # The name by itself is torch's as well, for memory that may be there the next time.
-        if kind == "OutOfResources" or re.search(r"No valid triton configs\. OutOf(?:Resources|MemoryError)\b", text):
+        # What stopped it is in the text alone: the name OutOfMemoryError is torch's as well, for memory that may be
+        # there the next time.
+        if kind == "OutOfResources" or re.search(_UNFIT, text):
             return Reason("out-of-resources", _first_line(text, "Required|out of resource"))
         if kind == "PTXASError" or "No valid triton configs. PTXASError" in text:
             return Reason("compile-error", _first_line(text, "ptxas|PTXAS"))

@@ -110,8 +110,8 @@ class Proof:
         """Why the evidence does not show that the backend computed the result; ``None`` when it does."""
         if self.foreign:
             return Reason("foreign-kernel", f"the product was computed by {', '.join(self.foreign)}")
-        if not self.provable:
-            return self._lacks_own_kernel()
+        if not self.provable:  # and of an empty product the device executes nothing
+            return self._lacks_own_kernel() if self.device_kernel else None
         for name in ("chosen", "generated", "executed"):
             if not getattr(self, name):
                 return Reason(f"nothing-{name}", f"no kernel of the backend was {name}")

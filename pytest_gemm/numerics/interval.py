@@ -151,7 +151,7 @@ class Signs:
         zero = (value == 0.0) & (silent | thin)
         unsure = torch.full_like(zero, problem.alpha <= 0.0)
         if problem.dtypes.out.name == "f64":
-            unsure |= silent & underflowed(problem, given.operands)
+            unsure |= silent & underflowed(problem, given.operands).to(silent.device)
         if problem.terms or addend is not None:
             unsure |= silent & reference.opposed
         if addend is not None:

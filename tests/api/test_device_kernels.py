@@ -96,6 +96,10 @@ def test_eager_code_names_the_librarys_kernel_beside_the_operator() -> None:
     assert proof.kernels == ("aten.mm.default", "[nvjet_sm90_hsh_64x8_64x16_1x2_h_bz_NNT]")
 
 
+def test_an_eager_product_of_nothing_runs_no_kernel() -> None:
+    assert Proof(executed=("aten.mm.default",), provable=False, profiled=()).objection() is None
+
+
 def test_an_eager_kernel_that_pytorch_names_has_to_run() -> None:
     proof = Proof(executed=("aten.bmm.default",), provable=False, device_kernel=r"^_bmm_outer_product_kernel\b")
     assert proof.objection() is None  # nothing was profiled

@@ -381,6 +381,12 @@ def named(kind: str, text: str, **attributes: object) -> Exception:
             "Required: 9",
         ),
         (
+            named("InductorError", "OutOfMemoryError: out of resource: mm_0 Required: 262144 Hardware limit:232448 Reduce"),
+            "out-of-resources",
+            "Required: 262144",
+        ),
+        (named("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB"), "", ""),
+        (
             named("NoTritonConfigsError", "No valid triton configs. PTXASError: ptxas died"),
             "compile-error",
             "ptxas died",
