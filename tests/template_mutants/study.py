@@ -54,7 +54,7 @@ class Verdict:
         status: how its case ended.
         tried: problems that were run.
         reaching: problems that reach it.
-        same: problems whose program it does not change, which are not run.
+        same: problems whose program it does not change, which are not run, and those that cannot run here.
         marked: whether the mark was seen in the mutated run.
         seconds: that it took.
     """
@@ -222,13 +222,13 @@ class Study:
         outcomes, ended = self._suite(folder, given, lines)
         failed = next((one for one in outcomes if one["status"] in _FAILURES), None)
         marked = before.marked or self._is_marked(folder, mutant)
-        tried = before.tried + (len({one["problem"] for one in outcomes}) if failed else len(lines))
+        judged = len({one["problem"] for one in outcomes if one["status"] != "unsupported"})
         shutil.rmtree(folder / "inductor", ignore_errors=True)
         if failed is None:
-            verdict = "survived" if ended else "unknown"
-            return dataclasses.replace(before, verdict=verdict, tried=tried, marked=marked)
+            verdict, others = "survived" if ended else "unknown", before.same + len(lines) - judged
+            return dataclasses.replace(before, verdict=verdict, tried=before.tried + judged, same=others, marked=marked)
         where = {"problem": failed["problem"], "status": failed["status"]}
-        return dataclasses.replace(before, verdict="killed", tried=tried, marked=marked, **where)
+        return dataclasses.replace(before, verdict="killed", tried=before.tried + judged, marked=marked, **where)
 
     def _suite(self, folder: Path, given: Path | None, lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
         """The outcomes of a run of pytest, and whether it came to its end.
