@@ -66,6 +66,8 @@ def lacks() -> tuple[str, ...]:
         if not has_option(name):
             found.append(f"torch {torch.__version__} has no Inductor option {name}: {loss}")
     return tuple(found)
+
+
 # Functions of torch/_inductor/utils.py that remember an answer which depends on options, and two sessions of one
 # process may differ in these.
 _HASTY = ("use_decompose_k_choice", "get_k_splits")

@@ -381,7 +381,7 @@ def named(kind: str, text: str, **attributes: object) -> Exception:
             "Required: 9",
         ),
         (
-            named("InductorError", "OutOfMemoryError: out of resource: mm_0 Required: 262144 Hardware limit:232448 Reduce"),
+            named("InductorError", "OutOfMemoryError: out of resource: mm Required: 262144 Hardware limit:232448"),
             "out-of-resources",
             "Required: 262144",
         ),
