@@ -16,13 +16,17 @@ from typing import Any, Final
 import pytest
 
 from pytest_gemm import selection, trace
+from pytest_gemm.api import device_kernels
 from pytest_gemm.api.request import Capability, honours
+from pytest_gemm.backends.inductor import ahead
 from pytest_gemm.config import CONFIG, GemmConfig, workers
 from pytest_gemm.options import is_any_given
 from pytest_gemm.values import cores
 
 # With fewer tests for each worker some may get none.
 _A_WORKER: Final = 3
+# As many workers leave no core for a process beside them, on a machine of so many.
+_FEW: Final = 2
 # What the first case of a process imports: the judge, and what it records the kernels with.
 _JUDGING: Final = ("torch", "pytest_gemm.judging.judge", "torch._dynamo")
 # What the first compile by Inductor imports.  None of these starts its pool of compile processes.
@@ -46,7 +50,12 @@ class _Controller:
             terminal.write_line(f"gemm: {warning}")
         group = getattr(getattr(config.pluginmanager.get_plugin("dsession"), "nodemanager", None), "group", None)
         here = [spec for spec in specs if spec.popen]
-        if group is not None and len(here) > 1 and is_any_given(config):
+        if not is_any_given(config):
+            return
+        settings = config.stash[CONFIG]
+        if settings.generates and not any(settings.isas) and len(here) > _FEW and (process := ahead.start()):
+            config.add_cleanup(process.kill)
+        if group is not None and len(here) > 1:
             group.makegateway = _handed_out(group.makegateway, here)
 
 
@@ -109,3 +118,4 @@ class _Worker:
         if any(settings.device_of(backend) == "cuda" for backend in backends):
             with trace.span("start of CUDA"), contextlib.suppress(Exception):
                 import_module("torch").zeros(1, device="cuda")
+                device_kernels.works()  # the profiler's library takes seconds to load
