@@ -89,7 +89,7 @@ class GemmRun:
         division.register(config, self.state)
         self._review = review.Review(config, self.state, folder)
         estimate.register(config)
-        startup.register(config)
+        startup.register(config, self.state)
         remote_module.register(config, self.state)
         profiling.register(config, self.state, os.getpid() if self._child is None else os.getppid())
         if self._child is not None:
@@ -423,7 +423,8 @@ class GemmRun:
         eager = state_module.eager_refusal(settings.ledger)
         yield Judge(eager, self.watch, settings.reference, stream=settings.stream)
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not self._is_worker:  # which ends: pytest would collect these objects five times
+            gc.unfreeze()
 
     def case(self, request: pytest.FixtureRequest) -> Case:
         """The case of a test that carries the marker."""
@@ -552,12 +553,7 @@ class GemmRun:
             session.exitstatus = STATUS
         self._absorb_unfinished()
         state.close_record(session.exitstatus)
-        path = settings.file("coverage.md")
-        if path is not None and settings.generates and state.outcomes and not settings.fuzz:
-            from pytest_gemm.tools import coverage  # with torch, for what Inductor has registered
-
-            with state.writing(path):
-                coverage.write(path, state.outcomes, [state.run.isa])
+        reports.write_coverage(settings, state)
         if settings.compile_only and exitstatus == pytest.ExitCode.OK:
             complete = all(one.complete for one in self._harvest or [])
             session.exitstatus = exitstatus = pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED
@@ -573,6 +569,8 @@ class GemmRun:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The backend x op table and what belongs to it."""
+        if self._is_worker:
+            return
         if self._measured:
             reports.show_speed(self.settings, self.state, self._measured, terminalreporter)
         self._review.write(self._measured or [])

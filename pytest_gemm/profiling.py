@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Final
@@ -10,8 +11,9 @@ import pytest
 
 from pytest_gemm import trace
 from pytest_gemm.config import CONFIG, SPEED_WORKER
-from pytest_gemm.run.profile import TEST, WAIT, Profile
+from pytest_gemm.run.profile import TEST, WAIT, Profile, Used, used
 from pytest_gemm.run.state import RunState
+from pytest_gemm.values import cores
 
 # Seconds from which on the trace shows a fixture.
 _WORTH_A_SPAN: Final = 0.001
@@ -111,24 +113,32 @@ class Profiler:
         output, name = getattr(node, "workeroutput", {}), str(node.gateway.id)
         if "gemm_trace" in output:
             self._profile.absorb(name, output["gemm_trace"])
+            self._profile.used[name] = Used(**output["gemm_used"])
         else:
             self._profile.died.add(name)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(wrapper=True, trylast=True)  # around what others do at the end, and inside pytest's summary
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         """Send the rest, or write the trace."""
+        ended = trace.now()
         if self._process != "main":
             trace.add(WAIT, self._idle_since)
-            session.config.workeroutput["gemm_trace"] = trace.taken()  # type: ignore[attr-defined]  # xdist's
-            return
+            output = session.config.workeroutput  # type: ignore[attr-defined]  # xdist's
+            output["gemm_trace"], output["gemm_used"] = trace.taken(), dataclasses.asdict(used())
+            return (yield)
         if self._controls:
             trace.add("start and collection of the workers", self._began, end=self._collected)
-            trace.add("tests", self._collected)
+            trace.add("tests", self._collected, end=ended)
+        else:
+            self._profile.used["main"] = used()
+        result = yield
+        trace.add("end of the run", ended)
         self._profile.absorb("main", trace.taken())
-        self._profile.close(trace.now())
+        self._profile.close(ended)
         if (path := self._config.stash[CONFIG].file("trace.json")) is not None:
             with self._state.writing(path):
                 self._profile.write(path)
+        return result
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -136,7 +146,7 @@ class Profiler:
         path = self._config.stash[CONFIG].file("trace.json")
         kept = f"trace: {path}; ui.perfetto.dev shows it" if path else "--gemm-output=DIR keeps the trace"
         terminalreporter.section("GEMM profile")
-        for line in (*self._profile.lines(), kept):
+        for line in (*self._profile.lines(cores()), kept):
             terminalreporter.write_line(line)
 
 

@@ -1,13 +1,16 @@
-"""How the workers of pytest-xdist start: side by side, with their share of the threads, and ready before their tests.
+"""How the workers of pytest-xdist start and end: side by side, with their threads, and ready before their tests.
 
-xdist starts one worker after the other, and a worker imports torch when its first test needs it.  With many workers
-these seconds decide how long a run takes.
+xdist starts one worker after the other, and a worker imports torch when its first test needs it.  The controller waits
+for their ends.  With many workers these seconds decide how long a run takes.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import dataclasses
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -18,11 +21,14 @@ import pytest
 from pytest_gemm import selection, trace
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.request import Capability, honours
+from pytest_gemm.backends.cpp.micro_kernels import Registered
 from pytest_gemm.backends.inductor import ahead
 from pytest_gemm.config import CONFIG, GemmConfig, workers
 from pytest_gemm.options import is_any_given
+from pytest_gemm.run.state import RunState
 from pytest_gemm.values import cores
 
+_REGISTERED: Final = "gemm_registered"
 # With fewer tests for each worker some may get none.
 _A_WORKER: Final = 3
 # As many workers leave no core for a process beside them, on a machine of so many.
@@ -33,13 +39,17 @@ _JUDGING: Final = ("torch", "pytest_gemm.judging.judge", "torch._dynamo")
 _COMPILING: Final = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton")
 
 
-def register(config: pytest.Config) -> None:
+def register(config: pytest.Config, state: RunState) -> None:
     """Add the hooks in a run with GEMM tests."""
-    config.pluginmanager.register(_Worker(config) if hasattr(config, "workerinput") else _Controller(), "gemm-startup")
+    made = _Worker(config) if hasattr(config, "workerinput") else _Controller(state)
+    config.pluginmanager.register(made, "gemm-startup")
 
 
 class _Controller:
     """The hooks of the process that starts the workers."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
 
     @pytest.hookimpl(optionalhook=True, trylast=True)  # what others change in a specification is in it
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
@@ -57,6 +67,12 @@ class _Controller:
             config.add_cleanup(process.kill)
         if group is not None and len(here) > 1:
             group.makegateway = _handed_out(group.makegateway, here)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take in what a worker knows and this process would have to import torch for."""
+        if found := getattr(node, "workeroutput", {}).get(_REGISTERED):
+            self._state.registered = tuple(Registered(*one) for one in found)
 
 
 def _handed_out(start: Callable[[Any], Any], specs: Sequence[Any]) -> Callable[[Any], Any]:
@@ -119,3 +135,26 @@ class _Worker:
             with trace.span("start of CUDA"), contextlib.suppress(Exception):
                 import_module("torch").zeros(1, device="cuda")
                 device_kernels.works()  # the profiler's library takes seconds to load
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Send which micro-kernels Inductor has registered, where this process has compiled with them."""
+        if "torch._inductor.codegen.cpp_micro_gemm" in sys.modules and session.config.stash[CONFIG].output is not None:
+            from pytest_gemm.backends.inductor import selection as inductor_selection
+
+            found = [dataclasses.astuple(one) for one in inductor_selection.registered_micro_kernels()]
+            session.config.workeroutput[_REGISTERED] = found  # type: ignore[attr-defined]  # xdist's
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """The session is over."""
+        atexit.register(_leave)
+
+
+def _leave() -> None:
+    """Do all that is to be done at the exit, and end: Python would take torch apart first, for a second."""
+    atexit.unregister(_leave)
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)

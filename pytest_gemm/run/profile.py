@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,24 +23,55 @@ _REST: Final = {TEST: "pytest, fixtures, reports", "compile": "compile: the rest
 Span = Mapping[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Used:
+    """What a process has used, at its end.
+
+    Attributes:
+        cpu: seconds of CPU time, of the process and of those that it started and that have ended.
+        memory: bytes; what several processes share counts for each in equal parts.
+        threads: of the process.
+    """
+
+    cpu: float
+    memory: int
+    threads: int
+
+
+def used() -> Used:
+    """What this process has used; 0 for what the system does not say."""
+    times, found = os.times(), {"Pss": 0, "Threads": 0}
+    for name in ("smaps_rollup", "status"):
+        with contextlib.suppress(OSError):
+            lines = Path("/proc/self", name).read_text(encoding="utf-8").splitlines()
+            facts = (line.partition(":") for line in lines)
+            found |= {key: int(text.split()[0]) for key, _, text in facts if key in found}
+    return Used(sum(times[:4]), found["Pss"] << 10, found["Threads"])
+
+
 @dataclasses.dataclass
 class Profile:
     """What the processes of a run sent.
 
     Attributes:
         spans: by process, ``main`` or a worker's name.
+        used: what processes have used, likewise.
         died: the processes that ended before they had sent all.
+        end: when the last test had ended.
     """
 
     spans: dict[str, list[Span]] = dataclasses.field(default_factory=dict)
+    used: dict[str, Used] = dataclasses.field(default_factory=dict)
     died: set[str] = dataclasses.field(default_factory=set)
+    end: float = 0.0
 
     def absorb(self, process: str, spans: Iterable[Span]) -> None:
         """Take in what a process sent."""
         self.spans.setdefault(process, []).extend(spans)
 
     def close(self, end: float) -> None:
-        """The run has ended: what a worker did not send since its last test it waited."""
+        """The tests have ended: what a worker did not send since its last test it waited."""
+        self.end = end
         for process in self.judging:
             last = max(map(_end, self.spans[process]))
             if process not in self.died and end > last and process != "main":
@@ -81,8 +114,8 @@ class Profile:
                 found[_REST.get(kind, kind)] += seconds
         return found
 
-    def lines(self) -> list[str]:
-        """The table of where the time went, and the share in which workers waited."""
+    def lines(self, cores: int) -> list[str]:
+        """The table of where the time went, and what the processes used of a machine with so many cores."""
         found, lanes = self.seconds(), self.judging
         total = sum(found.values())
         if not total:
@@ -91,9 +124,40 @@ class Profile:
         rows = [(kind, f"{seconds:.1f}", f"{seconds / total:.1%}") for kind, seconds in largest]
         lines = table(("what", "seconds", "share"), rows, (1, 2))
         if lanes == ["main"]:
-            return [*lines, f"one process, {total:.1f} s"]
-        waited = f"workers waited {found.get(WAIT, 0.0) / total:.0%} of the time"
-        return [*lines, f"{len(lanes)} workers, {total:.1f} s in all; {waited}"]
+            lines.append(f"one process, {total:.1f} s")
+        else:
+            waited = f"workers waited {found.get(WAIT, 0.0) / total:.0%} of the time"
+            lines.append(f"{len(lanes)} workers, {total:.1f} s in all; {waited}")
+        return [*lines, *self._course(), *self._usage(cores)]
+
+    def _course(self) -> list[str]:
+        """When tests began and ended, and which was the longest."""
+        tests = [span for name in self.judging for span in self.spans[name] if span["kind"] == TEST]
+        if not tests:
+            return []
+        begin = min(span["start"] for spans in self.spans.values() for span in spans)
+        first, last = min(span["start"] for span in tests) - begin, max(map(_end, tests)) - begin
+        over = max(_end(span) for spans in self.spans.values() for span in spans) - begin
+        longest = max(tests, key=lambda span: float(span["seconds"]))
+        ends = f"tests from {first:.1f} s to {last:.1f} s, the end of the run at {over:.1f} s"
+        return [f"{ends}; the longest took {longest['seconds']:.1f} s: {longest['name']}"]
+
+    def _usage(self, cores: int) -> list[str]:
+        """CPU time, memory and threads of the processes that ran tests."""
+        those = [self.used[name] for name in self.judging if name in self.used]
+        if not those:
+            return []
+        seconds = self.end - min(span["start"] for spans in self.spans.values() for span in spans)
+        cpu, memory = sum(one.cpu for one in those), [one.memory / 1e6 for one in those]
+        share = cpu / max(1e-9, seconds * cores)
+        lines = [
+            f"CPU time {cpu:.1f} s, {share:.0%} of {cores} cores; {max(one.threads for one in those)} threads at most"
+        ]
+        if len(those) > 1:
+            lines.append(
+                f"memory of a worker at its end: {max(memory):.0f} MB at most, {sum(memory) / 1e3:.1f} GB in all"
+            )
+        return lines
 
 
 def _named(lane: int, what: str, **args: object) -> dict[str, Any]:

@@ -277,9 +277,11 @@ def _left_over(row: Row) -> str:
 # -- the command ----------------------------------------------------------------------------------------------
 
 
-def write(path: Path, outcomes: Iterable[Outcome], levels: Sequence[str]) -> None:
+def write(
+    path: Path, outcomes: Iterable[Outcome], levels: Sequence[str], registered: Sequence[Registered] | None = None
+) -> None:
     """Write the matrix of a run as Markdown; for the arguments see :func:`matrix`."""
-    path.write_text(page(matrix(outcomes, levels)), encoding="utf-8")
+    path.write_text(page(matrix(outcomes, levels, registered)), encoding="utf-8")
 
 
 def explained(record: record_module.Record, ledger: Ledger) -> list[Outcome]:

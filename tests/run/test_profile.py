@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_gemm import trace
-from pytest_gemm.run.profile import Profile
+from pytest_gemm.run.profile import Profile, Used
 
 CONFTEST = """
     import os, time
@@ -99,12 +99,21 @@ def test_the_controller_does_not_count_and_a_worker_waits_for_the_end_of_the_run
     profile.close(10.0)
     assert profile.judging == ["gw0", "gw1", "gw2", "gw10"]
     assert profile.seconds()["wait"] == 10.0
-    assert profile.lines()[-1] == "4 workers, 35.0 s in all; workers waited 29% of the time"
+    profile.used["gw0"] = Used(cpu=8.0, memory=3 * 10**8, threads=5)
+    profile.used["gw2"] = Used(cpu=2.0, memory=2 * 10**8, threads=4)
+    assert profile.lines(2)[-4:] == [
+        "4 workers, 35.0 s in all; workers waited 29% of the time",
+        "tests from 0.0 s to 10.0 s, the end of the run at 10.0 s; the longest took 10.0 s: test[a]",
+        "CPU time 10.0 s, 50% of 2 cores; 5 threads at most",
+        "memory of a worker at its end: 300 MB at most, 0.5 GB in all",
+    ]
 
 
 def test_a_run_shows_each_part_of_a_case(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--gemm-profile", "--gemm-output=out")
-    result.stdout.fnmatch_lines(["*GEMM profile*", "what *seconds *share", "one process, * s", "trace: */trace.json;*"])
+    result.stdout.fnmatch_lines(
+        ["*GEMM profile*", "what *seconds *share", "one process, * s", "tests from *", "CPU *", "trace: */trace.json;*"]
+    )
     ((name, found),) = lanes(pytester.path / "out").items()
     assert name == "main"
     assert {"start", "collect", "operands", "compile", "run", "reference", "eager"} < {event["name"] for event in found}
@@ -138,7 +147,7 @@ def test_each_worker_has_a_lane_and_one_that_dies_loses_its_last_case(pytester: 
     assert [name for name in judged if "mine" in name], judged
     assert any(event["name"] == "wait" for event in found["gw0"])
     names = [event["name"] for event in found["controller"]]
-    assert names == ["start", "start and collection of the workers", "tests"]
+    assert names == ["start", "start and collection of the workers", "tests", "end of the run"]
 
 
 def test_a_compile_has_the_steps_that_pytorch_times(pytester: pytest.Pytester) -> None:
