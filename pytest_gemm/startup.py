@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from importlib.util import cache_from_source, find_spec
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -26,6 +28,7 @@ from pytest_gemm.backends.inductor import ahead
 from pytest_gemm.config import CONFIG, GemmConfig, workers
 from pytest_gemm.options import is_any_given
 from pytest_gemm.run.state import RunState
+from pytest_gemm.storage import cache
 from pytest_gemm.values import cores
 
 _REGISTERED: Final = "gemm_registered"
@@ -41,8 +44,25 @@ _COMPILING: Final = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp"
 
 def register(config: pytest.Config, state: RunState) -> None:
     """Add the hooks in a run with GEMM tests."""
+    keep_bytecode()
     made = _Worker(config) if hasattr(config, "workerinput") else _Controller(state)
     config.pluginmanager.register(made, "gemm-startup")
+
+
+def keep_bytecode() -> None:
+    """Keep Python's bytecode in the cache where nothing else does: without it every process compiles torch, 6 s.
+
+    So it is where ``PYTHONDONTWRITEBYTECODE`` is set, as images often do, and torch was installed without bytecode, as
+    uv does.  That variable keeps files out of the installation, which this leaves as it is.
+    """
+    if not os.environ.get("PYTHONDONTWRITEBYTECODE") or sys.pycache_prefix:
+        return
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None or Path(cache_from_source(torch.origin)).exists():
+        return
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(cache.use() / "bytecode")
+    sys.dont_write_bytecode = False
+    del os.environ["PYTHONDONTWRITEBYTECODE"]
 
 
 class _Controller:
