@@ -37,7 +37,7 @@ _A_WORKER: Final = 3
 # As many workers leave no core for a process beside them, on a machine of so many.
 _FEW: Final = 2
 # What the first case of a process imports: the judge, and what it records the kernels with.
-_JUDGING: Final = ("torch", "pytest_gemm.judging.judge", "torch._dynamo")
+_JUDGING: Final = ("torch", "torch.profiler", "pytest_gemm.judging.judge", "torch._dynamo")
 # What the first compile by Inductor imports.  None of these starts its pool of compile processes.
 _COMPILING: Final = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton")
 
@@ -126,6 +126,13 @@ def oversubscribed(settings: GemmConfig, config: pytest.Config) -> str:
     )
 
 
+def _start_cuda() -> None:
+    """Make the CUDA context, and load the profiler's library; what fails here, fails in the first test."""
+    with trace.span("start of CUDA"), contextlib.suppress(Exception):
+        import_module("torch").zeros(1, device="cuda")
+        device_kernels.works()
+
+
 class _Worker:
     """The hooks of a worker."""
 
@@ -148,13 +155,14 @@ class _Worker:
             return
         backends = [settings.registry[name] for name in dict.fromkeys(one.case.backend for one in cases)]
         compiling = any(honours(backend, Capability.USER_CACHES) for backend in backends)
-        with trace.span("import of torch"), contextlib.suppress(Exception):
-            for name in (*_JUDGING, *(_COMPILING if compiling else ())):
+        cuda = any(settings.device_of(backend) == "cuda" for backend in backends)
+        with trace.span("import of torch"), ThreadPoolExecutor(1) as beside, contextlib.suppress(Exception):
+            for name in _JUDGING:
                 import_module(name)
-        if any(settings.device_of(backend) == "cuda" for backend in backends):
-            with trace.span("start of CUDA"), contextlib.suppress(Exception):
-                import_module("torch").zeros(1, device="cuda")
-                device_kernels.works()  # the profiler's library takes seconds to load
+            if cuda:  # which takes as long as the imports, without Python
+                beside.submit(_start_cuda)
+            for name in _COMPILING if compiling else ():
+                import_module(name)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Send which micro-kernels Inductor has registered, where this process has compiled with them."""
