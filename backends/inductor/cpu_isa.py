@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -85,20 +86,22 @@ def loads(call: Callable[[Any, str], bool], vectors: Any, code: str) -> bool:
 
     key = hashlib.sha256(repr((code, vectors.build_arch_flags())).encode()).hexdigest()
     remembered = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "loads" / key
-    if remembered.exists():
-        return True
-    importing = _load_libraries()
-    found = call(vectors, code)
-    if importing and not found:
-        with _LOADING, patched([(cpu_vec_isa.VecISA, "_avx_py_load", importing)]):
-            found = call(vectors, code)
-    if found:
-        with contextlib.suppress(OSError):
-            files.replace(remembered, b"")
-    return found
+    with _LOADING[key]:  # levels build on each other, and several threads may ask for one
+        if remembered.exists():
+            return True
+        importing = _load_libraries()
+        found = call(vectors, code)
+        if importing and not found:
+            with _IMPORTING, patched([(cpu_vec_isa.VecISA, "_avx_py_load", importing)]):
+                found = call(vectors, code)
+        if found:
+            with contextlib.suppress(OSError):
+                files.replace(remembered, b"")
+        return found
 
 
-_LOADING = threading.Lock()
+_LOADING: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+_IMPORTING = threading.Lock()
 
 
 @functools.cache

@@ -192,6 +192,14 @@ def cache_dir_set(directory: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def loads_remembered(directory: str) -> Iterator[None]:
+    """Let answers about instruction sets be remembered in ``directory``, as they are in a :func:`session`."""
+    where = "torch._inductor.cpu_vec_isa:VecISA.check_build"
+    with cache_dir_set(directory), hooked({where: _FASTER[where]}):
+        yield
+
+
+@contextlib.contextmanager
 def session(spec: CompileSpec, candidate: Wanted = None, listing: bool = False) -> Iterator[Session]:
     """Compile inside the block as requested, and record what becomes of it.
 

@@ -256,7 +256,7 @@ def levels() -> str:
 
     executed = isa_module.isas(processor.cpu().flags)
     # Each answer is a compile and a process that loads its result: a minute one after the other on an AMX machine.
-    with torch_compat.cache_dir_set(str(cache_dir())), futures.ThreadPoolExecutor() as pool:
+    with torch_compat.loads_remembered(str(cache_dir())), futures.ThreadPoolExecutor() as pool:
         lacks = dict.fromkeys(isa_module.ISAS, "not in this CPU")
         lacks |= zip(executed, pool.map(cpu_isa.lacks_isa, executed), strict=True)
     names = {why: ", ".join(isa for isa in lacks if lacks[isa] == why) for why in lacks.values()}
