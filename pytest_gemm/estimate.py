@@ -16,8 +16,24 @@ from pytest_gemm.run import durations
 def register(config: pytest.Config) -> None:
     """Add the hooks in the process that reports, where the tests of a suite run."""
     settings, other = config.stash[CONFIG], hasattr(config, "workerinput") or config.option.collectonly
-    if not other and not config.pluginmanager.has_plugin(SPEED_WORKER) and not (settings.fuzz or settings.compile_only):
-        config.pluginmanager.register(_Estimate(config), "gemm-estimate")
+    if not other and not config.pluginmanager.has_plugin(SPEED_WORKER) and not settings.compile_only:
+        config.pluginmanager.register((_Fuzzing if settings.fuzz else _Estimate)(config), "gemm-estimate")
+
+
+class _Fuzzing:
+    """The hook of a run that fuzzes, which runs in one process."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._settings = config.stash[CONFIG]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> str | None:
+        """Say how the time is divided."""
+        names = [backend.name for backend in selection.available(self._settings)]
+        if not items or not names:
+            return None
+        each = f": {self._settings.fuzz / len(names):.3g} s for each of {', '.join(names)}" if len(names) > 1 else ""
+        return f"gemm: fuzzing takes {self._settings.fuzz:g} s{each}; a trial that is at work then is finished"
 
 
 class _Estimate:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -192,6 +193,7 @@ class FuzzCheck:
         self._display = display
         self._uncaptured = uncaptured
         self._here = here
+        self._seconds = self._until = 0.0
         self.judged: dict[str, Any] = {"outcomes": [], "use": {}, "lost": {}}
         self.lines: list[str] = []
 
@@ -201,6 +203,7 @@ class FuzzCheck:
         Raises:
             pytest's own failure: with every defect, each in its smallest form and with its rerun line.
         """
+        self._seconds, self._until = seconds, time.monotonic() + seconds
         fuzzer = fuzz.Fuzzer(
             backend,
             self._config.device_of(backend),
@@ -214,6 +217,8 @@ class FuzzCheck:
         try:
             fuzzer.run(seconds)
         finally:  # what was found by then, also after Ctrl-C
+            with self._uncaptured():
+                self._display.clear()
             found = fuzzer.findings
             self.lines += fuzz.summary(found)
             outcomes = [dataclasses.replace(d.outcome, test=d.outcome.test or PRODUCT) for d in found.defects]
@@ -255,9 +260,11 @@ class FuzzCheck:
             if defect is not None:
                 self._display.line(fuzz.found_line(defect))
             else:
+                left = self._until - time.monotonic()
+                rest = f"{left:.0f} s of {self._seconds:g} s left" if left > 0 else "its time is up"
                 self._display.progress(
                     f"fuzzing {found.backend}: {found.trials} trials, {sum(found.cases.values())} cases, "
-                    f"{len(found.defects)} defects"
+                    f"{len(found.defects)} defects; {rest}"
                 )
 
     def rerun(self, defect: fuzz.Defect) -> Rerun:

@@ -69,7 +69,8 @@ class Pace:
     """How long the rest of some steps takes, one after the other.
 
     A step has names, each of which costs seconds of its own: ``session`` what every session costs, ``session aten
-    mm:...`` what the case costs in it.  A name that is not known costs the mean of the known ones with its first word.
+    mm:...`` what the case costs in it.  A name that is not known costs the mean of the known ones with its first word,
+    where half of a step is known, or the step has no other name.
 
     Args:
         steps: the names of each step.
@@ -85,15 +86,19 @@ class Pace:
         self._clock = clock
         self._since = clock()
 
-    def end(self, took: Mapping[str, float], more: Iterable[Sequence[str]] = ()) -> None:
-        """The first step has ended.
+    @property
+    def kind(self) -> str:
+        """The first name of the step at hand; "" behind the last."""
+        return self._steps[0][0] if self._steps else ""
 
-        Args:
-            took: what each of its names cost.
-            more: steps behind all others.
-        """
+    def add(self, steps: Iterable[Sequence[str]]) -> None:
+        """Further steps, behind all others."""
+        self._steps += map(tuple, steps)
+
+    def end(self, took: Mapping[str, float]) -> None:
+        """The first step has ended; ``took`` is what each of its names cost."""
         self._known |= took
-        self._steps = [*self._steps[1:], *map(tuple, more)]
+        self._steps = self._steps[1:]
         self._since = self._clock()
 
     def left(self, live: float | None = None) -> float | None:
@@ -115,15 +120,17 @@ class Pace:
 
     def _expected(self, step: Sequence[str]) -> float | None:
         """Seconds of a step; ``None`` where too little is known."""
-        found = [self._known[name] for name in step if name in self._known]
-        if len(found) * 2 < len(step) or not found:
+        costs = [self._known.get(name, self._usual(name)) for name in step]
+        known = sum(name in self._known for name in step)
+        if None in costs or (len(step) > 1 and known * 2 < len(step)):
             return None
-        kinds = {name.partition(" ")[0] for name in step if name not in self._known}
-        means = {
-            kind: statistics.fmean([s for name, s in self._known.items() if name.startswith(f"{kind} ")] or [0.0])
-            for kind in kinds
-        }
-        return sum(found) + sum(means[name.partition(" ")[0]] for name in step if name not in self._known)
+        return sum(costs)  # type: ignore[arg-type]  # see above
+
+    def _usual(self, name: str) -> float | None:
+        """The mean of those with its first word that cost something; ``None`` where none is known."""
+        kind = f"{name.partition(' ')[0]} "
+        found = [seconds for known, seconds in self._known.items() if seconds and known.startswith(kind)]
+        return statistics.fmean(found) if found else None
 
 
 def left(seconds: float | None) -> str:

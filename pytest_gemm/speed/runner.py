@@ -26,8 +26,10 @@ from pytest_gemm.machine.environment import THIS
 from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.data import Peaks, Sample, Session, SessionError, read_session, session_text
+from pytest_gemm.speed.outlook import COMPILE, Outlook
+from pytest_gemm.speed.outlook import SESSION as TIMING
 from pytest_gemm.speed.report import units
-from pytest_gemm.speed.request import LOST, NOW, REQUEST, SESSION, UNWRITTEN, Group, Project, Request, TimedCase
+from pytest_gemm.speed.request import LEFT, LOST, NOW, REQUEST, SESSION, UNWRITTEN, Group, Project, Request, TimedCase
 from pytest_gemm.storage import cache, files
 
 if TYPE_CHECKING:
@@ -102,6 +104,8 @@ class Runner:
         notes, lost: see :class:`rows.Run`.
         pinned: candidates of the backends that select by timing, by group and case; the selected one is the first.
         peaks: of the machine, once a session has measured them.
+        outlook: how long it takes.
+        judged: what was compiled and judged before the sessions.
         samples: folder that keeps the sessions' files.
         commit: of the head.
     """
@@ -118,6 +122,8 @@ class Runner:
     lost: dict[str, str] = dataclasses.field(default_factory=dict)
     pinned: dict[str, dict[Timed, tuple[str, ...]]] = dataclasses.field(default_factory=lambda: defaultdict(dict))
     peaks: Peaks | None = None
+    outlook: Outlook | None = None
+    judged: list[Sample] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.samples = self.config.speed.samples or self.scratch / f"samples-{self.device}"
@@ -129,13 +135,17 @@ class Runner:
         self.commit = _commit(self.config.speed.root)
         self._count = itertools.count(1)
 
+    def jobs(self, cases: Sequence[Timed]) -> int:
+        """How many processes compile and judge the cases before the sessions; 1: the first session does it."""
+        return min(self.config.jobs, -(-len(cases) // _WORTH_WHILE))
+
     def compile(self, group: Group, cases: Sequence[Timed]) -> None:
         """Have several processes compile and judge the cases at once; what fails needs no timing.
 
         Backends that select a candidate by timing do it here, in one process and alone on the device, and all sessions
         time that candidate: an estimate is then of one kernel, and the selection is reported once.
         """
-        jobs = min(self.config.jobs, -(-len(cases) // _WORTH_WHILE))
+        jobs = self.jobs(cases)
         # On a CPU Inductor's own rule selects; whether anything was timed shows once it is compiled.
         registry, on_device = self.config.registry, self.device != "cpu"
         tuned = {case for case in cases if on_device and honours(registry[case[0]], Capability.SELECTION)}
@@ -143,6 +153,7 @@ class Runner:
         if jobs > 1:
             crowded = self._compile(group, cases, jobs, "compiling and judging", {})
             tuned = {timed(sample.case) for sample in crowded if sample.ranking}
+            self.judged += crowded
         if self.config.wanted_candidates in {"", "winner"} and (
             todo := [case for case in self.left(cases) if case in tuned]
         ):
@@ -175,7 +186,9 @@ class Runner:
         requests = [Request(tuple(wanted[i::jobs]), self.device, timed=False) for i in range(jobs)]
 
         def progress(processes: Sequence[_Open]) -> str:
-            return f"{what} {sum(one.done for one in processes)} of {len(cases)} cases on {group.label}"
+            done = sum(one.done for one in processes)
+            live = processes[0].seconds * (len(cases) - done) / done if done else None
+            return f"{what} {done} of {len(cases)} cases on {group.label}{self._left(COMPILE, live)}"
 
         samples = [s for one in self._run([(group, one) for one in requests], progress) for s in one.result().samples]
         self._note_failures(samples)
@@ -233,10 +246,15 @@ class Runner:
             wanted.append((group, replace(request, socket=descriptor, begins=group is groups[0])))
 
         def progress(processes: Sequence[_Open]) -> str:
-            return f"{label}, {next((one.now for one in processes if one.now), 'starting')}"
+            lives = [one.left for one in processes if one.left is not None]
+            now = next((one.now for one in processes if one.now), "starting")
+            return f"{label}, {now}{self._left(TIMING, sum(lives) if lives else None)}"
 
         processes = self._run(wanted, progress, ends)
         return {group.name: self._ended(one, group, index) for group, one in zip(groups, processes, strict=True)}
+
+    def _left(self, kind: str, live: float | None) -> str:
+        return self.outlook.left(kind, live, self.display) if self.outlook else ""
 
     def _request(self, group: Group, cases: Sequence[Timed], index: int) -> Request:
         is_head, pinned = group.name == "head", self.pinned[group.name]
@@ -372,6 +390,19 @@ class _Open:
         """The case at work; "" between two cases."""
         return self._text(NOW)
 
+    @property
+    def seconds(self) -> float:
+        """How long it has been at work."""
+        return time.perf_counter() - self._started
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest takes, as far as its first readings show; ``None`` before them."""
+        if said := self._text(LEFT):
+            return float(said)
+        done, asked = self.done, len(self._request.cases)
+        return self.seconds * (asked - done) / done if 0 < done <= asked else None
+
     def _text(self, name: str) -> str:
         """What is in a file of the process; "" where there is none."""
         try:
@@ -407,8 +438,7 @@ class _Open:
 
     def result(self) -> Session:
         """All that it measured, as of one process."""
-        seconds = time.perf_counter() - self._started
-        return replace(self._parts[0], samples=tuple(self._samples), seconds=seconds, complete=True)
+        return replace(self._parts[0], samples=tuple(self._samples), seconds=self.seconds, complete=True)
 
     def _read(self, status: int) -> Session:
         file = self._folder / SESSION

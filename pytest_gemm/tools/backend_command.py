@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +30,8 @@ Report = Callable[["GemmConfig", Display], bool]
 
 WIDTH: Final = 118
 """Characters of a line."""
+# Between two looks for an answer, in seconds.
+_TICK: Final = 0.5
 # Limit of a run of a kernel, in seconds.
 _RUN_LIMIT: Final = "120"
 
@@ -55,6 +59,36 @@ def answers(lane: Lane, **request: object) -> Iterator[Any]:
             yield one
     except RuntimeError as error:
         raise Unanswered(str(error).strip().splitlines()[-1]) from None
+
+
+def ticking(items: Iterator[Any], tick: Callable[[], object]) -> Iterator[Any]:
+    """The items as they come; ``tick`` is called in between, twice a second.
+
+    Raises:
+        Exception: what ``items`` raises.
+    """
+    came: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+
+    def take() -> None:
+        try:
+            for item in items:
+                came.put(("item", item))
+            came.put(("end", None))
+        except Exception as error:  # raised where they are taken
+            came.put(("raised", error))
+
+    threading.Thread(target=take, daemon=True).start()
+    while True:
+        try:
+            what, item = came.get(timeout=_TICK)
+        except queue.Empty:
+            tick()
+            continue
+        if what == "raised":
+            raise item
+        if what == "end":
+            return
+        yield item
 
 
 class _Screen:

@@ -40,11 +40,12 @@ from pytest_gemm.machine import software
 from pytest_gemm.machine.key import hardware_key
 from pytest_gemm.outcome import Activity, Phase, Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import durations, progress
 from pytest_gemm.run.progress import Display
 from pytest_gemm.storage import files
 from pytest_gemm.text import table as text_table
 from pytest_gemm.tools import backend_command
-from pytest_gemm.tools.backend_command import WIDTH, Unanswered, answers
+from pytest_gemm.tools.backend_command import WIDTH, Unanswered, answers, ticking
 from pytest_gemm.tools.examination import Examination
 from pytest_gemm.tools.probes import PROBES, Bench, Column, Print, columns_for
 
@@ -109,11 +110,12 @@ def report(config: GemmConfig, display: Display, output: Path | None = None) -> 
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise pytest.UsageError(f"{path}: {why}; restore the file, or delete it") from None
+    pace = _Pace(config, display)
     with contextlib.closing(Worker(config, _answer)) as worker:
         for backend in config.backends:
             path, key, old = stored[backend.name]
             started = time.perf_counter()
-            found, missing = _computed(worker, config, backend, key)
+            found, missing = _computed(worker, config, backend, key, pace)
             seconds = time.perf_counter() - started
             write("")
             head = f"{found.backend} on {found.device} ({key})"
@@ -130,7 +132,50 @@ def report(config: GemmConfig, display: Display, output: Path | None = None) -> 
             for line in lines:
                 write(line)
             healthy = healthy and not found.broken and not any(one.findings for one in found.columns)
+    pace.record()
     return healthy
+
+
+class _Pace:
+    """How far it is, and how long it still takes by what columns took on this machine."""
+
+    def __init__(self, config: GemmConfig, display: Display) -> None:
+        self._display = display
+        self._path = durations.path_of(config, "fingerprint")
+        self._left = {one.name: [column.name for column in columns_for(one, config.level)] for one in config.backends}
+        self._counts = {name: len(columns) for name, columns in self._left.items()}
+        self._took: dict[str, float] = {}
+        known = {name: taken.seconds for name, taken in durations.read(self._path).items()}
+        steps = [[f"{name} {column}"] for name, columns in self._left.items() for column in columns]
+        self._pace = progress.Pace(steps, known)
+        if (seconds := self._pace.left() or 0.0) >= durations.WORTH_A_LINE:
+            display.line(f"fingerprints take about {durations.words(seconds)}, by earlier runs on this machine")
+
+    def show(self, name: str) -> None:
+        """How far it is in a backend."""
+        number = self._counts[name] - len(self._left[name]) + 1
+        self._display.progress(
+            f"fingerprint of {name}: column {number} of {self._counts[name]}{progress.left(self._pace.left())}"
+        )
+
+    def end(self, name: str, column: str, seconds: float) -> None:
+        """A column has ended."""
+        self._left[name].remove(column)
+        self._took[f"{name} {column}"] = seconds
+        self._pace.end({f"{name} {column}": seconds})
+
+    def leave(self, name: str, *, missing: bool) -> None:
+        """The backend has no further column; one that is missing takes no time in the next run either."""
+        for column in list(self._left[name]):
+            if missing:
+                self.end(name, column, 0.0)
+            else:
+                self._pace.end({})
+
+    def record(self) -> None:
+        """Keep what the columns took."""
+        if sum(self._took.values()) >= durations.WORTH_A_LINE:
+            durations.record(self._path, self._took)
 
 
 def _comparison(old: Fingerprint, new: Fingerprint) -> list[str]:
@@ -150,20 +195,22 @@ def _comparison(old: Fingerprint, new: Fingerprint) -> list[str]:
 # -- computing ---------------------------------------------------------------------------------------------------
 
 
-def _computed(worker: Worker, config: GemmConfig, backend: Backend, key: str) -> tuple[Fingerprint, str]:
+def _computed(worker: Worker, config: GemmConfig, backend: Backend, key: str, pace: _Pace) -> tuple[Fingerprint, str]:
     """The fingerprint of a backend, and why the backend cannot run here; "" when it can."""
     device = config.device_of(backend)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     versions = {"pytest-gemm": __version__, **software.software("cuda" if device == "cuda" else "cpu")}
     found, missing = Fingerprint(backend.name, device, key, date, versions, []), ""
     try:
-        for answer in answers(worker, backend=backend.name):
+        for answer in ticking(answers(worker, backend=backend.name), lambda: pace.show(backend.name)):
             if isinstance(answer, str):
                 missing = answer
             else:
-                found.columns.append(records.typed(answer, Print))
+                found.columns.append(one := records.typed(answer, Print))
+                pace.end(backend.name, one.column, one.seconds)
     except Unanswered as error:
         found.broken = str(error)
+    pace.leave(backend.name, missing=bool(missing))
     return found, missing
 
 

@@ -93,7 +93,8 @@ def test_what_is_left_goes_down_and_follows_what_steps_took() -> None:
     assert pace.left() == 14.0  # it has taken longer than expected; no more than the others is certain
     pace.end({"session": 10.0, "session a": 10.0, "session b": 10.0})
     assert pace.left() == 60.0
-    pace.end({}, more=[["session", "session a"]])
+    pace.end({})
+    pace.add([["session", "session a"]])
     assert pace.left() == 50.0
     pace.end({})
     pace.end({})
@@ -107,6 +108,14 @@ def test_what_a_step_says_of_its_own_rest_is_taken_for_those_like_it() -> None:
     assert pace.left() is None
     assert pace.left(live=15.0) == 15.0 + 2 * 20.0
     assert Pace([SESSION, ("other",)], {}, clock).left(live=15.0) is None
+
+
+def test_a_step_of_one_name_is_like_those_with_its_first_word() -> None:
+    pace = Pace([["aten f16"], ["aten f32"], ["cpp f16"]], {}, Clock())
+    assert pace.left() is None
+    pace.end({"aten f16": 3.0})
+    assert pace.left() is None  # nothing is known of the other backend
+    assert Pace([["aten f16"], ["aten f32"]], {"aten f64": 3.0}, Clock()).left() == 6.0
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, ""), (31.0, "; about 40 s left"), (100.0, "; about 2 min left")])

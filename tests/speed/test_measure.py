@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -322,6 +323,9 @@ class Answer:
         return Session("amd", {"torch": "2"}, "c", "head", self.request.index, date, "12ab", samples=(sample,))
 
 
+OPTIONS = defaultdict[str, str](str)
+
+
 class Lines(Display):
     """A display that keeps its lines."""
 
@@ -347,7 +351,7 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     registry.add(Several())
     speed = SpeedConfig(record=True, sessions=5, baselines=tmp_path / "b", samples=tmp_path / "mine")
     config: Any = SimpleNamespace(
-        speed=speed, seed=0, registry=registry, jobs=1, wanted_candidates="", device_of=lambda _: "cpu"
+        speed=speed, seed=0, registry=registry, jobs=1, wanted_candidates="", device_of=lambda _: "cpu", options=OPTIONS
     )
     display = Lines()
     with pytest.raises(raised):
@@ -384,7 +388,7 @@ def test_any_other_run_that_is_cut_short_says_how_far_it_was(
     samples = tmp_path / "mine" if kept else None
     speed = SpeedConfig(record=record, sessions=5, baselines=tmp_path / "b", root=tmp_path, samples=samples)
     config: Any = SimpleNamespace(
-        speed=speed, seed=0, registry=registry, jobs=1, wanted_candidates="", device_of=lambda _: "cpu"
+        speed=speed, seed=0, registry=registry, jobs=1, wanted_candidates="", device_of=lambda _: "cpu", options=OPTIONS
     )
     display = Lines()
     with pytest.raises(KeyboardInterrupt):

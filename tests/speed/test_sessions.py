@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -616,7 +617,7 @@ def test_a_selection_that_makes_a_case_slower_has_to_recur(
         date="",
         epochs=(),
     )
-    config: Any = SimpleNamespace(speed=SpeedConfig(baselines=tmp_path))
+    config: Any = SimpleNamespace(speed=SpeedConfig(baselines=tmp_path), options=defaultdict(str))
     runner = Selecting(selects)
     measurement = controller._Measurement(config, runner, "cuda", [(CASE.backend, CASE.problem)], [Group("head")])
     measurement.stored = {CASE: stored}
