@@ -12,7 +12,7 @@ import pytest
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.config import SpeedConfig
 from pytest_gemm.outcome import Status
-from pytest_gemm.run.progress import Display
+from pytest_gemm.run.progress import Display, Pace
 from pytest_gemm.speed import outlook as outlook_module
 from pytest_gemm.speed import worker
 from pytest_gemm.speed.data import Sample
@@ -39,7 +39,7 @@ class Planned:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.now = 0.0
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        monkeypatch.setattr(outlook_module, "Pace", lambda *given: Pace(*given, clock=lambda: self.now))
+        monkeypatch.setattr(outlook_module, "Pace", lambda steps, known: Pace(steps, known, clock=lambda: self.now))
         self.display = Lines()
 
     def begin(self, sessions: int, *, compiles: bool = True, open_end: bool = False) -> Outlook:
@@ -49,9 +49,6 @@ class Planned:
         made = Outlook(config, "cpu", CASES, 1)
         made.plan(sessions, unit="session", compiles=compiles, open_end=open_end, display=self.display)
         return made
-
-
-Pace = outlook_module.Pace
 
 
 @pytest.fixture
