@@ -22,6 +22,7 @@ from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry, RegistryError
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.api.settings import Setting, settings_of
+from pytest_gemm.api.shipped import shipped
 from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.case_id import MODES, Device
 from pytest_gemm.ledger.ledger import Ledger
@@ -325,6 +326,9 @@ def setting(given: Mapping[str, Given], owner: str, key: str, declared: Mapping[
 
 def _apply_settings(given: Mapping[str, Given], registry: Registry) -> dict[str, dict[str, Any]]:
     """The values of all settings by owner and key; each backend is handed its own, and an unknown one is refused."""
+    for name, text in given.items():
+        if (owner := name.partition(".")[0]) in registry.shipped():
+            values.parsed(text, lambda _, owner=owner: registry[owner])
     declared = {**ENGINE, **{backend.name: settings_of(backend) for backend in registry if settings_of(backend)}}
     for name, text in given.items():
         owner, _, key = name.partition(".")
@@ -391,12 +395,13 @@ def _foreign(what: str) -> Iterator[None]:
 
 
 def _registered(config: pytest.Config) -> Registry:
-    """All backends: those that come with the package, whose modules import no torch, and the user's."""
+    """All backends: those that come with the package, whose modules import no torch, the user's, and installed ones."""
     registry = Registry()
     for backend in BUILTIN:
         registry.add(backend())
     with _foreign("pytest_gemm_register_backends"):
         config.hook.pytest_gemm_register_backends(registry=registry)
+    registry.ship(shipped())
     return registry
 
 
@@ -414,9 +419,10 @@ def read(config: pytest.Config) -> GemmConfig:
         texts["output"] = values.Given(tempfile.mkdtemp(prefix="pytest-gemm-"), texts["output"].source)
     found, speed = _parsed(GemmConfig, texts), _parsed(SpeedConfig, texts)
     recording = values.parsed(texts["record"], values.record)
+    backends, named = _backends(texts["backends"], registry)
+    comparator = _comparator(texts["comparator"], registry)
     settings = _apply_settings(given, registry)
     _check_together(texts, config)
-    backends, named = _backends(texts["backends"], registry)
     if found["problems"] and found["ops"] and not any(p.op.name in found["ops"] for p in found["problems"]):
         raise values.wrong(texts["ops"], f"excludes all of --gemm-problem={shown(texts['problem'])}")
     threads, output = [count for count, _ in found["thread_counts"][:1]], found["output"]
@@ -438,7 +444,7 @@ def read(config: pytest.Config) -> GemmConfig:
             root=config.rootpath,
             threads=(*threads, cores())[0],
             shapes=_shapes(texts["shapes"], config.rootpath),
-            comparator=_comparator(texts["comparator"], registry),
+            comparator=comparator,
             baselines=config.rootpath / texts["baselines"],
             record=bool(recording),
             force="force" in recording,
@@ -492,7 +498,7 @@ def _comparator(text: Given, registry: Registry) -> str:
     names = ("none", *registry.names())
     if text not in names:
         raise values.wrong(text, f"no such backend{did_you_mean(text, names)}; known: {', '.join(names)}")
-    return "" if text == "none" else str(text)
+    return "" if text == "none" else values.parsed(text, lambda name: registry[name]).name
 
 
 def _shapes(text: Given, root: Path) -> tuple[str, ...]:
@@ -512,7 +518,7 @@ def _backends(text: Given, registry: Registry) -> tuple[tuple[Backend, ...], boo
         return tuple(one for one in registry if not getattr(one, "on_request", False)), False
     if "auto" in names:
         raise values.wrong(text, "auto stands for all that can run here: give auto alone, or names")
-    return tuple(registry[name] for name in names), True
+    return values.parsed(text, lambda _: tuple(map(registry.named, names))), True
 
 
 def _distributions(text: Given, problems: Sequence[Problem]) -> tuple[str, ...]:

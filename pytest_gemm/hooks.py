@@ -93,7 +93,7 @@ class GemmRun:
         remote_module.register(config, self.state)
         profiling.register(config, self.state, os.getpid() if self._child is None else os.getppid())
         if self._child is not None:
-            names = self.settings.registry.names()
+            names = [backend.name for backend in self.settings.registry]
             self._child.note(
                 options={n: effect.rerun_options(self.settings, n, timed=False) for n in names},
                 root=str(config.rootpath),

@@ -8,17 +8,19 @@ error need none.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from importlib import metadata
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest
+from pytest_gemm.machine import software
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Unsupported
+from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.text import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -26,17 +28,48 @@ if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
 
 
+# Types of partial sums that a function can have.
+_SUMS: Final = ("f64", "f32", "f16")
+
+
 @dataclasses.dataclass(eq=False)
 class CallableBackend:
-    """The backend behind ``Registry.add_callable``, which documents the attributes."""
+    """A plain function as a backend; ``Registry.add_callable`` documents the attributes.
+
+    Raises:
+        ValueError: when an argument is not of its kind.
+    """
 
     name: str
     matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    dtypes: frozenset[str]
-    batched: bool
-    accumulate: Literal["f64", "f32", "f16"] | None
-    deterministic: bool
+    dtypes: Iterable[str] = ("f32", "f16", "bf16")
+    batched: bool = True
+    accumulate: Literal["f64", "f32", "f16"] | None = None
+    deterministic: bool = True
+    distributions: Iterable[str] = ()
     devices: ClassVar = ("cpu", "cuda")
+
+    def __post_init__(self) -> None:
+        """Check the arguments, which a user writes."""
+        name = self.name
+        if not callable(self.matmul):
+            raise ValueError(f"backend {name!r}: matmul is {self.matmul!r}; give a function of A and B")
+        given: object = self.dtypes
+        if isinstance(given, str) or not isinstance(given, Iterable) or not (dtypes := tuple(given)):
+            raise ValueError(f'backend {name!r}: dtypes is {given!r}; give names, as ("f32", "bf16")')
+        for dtype in dtypes:
+            if dtype not in DTYPES:
+                hint = did_you_mean(str(dtype), DTYPES)
+                raise ValueError(f"backend {name!r}: unknown dtype {dtype!r}{hint}; known: {', '.join(DTYPES)}")
+        if self.accumulate not in {*_SUMS, None}:
+            raise ValueError(f"backend {name!r}: accumulate is {self.accumulate!r}; give one of {', '.join(_SUMS)}")
+        for flag in ("batched", "deterministic"):
+            if not isinstance(value := getattr(self, flag), bool):
+                raise ValueError(f"backend {name!r}: {flag} is {value!r}; give True or False")
+        needs: object = self.distributions
+        if isinstance(needs, str) or not isinstance(needs, Iterable):
+            raise ValueError(f'backend {name!r}: distributions is {needs!r}; give names, as ("numpy",)')
+        self.dtypes, self.distributions = frozenset(dtypes), tuple(needs)
 
     def contract(self, problem: Problem) -> Contract:
         """The arithmetic of a problem: sums in the registered type; without one in f64 for f64, in f32 for others."""
@@ -44,8 +77,13 @@ class CallableBackend:
         return Contract(accumulate, "eager", deterministic=self.deterministic)
 
     def availability(self, device: str) -> Availability:
-        """Always: a function that was registered is there."""
-        return Availability(versions=(("torch", metadata.version("torch")),))
+        """Where the distributions that the function needs are installed."""
+        needs = ("torch", *self.distributions)
+        versions = software.installed(needs)
+        if lacking := [name for name in needs if name not in versions]:
+            text, remedy = f"{lacking[0]} is not installed", f"pip install {' '.join(lacking)}"
+            return Availability.lacking("no-distribution", text, remedy)
+        return Availability(versions=tuple(versions.items()))
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """The dtypes and batches of the registration."""
@@ -56,7 +94,7 @@ class CallableBackend:
         # Mixed, weight-only and autocast products reach the function after their cast in the graph.
         cast_first = problem.autocast or problem.op.converts or problem.widens
         given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}
-        if lacking := " ".join(sorted(given - self.dtypes)):
+        if lacking := " ".join(sorted(given.difference(self.dtypes))):
             text = f"{self.name} was registered without {lacking}"
             return Unsupported("dtype", text, f"add it to dtypes= of {self.name}")
         # A grouped product reaches the function as one matrix after the other, and so do linears.

@@ -93,6 +93,7 @@ class Backend(Protocol):
 
     Optional members:
         devices: where it computes, ``("cpu",)`` for instance; without it, on both.
+        distributions: names of installed distributions that compute; a run record has their versions.
         capabilities: which fields of a :class:`BuildRequest` it honours, a set of :class:`Capability`.
         settings, configure(values): see ``api.settings``.
         on_request: ``True``: ``auto`` leaves it out, only its name selects it.

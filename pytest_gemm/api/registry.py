@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.api.shipped import Shipped, ShippedError
 from pytest_gemm.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 _DEVICES: Final = ("cpu", "cuda")
-# Types of partial sums that a function can be registered with.
-_SUMS: Final = ("f64", "f32", "f16")
 
 
 class RegistryError(ValueError):
@@ -23,10 +21,39 @@ class RegistryError(ValueError):
 
 
 class Registry:
-    """The backends of a run, by name, in the order of registration."""
+    """The backends of a run, by name, in the order of registration; behind them those that distributions ship."""
 
     def __init__(self) -> None:
         self._backends: dict[str, Backend] = {}
+        self._shipped: dict[str, list[Shipped]] = {}
+        self._loaded: dict[str, Shipped] = {}
+
+    def ship(self, entries: Iterable[Shipped]) -> None:
+        """Take what distributions ship; a backend is loaded when its name is looked up."""
+        for one in entries:
+            self._shipped.setdefault(one.name, []).append(one)
+
+    def shipped(self) -> Mapping[str, Sequence[Shipped]]:
+        """The entry points of distributions, by the backend's name."""
+        return self._shipped
+
+    def origin(self, name: str) -> Shipped | None:
+        """What shipped a backend that is loaded; ``None`` of one that was registered."""
+        return self._loaded.get(name)
+
+    def named(self, name: str) -> Backend:
+        """The backend that a user names.
+
+        Raises:
+            RegistryError: when there is none, when several have the name, and when its distribution is broken.
+        """
+        entries = self._shipped.get(name, [])
+        if entries and (name in self._backends or len(entries) > 1):
+            one, *others = entries
+            other = f"{others[0]} ships another one" if others else "another one is registered"
+            if others or name not in self._loaded:
+                raise RegistryError(str(one.wrong(f"two backends are called {name!r}: {other}")))
+        return self[name]
 
     def add(self, backend: Backend) -> None:
         """Register a backend object.
@@ -60,6 +87,7 @@ class Registry:
         batched: bool = True,
         accumulate: Literal["f64", "f32", "f16"] | None = None,
         deterministic: bool = True,
+        distributions: Iterable[str] = (),
     ) -> None:
         """Register a plain function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch.
 
@@ -77,38 +105,42 @@ class Registry:
             accumulate: type of its partial sums, what the bound is derived from; by default f64 for a product in f64
                 and f32 for any other.
             deterministic: whether the same call again gives the same bits.
+            distributions: what the function needs beside PyTorch, as pip calls it; without it the backend cannot run.
 
         Raises:
             RegistryError: when the name is taken or malformed, or an argument is not of its kind.
         """
-        if not callable(matmul):
-            raise RegistryError(f"backend {name!r}: matmul is {matmul!r}; give a function of A and B")
-        given: object = dtypes
-        if isinstance(given, str) or not isinstance(given, Iterable) or not (dtypes := tuple(given)):
-            raise RegistryError(f'backend {name!r}: dtypes is {dtypes!r}; give names, as ("f32", "bf16")')
-        for dtype in dtypes:
-            if dtype not in DTYPES:
-                hint = did_you_mean(str(dtype), DTYPES)
-                raise RegistryError(f"backend {name!r}: unknown dtype {dtype!r}{hint}; known: {', '.join(DTYPES)}")
-        if accumulate not in {*_SUMS, None}:
-            raise RegistryError(f"backend {name!r}: accumulate is {accumulate!r}; give one of {', '.join(_SUMS)}")
-        for flag, value in (("batched", batched), ("deterministic", deterministic)):
-            if not isinstance(value, bool):
-                raise RegistryError(f"backend {name!r}: {flag} is {value!r}; give True or False")
-        from pytest_gemm.api.callable import CallableBackend  # needs torch at run time only
+        from pytest_gemm.api.callable import CallableBackend
 
-        self.add(CallableBackend(name, matmul, frozenset(dtypes), batched, accumulate, deterministic))
+        given: Any = dtypes, batched, accumulate, deterministic, distributions
+        try:
+            made = CallableBackend(name, matmul, *given)
+        except ValueError as error:
+            raise RegistryError(str(error)) from None
+        self.add(made)
 
     def __getitem__(self, name: str) -> Backend:
+        if name not in self._backends and name in self._shipped:
+            self._load(self._shipped[name][0])
         try:
             return self._backends[name]
         except KeyError:
-            hint = did_you_mean(name, self._backends)
-            raise RegistryError(f"unknown backend {name!r}{hint}; known: {', '.join(self._backends)}") from None
+            hint = did_you_mean(name, self.names())
+            raise RegistryError(f"unknown backend {name!r}{hint}; known: {', '.join(self.names())}") from None
+
+    def _load(self, one: Shipped) -> None:
+        try:
+            made: Any = one.load()
+            self.add(made)
+        except ShippedError as error:
+            raise RegistryError(str(error)) from None
+        except RegistryError as error:
+            raise RegistryError(str(one.wrong(str(error)))) from None
+        self._loaded[one.name] = one
 
     def __iter__(self) -> Iterator[Backend]:
         return iter(self._backends.values())
 
     def names(self) -> tuple[str, ...]:
-        """All names in order of registration."""
-        return tuple(self._backends)
+        """All names in order of registration, and those of shipped backends that are not loaded."""
+        return tuple(dict.fromkeys((*self._backends, *self._shipped)))

@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata, util
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,15 @@ NEWEST_TORCH: Final = "2.15"
 _CUDA_DISTRIBUTIONS: Final = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12")
 
 
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """Versions of distributions; those that are not installed are left out."""
+    versions = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
 def software(device: Device) -> dict[str, str]:
     """Versions by name of what may change a time on ``device``; what is not installed is left out.
 
@@ -32,9 +42,7 @@ def software(device: Device) -> dict[str, str]:
     cuBLAS and the nvcc on the path; for the CPU the C++ compiler that Inductor calls.
     """
     versions = {"python": platform.python_version()}
-    for name in (*PACKAGES, *(_CUDA_DISTRIBUTIONS if device == "cuda" else ())):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
+    versions |= installed((*PACKAGES, *(_CUDA_DISTRIBUTIONS if device == "cuda" else ())))
     if device == "cpu":
         return versions | compiler()
     driver = next((gpu.driver for gpu in gpus()), "")

@@ -6,14 +6,12 @@ of totals.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import operator
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +57,7 @@ class Provenance:
         """
         versions = {"pytest-gemm": __version__, **software.software("cuda" if gpus else "cpu")}
         versions |= {"onednn": version} if (version := software.onednn()) else {}
-        for name in _DISTRIBUTIONS:
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                versions[name] = metadata.version(name)
+        versions |= software.installed(_DISTRIBUTIONS)
         cpu = processor.cpu()
         return cls(
             date=time.strftime("%Y-%m-%d %H:%M:%S %z"),

@@ -305,7 +305,13 @@ class RunState:
 def provenance(config: GemmConfig, command: Sequence[str]) -> Provenance:
     """What runs, and where."""
     gpus = any(config.device_of(backend) == "cuda" for backend in config.backends)
-    return Provenance.of(command, gpus=gpus and has_cuda_device(), threads=config.threads)
+    made = Provenance.of(command, gpus=gpus and has_cuda_device(), threads=config.threads)
+    versions = dict(made.versions)
+    for backend in config.backends:
+        origin = config.registry.origin(backend.name)
+        versions |= {origin.distribution: origin.version} if origin else {}
+        versions |= software.installed(getattr(backend, "distributions", ()))
+    return dataclasses.replace(made, versions=versions)
 
 
 def _unknown_torch() -> tuple[str, ...]:

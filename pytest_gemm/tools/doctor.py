@@ -20,7 +20,9 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm import __version__
+from pytest_gemm.api import settings
 from pytest_gemm.api.protocols import CandidateBackend, Compiling
+from pytest_gemm.api.registry import RegistryError
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.isolation.worker import Lane, Service, Worker
@@ -116,10 +118,13 @@ def report(config: GemmConfig, display: Display) -> bool:
     started = time.monotonic()
     display.line(f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
     facts = ["GPU", *(["Inductor"] if any(isinstance(one, CandidateBackend) for one in config.backends) else [])]
+    devices = {backend.name: str(config.device_of(backend)) for backend in config.backends}
+    if not config.named:  # what distributions ship is loaded by a worker process, which may die of it
+        devices |= {name: "" for name in config.registry.shipped() if name not in devices}
     with contextlib.ExitStack() as stack:
         # The threads end when their worker does, so that is closed first.
-        threads = stack.enter_context(futures.ThreadPoolExecutor(len(facts) + len(config.backends)))
-        worker = Worker(config, _answer, beside=len(facts) + len(config.backends) - 1)
+        threads = stack.enter_context(futures.ThreadPoolExecutor(len(facts) + len(devices)))
+        worker = Worker(config, _answer, beside=len(facts) + len(devices) - 1)
         stack.callback(worker.close)
         machine = _Check("machine", "", worker, {"fact": "machine"})
         _work([machine], threads, config, display, started)  # the others need its torch
@@ -128,7 +133,7 @@ def report(config: GemmConfig, display: Display) -> bool:
             return False
         lanes = iter((worker, *worker.beside))
         checks = [_Check(fact, "", next(lanes), {"fact": fact, "cpp": config.generates}) for fact in facts]
-        checks += [_Check(b.name, config.device_of(b), next(lanes), {"backend": b.name}) for b in config.backends]
+        checks += [_Check(name, device, next(lanes), {"backend": name}) for name, device in devices.items()]
         path = durations.path_of(config, "doctor", *(check.name for check in checks))
         last = durations.read(path).get("doctor")
         before = f"; {last.seconds:.0f} s in earlier runs" if last else ""
@@ -167,8 +172,8 @@ def _work(
         if asked:
             display.progress(f"{time.monotonic() - started:.0f} s of {limit:g}: {names} at work")
     for check in asked.values():
-        backend = config.registry[check.name] if "backend" in check.request else None
-        only = f" --backends={check.name}" if backend else ""
+        backend = next((one for one in config.backends if one.name == check.name), None)
+        only = f" --backends={check.name}" if "backend" in check.request else ""
         kept = "; its kernel is stored then" if isinstance(backend, Compiling) else ""
         check.cut(time.monotonic() - started, f"pytest-gemm doctor{only} --timeout={10 * limit:g}{kept}")
         for line in check.shown():
@@ -185,9 +190,19 @@ def _answer(service: Service, request: Mapping[str, Any]) -> Iterator[tuple[str,
         with service.watch(Activity(case, Phase.COMPILE)):
             yield from ((line, "") for line in _FACTS[request["fact"]](request))
         return
-    backend = service.config.registry[request["backend"]]
-    device = service.config.device_of(backend)
+    registry, name = service.config.registry, request["backend"]
     with service.watch(Activity(case, Phase.COMPILE)):
+        loads = name in registry.shipped() and registry.origin(name) is None
+        try:
+            backend = registry.named(name)
+        except RegistryError as error:
+            yield f"FAILED: {error}", "failed"
+            return
+        if loads:
+            settings.configure(backend, {})
+        device = service.config.device_of(backend)
+        if origin := registry.origin(name):
+            yield f"of {origin}, on {device}", ""
         availability = backend.availability(device)
         asked = () if availability.reason else map(Problem.parse, _SMOKE)
         problem = next((p for p in asked if backend.supports(p, DEFAULT) is None), None)

@@ -130,7 +130,7 @@ def reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         backends = {name: SimpleNamespace(name=name) for name in names}
         made = {"named": True, "allow": set(), "compile_timeout": 30.0, "generates": False, **options}
         config: Any = SimpleNamespace(
-            backends=[*backends.values()], registry=backends, device_of=lambda _: "cpu", **made
+            backends=[*backends.values()], registry=Registry(), device_of=lambda _: "cpu", **made
         )
         lines = Lines()
         return doctor_module.report(config, lines), lines.lines
