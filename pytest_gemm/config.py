@@ -328,7 +328,7 @@ def _apply_settings(given: Mapping[str, Given], registry: Registry) -> dict[str,
     """The values of all settings by owner and key; each backend is handed its own, and an unknown one is refused."""
     for name, text in given.items():
         if (owner := name.partition(".")[0]) in registry.shipped():
-            values.parsed(text, lambda _, owner=owner: registry[owner])
+            values.parsed(Given(owner, text.source), registry.__getitem__)
     declared = {**ENGINE, **{backend.name: settings_of(backend) for backend in registry if settings_of(backend)}}
     for name, text in given.items():
         owner, _, key = name.partition(".")
@@ -498,7 +498,7 @@ def _comparator(text: Given, registry: Registry) -> str:
     names = ("none", *registry.names())
     if text not in names:
         raise values.wrong(text, f"no such backend{did_you_mean(text, names)}; known: {', '.join(names)}")
-    return "" if text == "none" else values.parsed(text, lambda name: registry[name]).name
+    return "" if text == "none" else values.parsed(text, registry.__getitem__).name
 
 
 def _shapes(text: Given, root: Path) -> tuple[str, ...]:
