@@ -10,7 +10,11 @@ import atexit
 import contextlib
 import dataclasses
 import os
+import shlex
+import socket
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -20,7 +24,7 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm import selection, trace
+from pytest_gemm import forkserver, selection, trace
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.backends.cpp.micro_kernels import Registered
@@ -45,7 +49,7 @@ _COMPILING: Final = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp"
 def register(config: pytest.Config, state: RunState) -> None:
     """Add the hooks in a run with GEMM tests."""
     keep_bytecode()
-    made = _Worker(config) if hasattr(config, "workerinput") else _Controller(state)
+    made = _Worker(config) if hasattr(config, "workerinput") else _Controller(config, state)
     config.pluginmanager.register(made, "gemm-startup")
 
 
@@ -68,8 +72,10 @@ def keep_bytecode() -> None:
 class _Controller:
     """The hooks of the process that starts the workers."""
 
-    def __init__(self, state: RunState) -> None:
-        self._state = state
+    def __init__(self, config: pytest.Config, state: RunState) -> None:
+        self._state, settings = state, config.stash[CONFIG]
+        # Started before all else, for it imports torch meanwhile.
+        self._launch = _fork_server(config, settings) if settings.fork and workers(config) > 1 else ""
 
     @pytest.hookimpl(optionalhook=True, trylast=True)  # what others change in a specification is in it
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
@@ -80,6 +86,9 @@ class _Controller:
             terminal.write_line(f"gemm: {warning}")
         group = getattr(getattr(config.pluginmanager.get_plugin("dsession"), "nodemanager", None), "group", None)
         here = [spec for spec in specs if spec.popen]
+        for spec in here:
+            if self._launch and not spec.python and not spec.chdir:
+                spec.python = self._launch
         if not is_any_given(config):
             return
         settings = config.stash[CONFIG]
@@ -93,6 +102,29 @@ class _Controller:
         """Take in what a worker knows and this process would have to import torch for."""
         if found := getattr(node, "workeroutput", {}).get(_REGISTERED):
             self._state.registered = tuple(Registered(*one) for one in found)
+
+
+def _fork_server(config: pytest.Config, settings: GemmConfig) -> str:
+    """Start a process that forks workers; returns the command that starts one, instead of Python's."""
+    compiling = any(honours(backend, Capability.USER_CACHES) for backend in settings.backends)
+    modules = ("torch", "torch._dynamo", *(_COMPILING if compiling else ()))
+    folder = tempfile.TemporaryDirectory(prefix="gemm-")
+    path = os.path.join(folder.name, "workers")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen(1024)
+        process = subprocess.Popen(
+            [sys.executable, forkserver.__file__, "serve", str(listening.fileno()), *modules],
+            stdin=subprocess.PIPE,
+            pass_fds=(listening.fileno(),),
+        )
+
+    def stop() -> None:
+        process.communicate()  # it ends when its standard input does
+        folder.cleanup()
+
+    config.add_cleanup(stop)
+    return shlex.join([sys.executable, "-I", "-S", forkserver.__file__, "launch", path])
 
 
 def _handed_out(start: Callable[[Any], Any], specs: Sequence[Any]) -> Callable[[Any], Any]:

@@ -219,3 +219,37 @@ def test_bytecode_is_kept_where_each_process_would_compile_torch_again(
     assert ("PYTHONDONTWRITEBYTECODE" in os.environ) == installed
     assert bool(sys.pycache_prefix) != installed
     assert os.environ["PYTHONPYCACHEPREFIX"] == (sys.pycache_prefix or "")
+
+
+FORKS = """
+    import os, pathlib, signal
+
+    def mine(a, b):
+        parent = pathlib.Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\\0")
+        with open(pathlib.Path(__file__).with_name("parents.txt"), "a") as file:
+            file.write(f"{os.environ['PYTEST_XDIST_WORKER']} {'serve' in parent} {os.environ.get('MINE')}\\n")
+        if a.shape[0] == 5:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if a.shape[0] == 7:
+            os._exit(3)
+        return (a.float() @ b.float()).to(a.dtype)
+
+    def pytest_gemm_register_backends(registry):
+        os.environ["MINE"] = "set by the controller"
+        registry.add_callable("mine", mine)
+"""
+
+
+@pytest.mark.slow
+def test_forked_workers_judge_and_die_as_others_do(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(FORKS)
+    pytester.makepyfile(test_it=TEST)
+    options = ("--gemm-backends=mine", "-n2", "--gemm-set=run.fork=yes", "--gemm-profile")
+    result = pytester.runpytest_subprocess(*options, timeout=200)
+    result.assert_outcomes(passed=len(LINES) - 2, failed=2)
+    result.stdout.fnmatch_lines_random(
+        ["*mm:f32:nn:5x8x16*crashed*SIGSEGV*another worker goes on*", "*mm:f32:nn:7x8x16*crashed*status 3*"]
+    )
+    lines = (pytester.path / "parents.txt").read_text(encoding="utf-8").splitlines()
+    assert {line.partition(" ")[2] for line in lines} == {"True set by the controller"}
+    assert len({line.split()[0] for line in lines}) == 4, "two were replaced"
