@@ -119,6 +119,15 @@ def _load_libraries() -> str:
     return before
 
 
+def without_warnings(call: Callable[..., None], command: str, *args: Any, **kwargs: Any) -> None:
+    """``cpp_builder.run_compile_cmd`` without the compiler's warnings: up to 1 MB for a kernel, which nothing reads.
+
+    What is compiled stays the same to the bit, and so do Inductor's keys, which are of the command before.  A
+    precompiled header is for the user's own compiles too, so that command is left as it is.
+    """
+    call(command if " c++-header " in command else f"{command} -w", *args, **kwargs)
+
+
 @functools.cache
 def _vectors(isa: str) -> Any:
     """An object that stands for a level as Inductor's own does; it reads nothing of this machine."""

@@ -30,7 +30,14 @@ from packaging.version import Version
 from pytest_gemm import trace
 from pytest_gemm.backends.inductor.bindings import watch_packing
 from pytest_gemm.backends.inductor.compilation import CompileSpec, Session, Wanted
-from pytest_gemm.backends.inductor.cpu_isa import generating_for, levels_of, libraries_of, loads, watch_libraries
+from pytest_gemm.backends.inductor.cpu_isa import (
+    generating_for,
+    levels_of,
+    libraries_of,
+    loads,
+    watch_libraries,
+    without_warnings,
+)
 from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
 from pytest_gemm.backends.inductor.selection import Listed, watch_selection
 from pytest_gemm.machine import software
@@ -167,6 +174,7 @@ _FASTER: Mapping[str, Callable[..., Any]] = {
     ),
     "torch._dynamo.guards:profile_guard_manager": lambda *_: 0.0,
     "torch._inductor.cpu_vec_isa:VecISA.check_build": loads,
+    "torch._inductor.cpp_builder:run_compile_cmd": without_warnings,
 }
 
 
@@ -211,6 +219,7 @@ def session(spec: CompileSpec, candidate: Wanted = None, listing: bool = False) 
         candidate: compile only this one of the candidates instead of benchmarking all, see :func:`watch_selection`.
         listing: end the compile by an exception as soon as ``Session.choices`` is filled.
     """
+    import torch._dynamo.config as dynamo_config
     import torch._functorch.config as functorch_config
     import torch._inductor.compile_fx  # first: the modules below import each other in a circle
     import torch._inductor.config as inductor_config
@@ -227,6 +236,8 @@ def session(spec: CompileSpec, candidate: Wanted = None, listing: bool = False) 
     if not os.environ.get("TORCH_TRACE"):
         # The structured trace writes a record for every step to all handlers; pytest handles every logger.
         changes.append((logging.getLogger("torch.__trace"), "handlers", []))
+    if hasattr(dynamo_config, "run_gc_after_compile"):
+        changes.append((dynamo_config, "run_gc_after_compile", False))
     seen = Session()
     before = Counter(counters["inductor"])
     with contextlib.ExitStack() as stack:

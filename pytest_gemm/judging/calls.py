@@ -391,7 +391,7 @@ def _restored_functions(functions: _Functions) -> list[str]:
     for place, owner, before in functions:
         now = vars(owner)
         with contextlib.suppress(Exception):  # of a value that was replaced by one that cannot be compared
-            if dict(now) == before:  # identical values are equal without a call
+            if now == before:  # identical values are equal without a call
                 continue
         changed = {
             name: value
@@ -465,7 +465,7 @@ def calling(*, compiling: bool = False) -> Iterator[None]:
         Misconduct: ``left-state-behind``, when the block has come to its end and has changed the state.
     """
     switches = [(switch, switch.read()) for switch in _SWITCHES if not (compiling and switch.compiling == "kept")]
-    functions = [(name, owner, dict(vars(owner))) for name, owner in _watched(len(sys.modules))]
+    functions = [(name, owner, vars(owner).copy()) for name, owner in _watched(len(sys.modules))]  # dict() takes twice
     try:
         with asking():
             yield

@@ -11,7 +11,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pytest_gemm.ledger import reader
 from pytest_gemm.ledger.entry import Entry, Environment, Globs, facts
@@ -32,6 +32,8 @@ class Ledger:
 
     entries: tuple[Entry, ...] = ()
     path: Path | None = None
+    # The case that was asked about last, and its entries whatever the outcome: outcomes of a case come together.
+    _last: list[Any] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def load(cls, path: Path, backends: Collection[str] | None = None) -> Ledger:
@@ -54,13 +56,16 @@ class Ledger:
     def covering(self, outcome: Outcome, problem: Problem, environment: Environment) -> tuple[Entry, ...]:
         """Every entry that has this outcome's case, whatever its status."""
         known = {
-            **facts(outcome.backend, problem, outcome.test, environment),
             "distribution": (outcome.distribution,),
             "candidate": tuple(outcome.candidates),
             "mode": (outcome.mode,),
             "guard": (outcome.case.guard,),
         }
-        return tuple(entry for entry in self.entries if entry.applies(known))
+        case = (outcome.backend, problem, outcome.test, environment)
+        if self._last[:1] != [case]:
+            of_case = facts(*case)
+            self._last[:] = [case, tuple(entry for entry in self.entries if entry.applies(of_case))]
+        return tuple(entry for entry in self._last[1] if entry.applies(known))
 
     def applicable(
         self, backend: str, problem: Problem, test: str, environment: Environment, candidate: str = "", mode: str = ""

@@ -363,6 +363,33 @@ def test_the_default_that_inductor_sets_by_itself_is_nobodys_wish(monkeypatch: p
 
 
 @pytest.mark.compiler
+def test_a_kernel_without_the_compilers_warnings_is_the_users_kernel_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from torch._inductor import cpp_builder
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    compile_, silent = cpp_builder._run_compile_cmd, []
+
+    def both(command: str, cwd: str) -> None:
+        compile_(command, cwd)
+        if command.endswith(" -w"):
+            made = Path(command.rpartition(" -o ")[2].split()[0])
+            ours = made.read_bytes()
+            compile_(command.removesuffix(" -w"), cwd)
+            assert made.read_bytes() == ours
+            silent.append(made)
+
+    monkeypatch.setattr(cpp_builder, "_run_compile_cmd", both)
+    problem = Problem.parse("linear:bf16:nt:21x33x40:bias+relu")
+    backend = CppBackend(threads=1)
+    backend.prepare(problem, operands.make(problem, "rand", 1))
+    kernels = set(tmp_path.rglob("*.main.so"))
+    assert kernels
+    assert kernels <= set(silent)
+
+
+@pytest.mark.compiler
 def test_few_artifacts_are_kept() -> None:
     backend = CppBackend(threads=1)
     backend.keep = 1
