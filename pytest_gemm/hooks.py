@@ -36,7 +36,7 @@ from pytest_gemm.run import durations, precompile, progress
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run.state import RunState
 from pytest_gemm.sharding import division
-from pytest_gemm.storage import cache
+from pytest_gemm.storage import cache, files
 from pytest_gemm.text import message
 
 if TYPE_CHECKING:
@@ -269,9 +269,7 @@ class GemmRun:
             self._config.hook.pytest_deselected(items=list(gone))
         timed = [case for case in map(selection.timed, items) if case is not None]
         if timed and self._folder is not None:
-            from pytest_gemm.speed import controller
-
-            controller.share(self._folder, "cases", timed)
+            files.leave(self._folder, "cases", timed)
 
     # -- before the tests
 
@@ -296,9 +294,7 @@ class GemmRun:
         if self._measured is not None or folder is None:
             self._precompile(ids)
             return
-        from pytest_gemm.speed import controller
-
-        controller.share(folder, "measured", self._prepare(ids, controller.shared(folder, "cases")))
+        files.leave(folder, "measured", self._prepare(ids, files.left(folder, "cases")))
 
     def _prepare(self, ids: Sequence[str], timed: Collection[tuple[str, str, str]]) -> list[Any]:
         """Compile what the collected tests need, and time; returns what was measured.
@@ -453,11 +449,10 @@ class GemmRun:
 
     def speed_check(self, request: pytest.FixtureRequest, check: GemmCheck) -> Callable[[Case], object]:
         """What ends a timed test as the gate judges it."""
-        from pytest_gemm.speed import controller
         from pytest_gemm.speed.check import SpeedCheck
 
         if self._folder is not None and self._measured is None:
-            self._measured = list(controller.shared(self._folder, "measured"))
+            self._measured = list(files.left(self._folder, "measured"))
 
         def benchmark(clock: Callable[[], float]) -> Any:
             """Requested when there are rounds: a benchmark that is not used is an error to pytest-benchmark."""

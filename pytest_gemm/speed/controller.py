@@ -11,15 +11,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
-import pickle
 import shlex
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -301,17 +299,3 @@ class _Measurement:
 
 
 # -- between the processes of xdist ----------------------------------------------------------------------------
-
-
-def share(folder: Path, name: str, value: object) -> None:
-    """Leave a value for the other processes of the run: the cases to time, or what was measured."""
-    with tempfile.NamedTemporaryFile("wb", dir=folder, delete=False) as file:
-        pickle.dump(value, file)
-    os.replace(file.name, folder / name)
-
-
-def shared(folder: Path, name: str) -> Collection[Any]:
-    """The value that another process has left under the name; () where none has."""
-    path = folder / name
-    found: Collection[Any] = pickle.loads(path.read_bytes()) if path.exists() else ()
-    return found

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pickle
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 
 class LockTimeoutError(OSError):
@@ -131,3 +133,17 @@ def replace(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):  # below a file there is nothing to remove
             temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def leave(folder: Path, name: str, value: object) -> None:
+    """Leave a value for other processes of the run: the cases to time, or what was measured."""
+    with tempfile.NamedTemporaryFile("wb", dir=folder, delete=False) as file:
+        pickle.dump(value, file)
+    os.replace(file.name, folder / name)
+
+
+def left(folder: Path, name: str) -> Collection[Any]:
+    """The value that another process has left under the name; () where none has."""
+    path = folder / name
+    found: Collection[Any] = pickle.loads(path.read_bytes()) if path.exists() else ()
+    return found

@@ -252,4 +252,4 @@ def test_forked_workers_judge_and_die_as_others_do(pytester: pytest.Pytester) ->
     )
     lines = (pytester.path / "parents.txt").read_text(encoding="utf-8").splitlines()
     assert {line.partition(" ")[2] for line in lines} == {"True set by the controller"}
-    assert len({line.split()[0] for line in lines}) == 4, "two were replaced"
+    result.stdout.fnmatch_lines(["replacing crashed worker gw*", "replacing crashed worker gw*"])
