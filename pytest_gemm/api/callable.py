@@ -47,6 +47,7 @@ class CallableBackend:
     accumulate: Literal["f64", "f32", "f16"] | None = None
     deterministic: bool = True
     distributions: Iterable[str] = ()
+    flushes: bool = False
     devices: ClassVar = ("cpu", "cuda")
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class CallableBackend:
                 raise ValueError(f"backend {name!r}: unknown dtype {dtype!r}{hint}; known: {', '.join(DTYPES)}")
         if self.accumulate not in {*_SUMS, None}:
             raise ValueError(f"backend {name!r}: accumulate is {self.accumulate!r}; give one of {', '.join(_SUMS)}")
-        for flag in ("batched", "deterministic"):
+        for flag in ("batched", "deterministic", "flushes"):
             if not isinstance(value := getattr(self, flag), bool):
                 raise ValueError(f"backend {name!r}: {flag} is {value!r}; give True or False")
         needs: object = self.distributions
@@ -74,7 +75,7 @@ class CallableBackend:
     def contract(self, problem: Problem) -> Contract:
         """The arithmetic of a problem: sums in the registered type; without one in f64 for f64, in f32 for others."""
         accumulate = self.accumulate or ("f64" if problem.dtypes.out.name == "f64" else "f32")
-        return Contract(accumulate, "eager", deterministic=self.deterministic)
+        return Contract(accumulate, "eager", deterministic=self.deterministic, flushes=self.flushes)
 
     def availability(self, device: str) -> Availability:
         """Where the distributions that the function needs are installed."""

@@ -88,6 +88,7 @@ class Registry:
         accumulate: Literal["f64", "f32", "f16"] | None = None,
         deterministic: bool = True,
         distributions: Iterable[str] = (),
+        flushes: bool = False,
     ) -> None:
         """Register a plain function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch.
 
@@ -106,13 +107,14 @@ class Registry:
                 and f32 for any other.
             deterministic: whether the same call again gives the same bits.
             distributions: what the function needs beside PyTorch, as pip calls it; without it the backend cannot run.
+            flushes: whether subnormal numbers of f32 count as zeros.
 
         Raises:
             RegistryError: when the name is taken or malformed, or an argument is not of its kind.
         """
         from pytest_gemm.api.callable import CallableBackend
 
-        given: Any = dtypes, batched, accumulate, deterministic, distributions
+        given: Any = dtypes, batched, accumulate, deterministic, distributions, flushes
         try:
             made = CallableBackend(name, matmul, *given)
         except ValueError as error:

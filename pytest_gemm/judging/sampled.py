@@ -278,7 +278,7 @@ class Sample:
         theta = contract.theta(k, steps, out=output.dtypes.out) + k * 2.0**-53
         statistics = product_module.statistics_apply(output, operands)
         lost = 2.0 ** (out.emin - out.precision) * steps if out.is_float else 0.0
-        lost = (lost + k * contract.sums.smallest) * math.sqrt(actual.shape[-1])
+        lost = (lost + k * contract.lost) * math.sqrt(actual.shape[-1])
         # Of the sums here, in float64: N + K roundings of at most sum_j G_ij <= sqrt(N) ||G_i||.
         own = (k + actual.shape[-1]) * math.sqrt(actual.shape[-1]) * 2.0**-53
         size = freivalds.norms(matrices)

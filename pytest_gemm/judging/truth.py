@@ -67,7 +67,11 @@ class Truth:
     def intervals(self, contract: Contract) -> tuple[interval_module.Interval, ...]:
         """What each result may be under ``contract``; the reference behind it is computed once."""
         if self._intervals is None or self._intervals[0] != contract:
-            found = interval_module.intervals(self.problem, self.operands, self._reference, contract)
+            given, reference = self.operands, self._reference
+            if contract.flushes:
+                given = tensors.flushed(given)
+                reference = reference_module.reference(self.problem, given)
+            found = interval_module.intervals(self.problem, given, reference, contract)
             self._intervals = contract, found
         return self._intervals[1]
 

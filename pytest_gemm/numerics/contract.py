@@ -62,6 +62,7 @@ class Contract:
             chunk of L are aligned to f fractional bits.  0 for ordinary IEEE additions.
         promote_every: with tensor cores: the number of products P after which their sum is added to one in f32 and
             begins anew, as CUTLASS and Triton do with fp8, whose f is small.  0: they hold the whole sum.
+        flushes: subnormal numbers of f32 count as zeros, in operands and results (FTZ and DAZ of a CPU).
         or_scalar: with tensor cores: a library chooses the kernel and may take one of ordinary additions instead.
         deterministic: the same call again gives the same bits.
     """
@@ -78,11 +79,17 @@ class Contract:
     promote_every: int = 0
     deterministic: bool = True
     or_scalar: bool = False
+    flushes: bool = False
 
     @property
     def sums(self) -> Sums:
         """The accumulator's type."""
         return _SUMS[self.accumulate]
+
+    @property
+    def lost(self) -> float:
+        """What an operation may lose to underflow, at most: the smallest number, or the smallest that is kept."""
+        return max(self.sums.smallest, 2.0 ** DTYPES["f32"].emin) if self.flushes else self.sums.smallest
 
     def run(self, k: int) -> int:
         """How many of ``k`` products a tensor core adds before its sum is promoted: all, or P."""

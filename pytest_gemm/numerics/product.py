@@ -387,10 +387,10 @@ def statistical_theta(problem: Problem, contract: Contract, extra: int) -> float
 def _underflow(given: Bounding, factor: float) -> float:
     """What products, sums and the op's scalings may lose below the smallest subnormal: half a quantum an operation.
 
-    Flushing of subnormals is not allowed for.
+    Where the contract flushes, all that is below the smallest normal number.
     """
     problem, contract = given.problem, given.contract
-    lost = problem.terms * contract.sums.smallest * max(1.0, factor) + 4 * contract.sums.smallest
+    lost = problem.terms * contract.lost * max(1.0, factor) + 4 * contract.lost
     if contract.narrow_partials:
         lost += contract.slices * smallest_of(problem.dtypes.out) * max(1.0, factor)
     return lost

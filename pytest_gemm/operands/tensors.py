@@ -534,6 +534,17 @@ def _span_255(drawn: Drawn) -> None:
         drawn.a[:, rows, (rows + place) % k] = end * unit
 
 
+def flushed(given: Operands) -> Operands:
+    """The operands with zeros of the same sign for the subnormal numbers of f32 in A and B."""
+    tiny = torch.finfo(torch.float32).tiny
+
+    def zeroed(x: Tensor) -> Tensor:
+        wide = x.dtype in {torch.float32, torch.bfloat16}
+        return torch.where(x.abs() < tiny, x * 0.0, x) if wide else x
+
+    return dataclasses.replace(given, a=zeroed(given.a), b=zeroed(given.b))
+
+
 def again(given: Operands, problem: Problem, a: Tensor) -> Operands:
     """The operands of a further product by the same B: what its A holds has been computed, so it has no grid."""
     changes: dict[str, Any] = {"zero_mean": False, "finite": given.finite and is_finite(a), **vars(Grid())}

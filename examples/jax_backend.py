@@ -1,0 +1,49 @@
+"""JAX's matrix product on the CPU, compiled by XLA, as the backend ``jax``.
+
+Requirements: jax
+Run: PYTHONPATH=examples pytest -p jax_backend --pyargs pytest_gemm.conformance --gemm-backends=jax
+
+With ``preferred_element_type`` the product accumulates to that type and returns it
+(https://docs.jax.dev/en/latest/_autosummary/jax.lax.dot_general.html): f32 for f32, bf16 and f16, int32 for int8; it is
+then rounded once.  ``HIGHEST`` asks for the full precision of f32.  On a CPU subnormal numbers count as zeros
+(https://docs.jax.dev/en/latest/notebooks/Common_Gotchas_in_JAX.html): the contract says so.
+
+Operands are shared through DLPack, which JAX takes of compact tensors alone: a strided one is copied first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gemm.api.callable import CallableBackend
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """The product of two matrices or of two batches of them."""
+    import torch
+    from jax import lax
+    from jax import numpy as jnp
+
+    sums = jnp.float32 if a.is_floating_point() else jnp.int32
+    x, y = (jnp.from_dlpack(one.contiguous()) for one in (a, b))
+    product = jnp.matmul(x, y, precision=lax.Precision.HIGHEST, preferred_element_type=sums)
+    return torch.from_dlpack(product.astype(x.dtype if a.is_floating_point() else sums))
+
+
+class JaxBackend(CallableBackend):
+    """The backend."""
+
+    devices = ("cpu",)
+
+    def prepare(self, problem: Any, operands: Any, request: Any = None) -> Any:
+        """Import JAX and start XLA, which sets environment variables and draws random numbers."""
+        import jax
+
+        jax.devices("cpu")
+        return super().prepare(problem, operands)
+
+
+def pytest_gemm_register_backends(registry: Any) -> None:
+    """Register the backend."""
+    dtypes = ("f32", "bf16", "f16", "i8")
+    registry.add(JaxBackend("jax", matmul, dtypes, distributions=("jax", "jaxlib"), flushes=True))

@@ -1,0 +1,77 @@
+"""torchao's quantised linears on the CPU as the backend ``torchao``.
+
+Requirements: torchao
+Run: PYTHONPATH=examples pytest -p torchao_backend --pyargs pytest_gemm.conformance --gemm-backends=torchao
+
+int_mm is ``safe_int_mm`` and da8w8 ``int_scaled_matmul``, whose int32 sums are exact; woq_int8 and woq_int4 are a linear
+of ``Int8Tensor`` and of ``Int4OpaqueTensor``, whose weight is packed.  All round to the tensor's type after every
+operation, as eager PyTorch does (https://docs.pytorch.org/ao/stable/).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gemm.api.callable import CallableBackend, CallablePrepared
+from pytest_gemm.outcome import Unsupported
+
+OPS = ("int_mm", "da8w8", "woq_int8", "woq_int4")
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """The product of two int8 matrices."""
+    from torchao.kernel import safe_int_mm
+
+    return safe_int_mm(a, b)
+
+
+class TorchaoPrepared(CallablePrepared):
+    """The linears of torchao; of int_mm the product inside of the program."""
+
+    def run(self, operands: Any) -> Any:
+        """Compute the problem."""
+        import torch
+        from torchao.kernel import int_scaled_matmul
+        from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTensor
+        from torchao.quantization.quantize_.workflows.int8.int8_tensor import Int8Tensor
+
+        problem, t = self.problem, self.arguments(operands)
+        if problem.op.name == "int_mm":
+            return super().run(operands)
+        if problem.op.name == "da8w8":
+            x = int_scaled_matmul(t["a"], t["b"].mT, t["scale_a"].contiguous()) * t["scale_b"]
+            return x.to(getattr(torch, problem.dtypes.out.torch_name))
+        n, k = t["b"].shape
+        if problem.op.name == "woq_int8":
+            weight = Int8Tensor(t["b"], t["scale"].reshape(n, 1), [1, k], t["a"].dtype)
+        else:
+            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(t["b"].to(torch.int32).contiguous(), 1)
+            weight = Int4OpaqueTensor(packed, t["quantisation"], [1, problem.group_size], torch.Size([n, k]))
+        return torch.nn.functional.linear(t["a"], weight)
+
+
+class TorchaoBackend(CallableBackend):
+    """The backend."""
+
+    devices = ("cpu",)
+
+    def supports(self, problem: Any, request: Any = None) -> Unsupported | None:
+        """The quantised products, without what torchao leaves to PyTorch."""
+        if problem.op.name not in OPS:
+            return Unsupported("op", f"torchao's linears are {', '.join(OPS)}")
+        if problem.op.name != "int_mm" and (problem.epilogue or problem.flags or problem.shape.batch):
+            return Unsupported("steps", "the example has the linear alone", "leave out steps and flags")
+        if problem.op.name == "da8w8" and not problem.step("rowwise"):
+            return Unsupported("scales", "int_scaled_matmul takes a scale for each row", "write quant.rowwise")
+        return None
+
+    def prepare(self, problem: Any, operands: Any, request: Any = None) -> TorchaoPrepared:
+        """Import torchao."""
+        import torchao.prototype.quantization.int4.int4_opaque_tensor  # noqa: F401  # what run() calls
+
+        return TorchaoPrepared(self, problem)
+
+
+def pytest_gemm_register_backends(registry: Any) -> None:
+    """Register the backend."""
+    registry.add(TorchaoBackend("torchao", matmul, ("i8",), batched=False, distributions=("torchao",)))

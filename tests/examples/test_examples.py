@@ -1,0 +1,142 @@
+"""The examples judge the libraries that are installed here, and a mistake in an example is found and named."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_gemm.api.registry import Registry
+from pytest_gemm.case_id import Device
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
+from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.problem.problem import Problem
+
+FOLDER = Path(__file__).parents[2] / "examples"
+PROBLEMS = {
+    "numpy": [
+        "mm:f32:nn:17x65x127",
+        "mm:f64:tn:17x65x127",
+        "bmm:f32:nn:3x32x16x24",
+        "linear:f32:nt:17x65x127:bias+gelu",
+    ],
+    "onnxruntime": [
+        "mm:f32:nn:17x65x127",
+        "int_mm:u8-i8-i32:nt:33x65x2064",
+        "qlinear:u8-i8-u8:nt:17x65x128:quant.static+requant-0.37_230",
+        "woq_int8:f32-i8-f32:nt:17x65x127",
+    ],
+    "jax": ["mm:f32:nn:17x65x127", "mm:bf16:nt:17x65x127", "mm:f16:nn:17x65x127", "int_mm:i8-i8-i32:nt:17x64x128"],
+    "torchao": [
+        "int_mm:i8-i8-i32:nt:17x64x128",
+        "da8w8:i8-i8-bf16:nt:17x65x128:quant.rowwise",
+        "woq_int8:bf16-i8-bf16:nt:17x64x128",
+        "woq_int4:f32-i4-f32:nt:4x48x192:quant.group-64",
+    ],
+}
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[ModuleType, Any]]:
+    """An example's module and its backend, or a skip where its library is not installed."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def load(name: str) -> tuple[ModuleType, Any]:
+        module = importlib.import_module(f"{name}_backend")
+        registry = Registry()
+        module.pytest_gemm_register_backends(registry)
+        backend: Any = registry[name]
+        if reason := backend.availability("cpu").reason:
+            pytest.skip(f"{reason.text}: {reason.remedy}")
+        return module, backend
+
+    return load
+
+
+def judged(backend: Any, line: str) -> list[Outcome]:
+    problem = Problem.parse(line)
+    assert backend.supports(problem) is None
+    return list(Judge().outcomes(Case(backend, problem, distributions_for(problem), 0, Device.CPU)))
+
+
+def test_every_example_is_judged_here() -> None:
+    assert {path.name for path in FOLDER.glob("*_backend.py")} == {f"{name}_backend.py" for name in PROBLEMS}
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in PROBLEMS.items() for line in lines])
+def test_a_library_is_right(example: Callable[[str], Any], name: str, line: str) -> None:
+    _, backend = example(name)
+    outcomes = judged(backend, line)
+    assert outcomes
+    assert [(o.distribution, o.reason) for o in outcomes if o.status is not Status.PASSED] == []
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_is_short_and_says_what_it_needs(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 80
+    assert "\nRequirements: " in text
+    assert "\nRun: " in text
+    assert "https://" in text
+
+
+def test_a_lost_k_tail_is_named(example: Callable[[str], Any]) -> None:
+    _, backend = example("numpy")
+    right = backend.matmul
+
+    def without_tail(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        k = a.shape[-1] // 32 * 32
+        made: torch.Tensor = right(a[..., :k], b[..., :k, :])
+        return made
+
+    backend.matmul = without_tail
+    outcomes = judged(backend, "mm:f32:nn:17x65x127")
+    assert {o.status for o in outcomes} == {Status.INCORRECT}
+    assert any("the products with k in [96, 127) of K = 127 are missing" in o.details for o in outcomes)
+
+
+def test_exchanged_scales_are_named(example: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    module, backend = example("torchao")
+    right = module.TorchaoPrepared.arguments
+
+    def exchanged(self: Any, operands: Any) -> dict[str, torch.Tensor]:
+        t = right(self, operands)
+        return {**t, "scale_a": t["scale_b"].reshape(-1, 1), "scale_b": t["scale_a"].reshape(1, -1)}
+
+    monkeypatch.setattr(module.TorchaoPrepared, "arguments", exchanged)
+    outcomes = judged(backend, "da8w8:i8-i8-f32:nt:32x32x64:quant.rowwise")
+    assert Status.INCORRECT in {o.status for o in outcomes}
+    assert any("the scales of A's rows and B's columns are exchanged" in o.details for o in outcomes)
+
+
+def test_the_scale_of_another_column_is_wrong(example: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    module, backend = example("onnxruntime")
+    right = module.run
+
+    def reversed_scales(op: str, a: Any, constants: dict[str, Any], **attributes: int) -> Any:
+        return right(op, a, {**constants, "bs": constants["bs"][::-1]}, **attributes)
+
+    monkeypatch.setattr(module, "run", reversed_scales)
+    outcomes = judged(backend, "qlinear:u8-i8-u8:nt:17x65x128:quant.static+requant-0.37_230")
+    assert {o.status for o in outcomes} == {Status.INCORRECT}
+
+
+def test_a_contract_that_keeps_subnormal_numbers_is_broken_by_jax(example: Callable[[str], Any]) -> None:
+    _, backend = example("jax")
+    backend.flushes = False
+    outcomes = judged(backend, "mm:f32:nn:17x65x127")
+    assert [o.distribution for o in outcomes if o.status is Status.INCORRECT] == ["specials"]
+
+
+def test_a_contract_that_flushes_them_is_broken_by_a_kernel_that_keeps_them() -> None:
+    registry = Registry()
+    registry.add_callable("keeps", torch.matmul, flushes=True)
+    outcomes = judged(registry["keeps"], "mm:f32:nn:17x65x127")
+    assert [o.distribution for o in outcomes if o.status is Status.INCORRECT] == ["specials"]
