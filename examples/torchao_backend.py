@@ -3,7 +3,7 @@
 Requirements: torchao
 Run: PYTHONPATH=examples pytest -p torchao_backend --pyargs pytest_gemm.conformance --gemm-backends=torchao
 
-int_mm is ``safe_int_mm`` and da8w8 ``int_scaled_matmul``, whose int32 sums are exact; woq_int8 and woq_int4 are a linear
+int_mm is ``safe_int_mm`` and da8w8 ``int_scaled_matmul``, with exact int32 sums; woq_int8 and woq_int4 are a linear
 of ``Int8Tensor`` and of ``Int4OpaqueTensor``, whose weight is packed.  All round to the tensor's type after every
 operation, as eager PyTorch does (https://docs.pytorch.org/ao/stable/).
 """
