@@ -186,6 +186,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         del sys.path[0]  # that of this file, whose modules have names of others
         serve(int(sys.argv[2]), sys.argv[3:])
+        os._exit(0)  # bindings of what was imported complain of leaks when Python takes it apart
     else:
         launch(sys.argv[2], sys.argv[3:])
         os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
