@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # The smoke product is the first that the backend supports: TMA can load its operands, no dimension is special.  All are
 # in the quick level, so that after a run of that level their kernels are in the caches and in the store of CUTLASS.
-_SMOKE: Final = ("mm:f16:nt:32x64x128", "mm:f32:nn:32x64x128", "mm:f64:nn:32x64x128", "int_mm:i8-i8-i32:nt:32x64x128")
+_SMOKE: Final = ("mm:f16:nt:32x64x128", "mm:f32:nn:32x64x128", "mm:f64:nn:64x48x1000", "int_mm:i8-i8-i32:nt:32x64x128")
 # Flags of the CPU that matter to a matrix product.
 _UNITS: Final = {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16"}
 # What lines say of their check, in the order in which they are shown; "" for a detail.

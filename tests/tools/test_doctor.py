@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.conformance import matrix
 from pytest_gemm.isolation.journal import Journal
 from pytest_gemm.isolation.worker import Service
 from pytest_gemm.judging.judge import Judge
@@ -65,6 +66,10 @@ def test_a_healthy_backend_shows_its_smoke_product_and_nothing_else_runs(doctor:
     assert "torch 2." in text
     assert "CPU: " in text
     assert "test_never_run" not in text
+
+
+def test_the_smoke_products_are_of_the_level_quick_so_that_a_run_of_it_has_compiled_them() -> None:
+    assert {*doctor_module._SMOKE} <= {problem.line for problem in matrix.products("quick")}
 
 
 def test_a_wrong_smoke_product_is_incorrect() -> None:
