@@ -222,7 +222,12 @@ def test_bytecode_is_kept_where_each_process_would_compile_torch_again(
 
 
 FORKS = """
-    import os, pathlib, signal
+    import atexit, os, pathlib, signal
+
+    @atexit.register
+    def leave():
+        with open(pathlib.Path(__file__).with_name("left.txt"), "a") as file:
+            file.write(os.environ.get("PYTEST_XDIST_WORKER", "controller") + "\\n")
 
     def mine(a, b):
         parent = pathlib.Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\\0")
@@ -252,4 +257,8 @@ def test_forked_workers_judge_and_die_as_others_do(pytester: pytest.Pytester) ->
     )
     lines = (pytester.path / "parents.txt").read_text(encoding="utf-8").splitlines()
     assert {line.partition(" ")[2] for line in lines} == {"True set by the controller"}
+    left = (pytester.path / "left.txt").read_text(encoding="utf-8").split()
+    died = {line.split()[0] for line in lines if line.split()[0] not in left}
+    assert len(died) == 2, "handlers of the exit run in all others"
+    assert len(left) == len(set(left)), "and once"
     result.stdout.fnmatch_lines(["replacing crashed worker gw*", "replacing crashed worker gw*"])
