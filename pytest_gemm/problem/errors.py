@@ -33,21 +33,28 @@ class ProblemError(ValueError):
         problem: what is wrong; ``allowed``: what would be right.
         index: which token of the field is wrong, from 0; ``offset``: which character of it.
         line: the whole line as given; "" where only a part of it is known.
-        column: 0-based offset of the offending character in ``line``.
     """
 
     def __init__(self, field: str, problem: str, allowed: str, index: int = 0, offset: int = 0, line: str = "") -> None:
+        super().__init__(field, problem, allowed, index, offset, line)
         self.field = field
         self.problem = problem
         self.allowed = allowed
         self.index = index
         self.offset = offset
         self.line = line
-        tokens = split(line)[field]
-        self.column = min(tokens[index].column + offset, len(line)) if index < len(tokens) else len(line)
-        shown = "".join(c if c.isprintable() else "?" for c in line)
-        pointer = f"\n  {shown}\n  {' ' * self.column}^" if line else ""
-        super().__init__(f"{field}: {problem}; {allowed}{pointer}")
+
+    @property
+    def column(self) -> int:
+        """0-based offset of the offending character in ``line``; found when it is asked for."""
+        tokens = split(self.line)[self.field]
+        end = len(self.line)
+        return min(tokens[self.index].column + self.offset, end) if self.index < len(tokens) else end
+
+    def __str__(self) -> str:
+        shown = "".join(c if c.isprintable() else "?" for c in self.line)
+        pointer = f"\n  {shown}\n  {' ' * self.column}^" if self.line else ""
+        return f"{self.field}: {self.problem}; {self.allowed}{pointer}"
 
     def on(self, line: str) -> ProblemError:
         """The same complaint about the same token of another text, the one that the user typed."""

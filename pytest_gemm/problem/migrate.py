@@ -72,8 +72,10 @@ def _modern_word(token: str) -> str:
     name = token.partition("-")[0]
     if name in STEPS and STEPS[name].kind is StepKind.QUANT and "*" not in token:
         return f"quant.{token}"
-    matching = {name.partition(".")[0] for old, name in _FLAGS.items() if token.endswith("-") and old.startswith(token)}
-    return f"{matching.pop()}.*" if len(matching) == 1 else _FLAGS.get(token, "")
+    if not token.endswith("-"):
+        return _FLAGS.get(token, "")
+    matching = {name.partition(".")[0] for old, name in _FLAGS.items() if old.startswith(token)}
+    return f"{matching.pop()}.*" if len(matching) == 1 else ""
 
 
 def _place(word: str) -> tuple[int, int]:
