@@ -419,7 +419,7 @@ class GemmRun:
         eager = state_module.eager_refusal(settings.ledger)
         yield Judge(eager, self.watch, settings.reference, stream=settings.stream)
         gc.set_threshold(*before)
-        if not self._is_worker:  # which ends: pytest would collect these objects five times
+        if not self._is_worker and self._child is None:  # which end: pytest would collect all of these objects again
             gc.unfreeze()
 
     def case(self, request: pytest.FixtureRequest) -> Case:

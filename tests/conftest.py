@@ -1,5 +1,6 @@
 """Settings of the project's own tests."""
 
+import gc
 import os
 
 import pytest
@@ -18,16 +19,18 @@ settings.load_profile("pytest-gemm")
 
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
-# Files with a fixture that takes long to make: the tests of each share a worker, which makes it once.
-_ONE_WORKER = frozenset({"test_calibrate", "test_packaging", "test_speed_page"})
+# Files with something that takes long to make: the tests of each share a worker, which makes it once.
+_ONE_WORKER = frozenset({"test_calibrate", "test_packaging", "test_pairs", "test_speed_page"})
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests of those files."""
+    """Group the tests of those files, and keep what is loaded by now out of all garbage collections."""
     for item in items:
         if item.path.stem in _ONE_WORKER:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 @pytest.fixture(autouse=True)

@@ -255,4 +255,9 @@ def environment(folder: Path) -> dict[str, str]:
         script.write_text(text.format(python=sys.executable, log=str(folder / "pip.log"), site=site, bin=script.parent))
         script.chmod(0o755)
     path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {"PATH": path, "XDG_CACHE_HOME": str(folder / "cache"), "PYTEST_ADDOPTS": "-p no:hypothesispytest"}
+    return {
+        "PATH": path,
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "PYTEST_ADDOPTS": "-p no:hypothesispytest",
+        "PYTEST_XDIST_AUTO_NUM_WORKERS": "1",  # each would import PyTorch
+    }
