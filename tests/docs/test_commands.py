@@ -43,6 +43,7 @@ NEEDS: Final = {
     r"^git (init|add|commit)|^pytest test_speed\.py|baseline accept 'mine|baseline diff HEAD \.\.": (
         "the steps before it on its page"
     ),
+    r"--tx": "another machine; tests/plugin/test_remote.py pretends to have one",
     r"pytest-gemm merge": "the shards of its page; tests/sharding/test_merge.py has some",
     r"^git grep -lz OWNER": "it changes files of this repository",
     r"^git (bisect|submodule)|\.\./venv/bin/pytest-gemm bisect": "a source build of PyTorch",
