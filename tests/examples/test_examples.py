@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,12 +14,20 @@ import pytest
 import torch
 
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.case_id import Device
+from pytest_gemm.api.shipped import Shipped
+from pytest_gemm.case_id import CaseId, Device
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.records import plain, to_record
+from pytest_gemm.run.record import Provenance
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FOLDER = Path(__file__).parents[2] / "examples"
 PROBLEMS = {
@@ -78,7 +88,7 @@ def test_a_library_is_right(example: Callable[[str], Any], name: str, line: str)
     assert [(o.distribution, o.reason) for o in outcomes if o.status is not Status.PASSED] == []
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*_backend.py")), ids=lambda path: path.name)
 def test_an_example_is_short_and_says_what_it_needs(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 80
@@ -140,3 +150,35 @@ def test_a_contract_that_flushes_them_is_broken_by_a_kernel_that_keeps_them() ->
     registry.add_callable("keeps", torch.matmul, flushes=True)
     outcomes = judged(registry["keeps"], "mm:f32:nn:17x65x127")
     assert [o.distribution for o in outcomes if o.status is Status.INCORRECT] == ["specials"]
+
+
+def test_the_template_registers_what_its_entry_point_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = FOLDER / "template"
+    monkeypatch.syspath_prepend(str(folder))
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ((name, value),) = project["entry-points"]["pytest_gemm.backends"].items()
+    registry = Registry()
+    registry.ship([Shipped(name, value, project["name"], project["version"])])
+    outcomes = judged(registry.named(name), "mm:bf16:nt:17x65x127")
+    assert {o.status for o in outcomes} == {Status.PASSED}
+
+
+def test_the_page_of_results_is_made_of_records(pytester: pytest.Pytester) -> None:
+    page = pytester.path / "page.md"
+    page.write_text("before\n<!-- generated: libraries -->\nold\n<!-- end -->\nafter\n")
+    outcomes = [
+        Outcome(CaseId("numpy", "mm:f32:nn:8x8x8"), "rand", 0, Status.PASSED),
+        Outcome(CaseId("numpy", "mm:f32:nn:8x8x8"), "int-2", 0, Status.INCORRECT),
+        Outcome(CaseId("numpy", "mm:f64:nn:8x8x8"), "rand", 0, Status.PASSED),
+        Outcome(CaseId("numpy", "mm:f16:nn:8x8x8"), "", 0, Status.UNSUPPORTED),
+    ]
+    run = {"run": plain(Provenance(versions={"numpy": "2.4.6"}))}
+    lines = [json.dumps(one) for one in (run, *map(to_record, outcomes))]
+    (pytester.path / "run.jsonl").write_text("\n".join(lines) + "\n")
+    result = pytester.run(sys.executable, FOLDER / "results.py", page, pytester.path)
+    assert result.ret == 0
+    made = page.read_text()
+    assert made.startswith("before\n<!-- generated: libraries -->\n| library")
+    assert made.endswith("<!-- end -->\nafter\n")
+    cells = [cell.strip() for cell in made.splitlines()[4].split("|")]
+    assert cells[1:9] == ["numpy", "2.4.6", "2", "3", "1", "1", "1", "1"]
