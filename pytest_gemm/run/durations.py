@@ -133,20 +133,27 @@ def estimate(known: Mapping[str, Taken], groups: Iterable[Iterable[str]], worker
         groups: the tests that stay on one worker, together.
         workers: how many share the tests.
     """
-    loads, first, asked, found = [], 0.0, 0, 0
+    loads, every, asked, found = [], list[Taken](), 0, 0
     for group in groups:
         names = list(group)
         taken = [known[name] for name in names if name in known]
         asked, found = asked + len(names), found + len(taken)
         loads.append(sum(one.seconds for one in taken))
-        first += sum(one.seconds for one in taken if one.runs == 1)
+        every += taken
     if not found or found * 2 < asked:
         return ""
     total = sum(loads)
     seconds = max(total / workers, *loads) * asked / found
     if seconds < WORTH_A_LINE:
         return ""
-    return f"{'at most' if first * 2 > total else 'about'} {words(seconds)}"
+    return f"{hedge(every)} {words(seconds)}"
+
+
+def hedge(taken: Iterable[Taken]) -> str:
+    """``at most`` where most of the time was recorded once, in a run that may have compiled; else ``about``."""
+    every = list(taken)
+    first = sum(one.seconds for one in every if one.runs == 1)
+    return "at most" if first * 2 > sum(one.seconds for one in every) else "about"
 
 
 def words(seconds: float) -> str:

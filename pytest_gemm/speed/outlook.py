@@ -47,7 +47,7 @@ class Outlook:
         self._said = False
         self._planned = 0
         self._pace = Pace([], {})
-        self._what = ""
+        self._what, self._hedge = "", ""
 
     def plan(self, sessions: int, *, unit: str, compiles: bool, open_end: bool, display: Display) -> None:
         """Begin with the compile, where it is a step of its own, and so many sessions.
@@ -59,9 +59,11 @@ class Outlook:
             open_end: a case that seems slower gets more of them.
             display: where the estimate is shown as soon as there is one.
         """
-        known = {name: taken.seconds for name, taken in durations.read(self._path).items()}
+        known = durations.read(self._path)
         first = [_names(COMPILE, self._cases)] if compiles else []
-        self._pace = Pace([*first, *[_names(SESSION, self._cases)] * sessions], known)
+        steps = [*first, *[_names(SESSION, self._cases)] * sessions]
+        self._pace = Pace(steps, {name: taken.seconds for name, taken in known.items()})
+        self._hedge = durations.hedge(known[name] for step in steps for name in step if name in known)
         more = "; a case that seems slower takes more" if open_end else ""
         self._what = f"{units.plural(sessions, unit)} of {units.plural(len(self._cases), 'case')}{{}}{more}"
         self._planned = sessions
@@ -118,5 +120,5 @@ class Outlook:
             return
         self._said = True
         if seconds >= durations.WORTH_A_LINE:
-            text = self._what.format(f" take about {durations.words(seconds)}, {source}")
+            text = self._what.format(f" take {self._hedge} {durations.words(seconds)}, {source}")
             display.line(f"speed: {text}")

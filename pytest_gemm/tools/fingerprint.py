@@ -145,11 +145,12 @@ class _Pace:
         self._left = {one.name: [column.name for column in columns_for(one, config.level)] for one in config.backends}
         self._counts = {name: len(columns) for name, columns in self._left.items()}
         self._took: dict[str, float] = {}
-        known = {name: taken.seconds for name, taken in durations.read(self._path).items()}
+        known = durations.read(self._path)
         steps = [[f"{name} {column}"] for name, columns in self._left.items() for column in columns]
-        self._pace = progress.Pace(steps, known)
+        self._pace = progress.Pace(steps, {name: taken.seconds for name, taken in known.items()})
         if (seconds := self._pace.left() or 0.0) >= durations.WORTH_A_LINE:
-            display.line(f"fingerprints take about {durations.words(seconds)}, by earlier runs on this machine")
+            said = f"{durations.hedge(known[name] for (name,) in steps if name in known)} {durations.words(seconds)}"
+            display.line(f"fingerprints take {said}, by earlier runs on this machine")
 
     def show(self, name: str) -> None:
         """How far it is in a backend."""

@@ -83,7 +83,7 @@ def test_the_next_run_says_it_at_once_and_counts_down(planned: Planned) -> None:
         outlook.session(100.0, samples(30.0, 50.0))
     outlook.record()
     again = planned.begin(2, open_end=True)
-    said = "speed: 2 sessions of 2 cases take about 4 min, by earlier runs on this machine"
+    said = "speed: 2 sessions of 2 cases take at most 4 min, by earlier runs on this machine"
     assert planned.display.lines == [f"{said}; a case that seems slower takes more"]
     planned.now = 30.0
     again.compiled(30.0, samples(10.0, 20.0))

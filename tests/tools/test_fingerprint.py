@@ -591,7 +591,7 @@ def test_a_fingerprint_says_how_far_it_is_and_how_long_the_next_one_takes(
     assert said == [f"fingerprint of mine: column {i + 1} of {len(columns)}" for i in range(len(columns))]
     fingerprints()
     whole = durations.words(10.0 * len(columns))
-    assert said[0] == f"fingerprints take about {whole}, by earlier runs on this machine"
+    assert said[0] == f"fingerprints take at most {whole}, by earlier runs on this machine"
     assert said[1] == f"fingerprint of mine: column 1 of {len(columns)}; about {whole} left"
     assert said[-1] == f"fingerprint of mine: column {len(columns)} of {len(columns)}; about 10 s left"
 
