@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 from pytest_gemm.storage import cache
@@ -30,24 +31,22 @@ def start() -> subprocess.Popen[bytes] | None:
 
 
 def main() -> None:
-    """Ask for every instruction set at once, then compile one kernel."""
-    import torch._inductor.compile_fx  # first: the modules below import each other in a circle
+    """Ask for every instruction set at once and import Inductor meanwhile, then compile one kernel."""
     from torch._inductor import cpu_vec_isa
 
-    from pytest_gemm.api.request import DEFAULT
     from pytest_gemm.backends.cpp.backend import CppBackend
     from pytest_gemm.backends.inductor import torch_compat
-    from pytest_gemm.backends.inductor.backend import Space
+    from pytest_gemm.backends.inductor.backend import cache_dir
     from pytest_gemm.operands import tensors
     from pytest_gemm.operands.distributions import distributions_for
     from pytest_gemm.problem.problem import Problem
 
-    torch.set_num_threads(1)
-    backend, problem = CppBackend(), Problem.parse(_LINE)
-    operands = tensors.make(problem, distributions_for(problem)[0], 0)
-    with torch_compat.session(backend._spec(problem, DEFAULT, Space())), ThreadPoolExecutor() as pool:
-        list(pool.map(bool, cpu_vec_isa.supported_vec_isa_list))
-    backend.prepare(problem, operands)
+    with torch_compat.loads_remembered(str(cache_dir())), ThreadPoolExecutor() as pool:
+        asked = pool.map(bool, cpu_vec_isa.supported_vec_isa_list)
+        import_module("torch._inductor.compile_fx")
+        list(asked)
+    problem = Problem.parse(_LINE)
+    CppBackend().prepare(problem, tensors.make(problem, distributions_for(problem)[0], 0))
 
 
 if __name__ == "__main__":

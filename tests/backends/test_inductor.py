@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -314,6 +315,7 @@ def test_an_m_that_no_dynamic_artifact_contains_is_refused(cpp: CppBackend) -> N
 def test_nothing_global_is_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     import torch._dynamo.config as dynamo_config
     import torch._functorch.config as functorch_config
+    import torch._inductor.compile_fx  # first: the modules below import each other in a circle
     import torch._inductor.config as inductor_config
     from torch._dynamo import guards
     from torch._inductor.codecache import PyCodeCache
@@ -345,6 +347,20 @@ def test_nothing_global_is_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: ob
     with pytest.raises(Unsupported):
         CppBackend(threads=torch.get_num_threads() + 1).prepare(problem, operands.make(problem, "rand", 1))
     assert state() == before
+
+
+def test_a_compile_for_the_cpu_starts_no_cuda(monkeypatch: pytest.MonkeyPatch, cpp: CppBackend) -> None:
+    from torch._dynamo import convert_frame
+
+    def started(*_: object) -> None:
+        raise AssertionError("CUDA is started")
+
+    monkeypatch.setattr(torch.cuda, "get_rng_state", started)
+    # As on a machine with a GPU, for Dynamo's own question alone.
+    answers = lambda: sys._getframe(1).f_code.co_filename == convert_frame.__file__  # noqa: E731  # patched in
+    monkeypatch.setattr(torch.cuda, "is_available", answers)
+    problem = Problem.parse("mm:f32:nn:20x33x41")
+    cpp.prepare(problem, operands.make(problem, "rand", 1))
 
 
 def test_the_users_cache_directory_wins(monkeypatch: pytest.MonkeyPatch) -> None:
