@@ -23,7 +23,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "pytest": ("test", "#5b8db8"),
     "waiting": ("wait", "#ffffff"),
 }
-WIDTH, LANE, LEFT, HEAD = 900, 5, 8, 26
+WIDTH, LANE, LEFT, HEAD = 900, 4, 8, 24
 
 
 def group(kind: str) -> str:
@@ -61,7 +61,9 @@ def lanes(trace: Path) -> tuple[list[dict[int, Counter[str]]], float]:
     for one in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         workers[one["tid"]].append(one)
     found = []
-    for worker in sorted(workers)[1:]:  # the first one is the controller
+    for worker in sorted(workers):
+        if not any(one["cat"] == "test" for one in workers[worker]):  # the controller, or a thread beside another
+            continue
         parts: defaultdict[int, Counter[str]] = defaultdict(Counter)
         for begin, end, kind in innermost(workers[worker]):
             for tenth in range(int((begin - began) / 1e5), int((end - began) / 1e5) + 1):
@@ -82,7 +84,7 @@ def picture(panels: Mapping[str, Path]) -> str:
         for worker in workers:
             for begin, end, name in _runs(worker):
                 x, width = LEFT + begin * scale / 10, (end - begin) * scale / 10
-                paths[name].append(f"M{x:.1f} {top}h{width:.1f}v{LANE - 1}h-{width:.1f}z")
+                paths[name].append(f"M{x:.1f} {top}h{width:.1f}v{LANE - 0.6}h-{width:.1f}z")
             top += LANE
         top += 6
     texts += [
