@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import known_cpu
 import pytest
 
 from pytest_gemm.backends.cpp.backend import CppBackend
@@ -48,6 +49,7 @@ def is_product(library: Path) -> bool:
 def test_a_planted_kernel_is_caught_and_one_of_another_machine_is_not_taken(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    known_cpu.copy_to(tmp_path / "caches")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
     judged(pytester, passed=2)
     made = kernels(tmp_path)

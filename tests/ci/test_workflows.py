@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import known_cpu
 import pytest
 from workflows import ROOT, Runner, Step, combinations, environment, examples, load
 
@@ -194,6 +196,7 @@ def test_stored_baselines(runner: Runner) -> None:
 @pytest.mark.compiler
 def test_nightly(runner: Runner) -> None:
     text = EXAMPLES["gemm-nightly"]
+    known_cpu.copy_to(Path(runner.environment["XDG_CACHE_HOME"]) / "pytest-gemm" / f"inductor-{version('torch')}")
     for matrix in combinations(load(text)["jobs"]["suite"]):
         if matrix["name"] == "oldest":
             continue

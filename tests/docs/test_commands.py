@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import known_cpu
 import pytest
 from documents import ROOT, commands, commands_of
 from made_up_sessions import CONFTEST as MADE_UP_SESSIONS
@@ -227,6 +228,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         variables |= {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
         variables["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
         (folder / "tmp").mkdir()
+        known_cpu.copy_to(folder / "inductor")
         found = Place(folder, variables)
         _prepare(found)
         yield found
