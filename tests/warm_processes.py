@@ -30,6 +30,9 @@ _IMPORTS: Final = (
     "torch._inductor.compile_fx",
     "torch._inductor.select_algorithm",
     "scipy.stats",
+    "msgspec",
+    "pytest",
+    "tabulate",
 )
 
 _CLIENT: Final = """#!{python} -IS
