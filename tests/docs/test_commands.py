@@ -45,6 +45,9 @@ NEEDS: Final = {
         "the steps before it on its page"
     ),
     r"--tx": "another machine; tests/plugin/test_remote.py pretends to have one",
+    r"-backends=vendor": "the distribution of its page; tests/examples has it",
+    r"-p onnxruntime_backend": "ONNX Runtime; tests/examples runs it where it is installed",
+    r"^python examples/results\.py": "records of libraries; tests/examples makes a page of some",
     r"pytest-gemm merge": "the shards of its page; tests/sharding/test_merge.py has some",
     r"^git grep -lz OWNER": "it changes files of this repository",
     r"^git (bisect|submodule)|\.\./venv/bin/pytest-gemm bisect": "a source build of PyTorch",
@@ -113,8 +116,9 @@ PROJECT: Final = """
 def pytest_gemm_register_backends(registry):
     registry.add_callable("mine", lambda a, b: a @ b)
 """
-ONEDNN: Final = """
+OTHERS: Final = """
     registry.add_callable("onednn", lambda a, b: a @ b)
+    registry.add_callable("vendor", lambda a, b: a @ b)
 """
 TEST: Final = f"""
 import pytest
@@ -247,7 +251,7 @@ def _more_sessions(source: Path, target: Path, number: int) -> None:
 
 def _prepare(place: Place) -> None:
     clone, project = place.folder / "clone", place.folder / "project"
-    for name in ("backends", "baselines", "conformance", "perf", "pytest_gemm"):
+    for name in ("backends", "baselines", "conformance", "examples", "perf", "pytest_gemm"):
         shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, clone / name)
@@ -304,7 +308,7 @@ def test_each_row_of_the_tables_matches_a_command() -> None:
 def test_a_command_that_is_not_run_has_options_that_are_accepted(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, shown: Shown
 ) -> None:
-    pytester.makeconftest(PROJECT + ONEDNN)
+    pytester.makeconftest(PROJECT + OTHERS)
     monkeypatch.setattr(isa, "isas", lambda _flags: isa.ISAS)  # of the machine that the page is about
     words = shlex.split(re.sub(r"(-against=)\S+", rf"\1{sys.prefix}", shown.text))
     options = [word for word in words if word.startswith("--gemm-")]

@@ -152,7 +152,8 @@ def test_the_longest_recorded_case_starts_first(pytester: pytest.Pytester, monke
     (pytester.path / "begun.txt").unlink()
     monkeypatch.setenv("SLEEP", "0")
     order = run(pytester, "-n2")
-    assert "13" in {m for _, m, *_ in order[:2]}, "both workers begin at once"
+    firsts = {worker: m for worker, m, *_ in reversed(order)}
+    assert "13" in firsts.values(), "a worker begins with it, though another may begin before"
 
 
 # -- the start -------------------------------------------------------------------------------------------------------
