@@ -112,6 +112,7 @@ def _answer(client: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(variables)
     tempfile.tempdir = None  # read again
+    sys.path[1:1] = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     _run(Path(program), arguments)
 
 

@@ -780,6 +780,7 @@ def test_codspeed_does_not_take_timed_tests_for_its_own(project: pytest.Pytester
 
 
 def test_without_pytest_benchmark_timed_tests_are_judged(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=correct", "--gemm-allow=slower", "-pno:benchmark", "--gemm-undecided=100", sessions=1)
+    quiet = ("--gemm-allow=slower", "--gemm-undecided=100")
+    result = run(project, "--gemm-backends=correct", *quiet, "-pno:benchmark", sessions=1)
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["*GEMM speed on *", "*= 1 no-baseline in *"])
