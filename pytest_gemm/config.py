@@ -181,7 +181,7 @@ class GemmConfig:
     seed: int = _option("seed", values.whole(0))
     shard: tuple[int, int] | None = _option("shard", values.shard)
     durations: str = ""
-    fork: bool = False
+    fork: bool = True
     fuzz: float = _option("fuzz", values.fuzz)
     reference: str = _option("reference")
     ledger: Ledger = dataclasses.field(default_factory=Ledger)
@@ -290,7 +290,7 @@ ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
     "run": {
         "supervise": Setting("yes", "yes|no", "watch the run from another process", api_settings.one_of("yes", "no")),
         "github": Setting("auto", "auto|yes|no", "annotations and summary", api_settings.one_of("auto", "yes", "no")),
-        "fork": Setting("no", "yes|no", "workers are forks of one process", api_settings.one_of("yes", "no")),
+        "fork": Setting("yes", "yes|no", "workers are forks of one process", api_settings.one_of("yes", "no")),
         "durations": Setting("", "RECORD", "run record by whose seconds shards are divided", str),
         "stream": Setting("default", "default|side", "CUDA stream of a run", api_settings.one_of("default", "side")),
     },

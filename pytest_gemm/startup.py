@@ -75,7 +75,8 @@ class _Controller:
     def __init__(self, config: pytest.Config, state: RunState) -> None:
         self._state, settings = state, config.stash[CONFIG]
         # Started before all else, for it imports torch meanwhile.
-        self._launch = _fork_server(config, settings) if settings.fork and workers(config) > 1 else ""
+        forks = settings.fork and workers(config) > 1 and is_any_given(config)
+        self._launch = _fork_server(config, settings) if forks else ""
 
     @pytest.hookimpl(optionalhook=True, trylast=True)  # what others change in a specification is in it
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
@@ -116,6 +117,7 @@ def _fork_server(config: pytest.Config, settings: GemmConfig) -> str:
         process = subprocess.Popen(
             [sys.executable, forkserver.__file__, "serve", str(listening.fileno()), *modules],
             stdin=subprocess.PIPE,
+            env={**_passive(settings, config), **os.environ},
             pass_fds=(listening.fileno(),),
         )
 
@@ -158,6 +160,11 @@ def oversubscribed(settings: GemmConfig, config: pytest.Config) -> str:
     )
 
 
+def _passive(settings: GemmConfig, config: pytest.Config) -> dict[str, str]:
+    """What OpenMP reads when it is loaded: a thread that spins keeps another one from its core."""
+    return {"OMP_WAIT_POLICY": "passive"} if oversubscribed(settings, config) else {}
+
+
 def _start_cuda() -> None:
     """Make the CUDA context, and load the profiler's library; what fails here, fails in the first test."""
     with trace.span("start of CUDA"), contextlib.suppress(Exception):
@@ -173,8 +180,8 @@ class _Worker:
         # NumPy's and SciPy's libraries start a thread for each core that they see, which spins before it sleeps.
         # Nothing here computes with them.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        if oversubscribed(settings, config):
-            os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a thread that spins keeps another one from its core
+        for name, value in _passive(settings, config).items():
+            os.environ.setdefault(name, value)
 
     @pytest.hookimpl(tryfirst=True)  # the controller knows what was collected, and waits for the other workers
     def pytest_runtestloop(self, session: pytest.Session) -> None:

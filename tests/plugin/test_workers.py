@@ -250,7 +250,7 @@ FORKS = """
 def test_forked_workers_judge_and_die_as_others_do(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(FORKS)
     pytester.makepyfile(test_it=TEST)
-    options = ("--gemm-backends=mine", "-n2", "--gemm-set=run.fork=yes", "--gemm-profile")
+    options = ("--gemm-backends=mine", "-n2", "--gemm-profile")
     result = pytester.runpytest_subprocess(*options, timeout=200)
     result.assert_outcomes(passed=len(LINES) - 2, failed=2)
     result.stdout.fnmatch_lines_random(
