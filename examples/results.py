@@ -19,18 +19,20 @@ from pytest_gemm.run.record import Record, read
 from pytest_gemm.text import table
 from pytest_gemm.tools.fingerprint import load
 
-HEAD = ("library", "release", "judged", "cases", "right", "wrong", "refused", "ops", "sums of f32", "seconds")
+HEAD = ("library", "release", "judged", "cases", "right", "wrong", "refused", "ops", "arithmetic", "seconds")
 BLOCK = re.compile(r"(<!-- generated: libraries -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def row(backend: str, records: Iterable[Record], traits: Mapping[str, str]) -> tuple[str, ...]:
     """What the records of one backend say."""
     worst: dict[str, Outcome] = {}
-    found, cases, seconds = list(records), 0, 0.0
+    found, seconds = list(records), 0.0
+    cases: set[tuple[str, str]] = set()
     for one in found:
         seconds += one.totals.wall_seconds if one.totals else 0.0
         for outcome in one.outcomes:
-            cases += outcome.status in {Status.PASSED, *(s for s in Status if s.is_failure)}
+            if outcome.status is Status.PASSED or outcome.status.is_failure:
+                cases.add((outcome.problem, outcome.distribution))
             if outcome.problem not in worst or outcome.status.is_failure:
                 worst[outcome.problem] = outcome
     refused = [o for o in worst.values() if o.status is Status.UNSUPPORTED]
@@ -38,19 +40,20 @@ def row(backend: str, records: Iterable[Record], traits: Mapping[str, str]) -> t
     judged = [o for o in worst.values() if o.status is not Status.UNSUPPORTED]
     ops = sorted({o.problem.partition(":")[0] for o in judged})
     release = found[0].run.versions.get(backend, "?")
-    counts = [len(judged), cases, len(judged) - len(wrong), len(wrong), len(refused), len(ops)]
+    counts = [len(judged), len(cases), len(judged) - len(wrong), len(wrong), len(refused), len(ops)]
     return (backend, release, *map(str, counts), traits.get(backend, ""), f"{seconds:.0f}" if seconds else "")
 
 
 def arithmetic(folder: Path | None) -> dict[str, str]:
-    """Width, order and subnormals of f32, as the fingerprints have them."""
+    """Width and order of the sums and subnormals of f32, or of i8 without it, as the fingerprints have them."""
     found = {}
     for path in sorted(folder.rglob("*.fingerprint.json")) if folder else ():
         one = load(path)
         for column in one.columns if one else ():
-            if column.name == "f32" and one:
-                rows = (column.traits.get(name, "") for name in ("accumulator", "order", "subnormals"))
-                found[one.backend] = ", ".join(filter(None, rows))
+            if column.column in {"f32", "i8"} and one and not found.get(one.backend):
+                names = {"accumulator": "", "order": "", "subnormals": "subnormals "}
+                rows = [f"{names[name]}{column.traits[name]}" for name in names if name in column.traits]
+                found[one.backend] = f"{column.column}: {', '.join(rows)}" if rows else ""
     return found
 
 

@@ -7,9 +7,10 @@ error need none.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.proof import Proof
@@ -48,11 +49,14 @@ class CallableBackend:
     deterministic: bool = True
     distributions: Iterable[str] = ()
     flushes: bool = False
+    pack: Callable[[torch.Tensor], Any] | None = None
     devices: ClassVar = ("cpu", "cuda")
 
     def __post_init__(self) -> None:
         """Check the arguments, which a user writes."""
         name = self.name
+        if self.pack is not None and not callable(self.pack):
+            raise ValueError(f"backend {name!r}: pack is {self.pack!r}; give a function of B")
         if not callable(self.matmul):
             raise ValueError(f"backend {name!r}: matmul is {self.matmul!r}; give a function of A and B")
         given: object = self.dtypes
@@ -111,10 +115,12 @@ class CallableBackend:
         """The program around the function, which a script takes out of the file that it stands in.
 
         Raises:
-            Unsupported: when it is no function of a module's own.
+            Unsupported: when it is no function of a module's own, or takes a packed B.
         """
         import torch
 
+        if self.pack is not None:
+            raise Unsupported("no-script", f"a script gives A and B, and the function of {self.name} takes a packed B")
         code, name = getattr(self.matmul, "__code__", None), getattr(self.matmul, "__name__", "")
         if code is None or not name.isidentifier() or getattr(self.matmul, "__qualname__", "") != name:
             raise Unsupported("no-script", f"a script loads a function of a file by its name, and {self.name} is none")
@@ -125,8 +131,42 @@ class CallablePrepared(EagerPrepared):
     """The function inside the problem's eager program."""
 
     def __init__(self, backend: CallableBackend, problem: Problem) -> None:
-        super().__init__(problem, backend.contract(problem), backend.matmul)
-        self._name = getattr(backend.matmul, "__qualname__", type(backend.matmul).__name__)
+        matmul = backend.matmul
+        self._pack = backend.pack
+        super().__init__(problem, backend.contract(problem), self._of_packed if self._pack else matmul)
+        self._matmul: Callable[[torch.Tensor, Any], torch.Tensor] = matmul
+        self._name = getattr(matmul, "__qualname__", type(matmul).__name__)
+
+    def _of_packed(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        assert self._pack is not None
+        return self._matmul(a, self._pack(b))
+
+    @contextlib.contextmanager
+    def timed(self, operands: Operands) -> Iterator[Callable[[], torch.Tensor]]:
+        """The program alone, with the B of each of its products packed before."""
+        with super().timed(operands) as call:
+            if (pack := self._pack) is None:
+                yield call
+                return
+            packs: list[Any] = []
+
+            def called_with(made: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+                self._pack = made
+                try:
+                    return call()
+                finally:
+                    self._pack = pack
+
+            def first(b: torch.Tensor) -> Any:
+                packs.append(pack(b))
+                return packs[-1]
+
+            def again() -> torch.Tensor:
+                given = iter(packs)  # each call has the same products in the same order
+                return called_with(lambda _: next(given))
+
+            called_with(first)
+            yield again
 
     def proof(self) -> Proof:
         """There is nothing to prove about a function of Python: it ran because it was called."""

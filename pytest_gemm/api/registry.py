@@ -89,6 +89,7 @@ class Registry:
         deterministic: bool = True,
         distributions: Iterable[str] = (),
         flushes: bool = False,
+        pack: Callable[[torch.Tensor], Any] | None = None,
     ) -> None:
         """Register a plain function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch.
 
@@ -108,13 +109,15 @@ class Registry:
             deterministic: whether the same call again gives the same bits.
             distributions: what the function needs beside PyTorch, as pip calls it; without it the backend cannot run.
             flushes: whether subnormal numbers of f32 count as zeros.
+            pack: what a user does once with a constant B; ``matmul`` gets its result in place of B.  Each judged run
+                packs anew, so that no result is that of another B; a timed call has it packed before.
 
         Raises:
             RegistryError: when the name is taken or malformed, or an argument is not of its kind.
         """
         from pytest_gemm.api.callable import CallableBackend
 
-        given: Any = dtypes, batched, accumulate, deterministic, distributions, flushes
+        given: Any = dtypes, batched, accumulate, deterministic, distributions, flushes, pack
         try:
             made = CallableBackend(name, matmul, *given)
         except ValueError as error:

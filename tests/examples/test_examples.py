@@ -14,12 +14,14 @@ import pytest
 import torch
 
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.api.shipped import Shipped
 from pytest_gemm.case_id import CaseId, Device
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
+from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import plain, to_record
 from pytest_gemm.run.record import Provenance
@@ -128,12 +130,12 @@ def test_exchanged_scales_are_named(example: Callable[[str], Any], monkeypatch: 
 
 def test_the_scale_of_another_column_is_wrong(example: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     module, backend = example("onnxruntime")
-    right = module.run
+    right = module.model
 
-    def reversed_scales(op: str, a: Any, constants: dict[str, Any], **attributes: int) -> Any:
-        return right(op, a, {**constants, "bs": constants["bs"][::-1]}, **attributes)
+    def reversed_scales(op: str, constants: dict[str, Any], **attributes: int) -> Any:
+        return right(op, {**constants, "bs": constants["bs"][::-1]}, **attributes)
 
-    monkeypatch.setattr(module, "run", reversed_scales)
+    monkeypatch.setattr(module, "model", reversed_scales)
     outcomes = judged(backend, "qlinear:u8-i8-u8:nt:17x65x128:quant.static+requant-0.37_230")
     assert {o.status for o in outcomes} == {Status.INCORRECT}
 
@@ -182,3 +184,28 @@ def test_the_page_of_results_is_made_of_records(pytester: pytest.Pytester) -> No
     assert made.endswith("<!-- end -->\nafter\n")
     cells = [cell.strip() for cell in made.splitlines()[4].split("|")]
     assert cells[1:9] == ["numpy", "2.4.6", "2", "3", "1", "1", "1", "1"]
+
+
+def test_what_is_packed_once_is_packed_for_each_run_and_before_a_timed_call() -> None:
+    packed: list[torch.Tensor] = []
+
+    def pack(b: torch.Tensor) -> torch.Tensor:
+        packed.append(b)
+        return b.clone()
+
+    registry = Registry()
+    registry.add_callable("packs", torch.matmul, pack=pack)
+    problem = Problem.parse("mm_plus_mm:f32:nn:17x33x64")
+    assert {o.status for o in judged(registry["packs"], problem.line)} == {Status.PASSED}
+    first, second = (tensors.make(problem, name, 0, "cpu") for name in ("rand", "int-2"))
+    prepared: Any = registry["packs"].prepare(problem, first, BuildRequest())
+    packed.clear()
+    with prepared.timed(first) as call, prepared.timed(second) as other:
+        assert len(packed) == 2 * 2
+        results = [call(), other(), call(), other()]
+        assert len(packed) == 2 * 2
+        expected = [prepared.run(given) for given in (first, second)]
+        assert len(packed) == 4 * 2
+    assert all(map(torch.equal, results, 2 * expected))
+    with pytest.raises(Unsupported, match="takes a packed B"):
+        registry.named("packs").recipe(problem, first)  # type: ignore[attr-defined]
