@@ -106,13 +106,23 @@ class _Controller:
 
 
 def _fork_server(config: pytest.Config, settings: GemmConfig) -> str:
-    """Start a process that forks workers; returns the command that starts one, instead of Python's."""
+    """Start a process that forks workers; returns the command that starts one, instead of Python's.
+
+    On a system without ``/proc`` it is "".
+    """
     compiling = any(honours(backend, Capability.USER_CACHES) for backend in settings.backends)
     modules = ("torch", "torch._dynamo", *(_COMPILING if compiling else ()))
     folder = tempfile.TemporaryDirectory(prefix="gemm-")
     path = os.path.join(folder.name, "workers")
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
+        opened = os.open(folder.name, os.O_RDONLY)
+        try:
+            listening.bind(forkserver.short(opened, "workers"))
+        except OSError:
+            folder.cleanup()
+            return ""
+        finally:
+            os.close(opened)
         listening.listen(1024)
         process = subprocess.Popen(
             [sys.executable, forkserver.__file__, "serve", str(listening.fileno()), *modules],

@@ -247,7 +247,10 @@ FORKS = """
 
 
 @pytest.mark.slow
-def test_forked_workers_judge_and_die_as_others_do(pytester: pytest.Pytester) -> None:
+def test_forked_workers_judge_and_die_as_others_do(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(pytester.mkdir("x" * 100)))  # a socket's path is shorter
     pytester.makeconftest(FORKS)
     pytester.makepyfile(test_it=TEST)
     options = ("--gemm-backends=mine", "-n2", "--gemm-profile")
