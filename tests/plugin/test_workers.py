@@ -247,9 +247,7 @@ FORKS = """
 
 
 @pytest.mark.slow
-def test_forked_workers_judge_and_die_as_others_do(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forked_workers_judge_and_die_as_others_do(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(pytester.mkdir("x" * 100)))  # a socket's path is shorter
     pytester.makeconftest(FORKS)
     pytester.makepyfile(test_it=TEST)
