@@ -8,7 +8,8 @@ With ``preferred_element_type`` the product accumulates to that type and returns
 then rounded once.  ``HIGHEST`` asks for the full precision of f32.  On a CPU subnormal numbers count as zeros
 (https://docs.jax.dev/en/latest/notebooks/Common_Gotchas_in_JAX.html): the contract says so.
 
-Operands are shared through DLPack, which JAX takes of compact tensors alone: a strided one is copied first.
+Operands are handed over by DLPack, which JAX takes of compact tensors alone: a strided one is copied first.  JAX
+computes while Python goes on: a result is waited for.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.dlpack import hand_over, take_back
 
 
 def matmul(a: Any, b: Any) -> Any:
     """The product of two matrices or of two batches of them."""
-    import torch
+    import jax
     from jax import lax
     from jax import numpy as jnp
 
     sums = jnp.float32 if a.is_floating_point() else jnp.int32
-    x, y = (jnp.from_dlpack(one.contiguous()) for one in (a, b))
+    x, y = (hand_over(one, jnp.from_dlpack, compact=True) for one in (a, b))
     product = jnp.matmul(x, y, precision=lax.Precision.HIGHEST, preferred_element_type=sums)
-    return torch.from_dlpack(product.astype(x.dtype if a.is_floating_point() else sums))
+    rounded = product.astype(x.dtype if a.is_floating_point() else sums)
+    return take_back(rounded, a, wait=jax.block_until_ready)
 
 
 class JaxBackend(CallableBackend):
