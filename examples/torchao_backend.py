@@ -10,6 +10,7 @@ operation, as eager PyTorch does (https://docs.pytorch.org/ao/stable/).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
@@ -28,8 +29,8 @@ def matmul(a: Any, b: Any) -> Any:
 class TorchaoPrepared(CallablePrepared):
     """The linears of torchao; of int_mm the product inside of the program."""
 
-    def run(self, operands: Any) -> Any:
-        """Compute the problem."""
+    def bind(self, operands: Any) -> Callable[[], Any]:
+        """Pack the weight, and return the linear."""
         import torch
         from torchao.kernel import int_scaled_matmul
         from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTensor
@@ -37,17 +38,17 @@ class TorchaoPrepared(CallablePrepared):
 
         problem, t = self.problem, self.arguments(operands)
         if problem.op.name == "int_mm":
-            return super().run(operands)
+            return super().bind(operands)
         if problem.op.name == "da8w8":
-            x = int_scaled_matmul(t["a"], t["b"].mT, t["scale_a"].contiguous()) * t["scale_b"]
-            return x.to(getattr(torch, problem.dtypes.out.torch_name))
+            out, scale_a = getattr(torch, problem.dtypes.out.torch_name), t["scale_a"].contiguous()
+            return lambda: (int_scaled_matmul(t["a"], t["b"].mT, scale_a) * t["scale_b"]).to(out)
         n, k = t["b"].shape
         if problem.op.name == "woq_int8":
             weight = Int8Tensor(t["b"], t["scale"].reshape(n, 1), [1, k], t["a"].dtype)
         else:
             packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(t["b"].to(torch.int32).contiguous(), 1)
             weight = Int4OpaqueTensor(packed, t["quantisation"], [1, problem.group_size], torch.Size([n, k]))
-        return torch.nn.functional.linear(t["a"], weight)
+        return lambda: torch.nn.functional.linear(t["a"], weight)
 
 
 class TorchaoBackend(CallableBackend):

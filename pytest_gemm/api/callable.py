@@ -131,42 +131,39 @@ class CallablePrepared(EagerPrepared):
     """The function inside the problem's eager program."""
 
     def __init__(self, backend: CallableBackend, problem: Problem) -> None:
-        matmul = backend.matmul
+        self._backend = backend
         self._pack = backend.pack
-        super().__init__(problem, backend.contract(problem), self._of_packed if self._pack else matmul)
-        self._matmul: Callable[[torch.Tensor, Any], torch.Tensor] = matmul
-        self._name = getattr(matmul, "__qualname__", type(matmul).__name__)
+        super().__init__(problem, backend.contract(problem), self._of_packed if backend.pack else backend.matmul)
+        self._name = getattr(backend.matmul, "__qualname__", type(backend.matmul).__name__)
 
     def _of_packed(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         assert self._pack is not None
-        return self._matmul(a, self._pack(b))
+        return self._backend.matmul(a, self._pack(b))
+
+    def bind(self, operands: Operands) -> Callable[[], torch.Tensor]:
+        """The program, of which the first call packs the B of each product."""
+        call, pack = super().bind(operands), self._backend.pack
+        if pack is None:
+            return call
+        packs: list[Any] = []
+
+        def first(b: torch.Tensor) -> Any:
+            packs.append(pack(b))
+            return packs[-1]
+
+        def packed_once() -> torch.Tensor:
+            given = iter(packs)  # each call has the same products in the same order
+            self._pack = (lambda _: next(given)) if packs else first
+            return call()
+
+        return packed_once
 
     @contextlib.contextmanager
     def timed(self, operands: Operands) -> Iterator[Callable[[], torch.Tensor]]:
-        """The program alone, with the B of each of its products packed before."""
+        """The program alone, when a first call has packed what a user packs once."""
         with super().timed(operands) as call:
-            if (pack := self._pack) is None:
-                yield call
-                return
-            packs: list[Any] = []
-
-            def called_with(made: Callable[[torch.Tensor], Any]) -> torch.Tensor:
-                self._pack = made
-                try:
-                    return call()
-                finally:
-                    self._pack = pack
-
-            def first(b: torch.Tensor) -> Any:
-                packs.append(pack(b))
-                return packs[-1]
-
-            def again() -> torch.Tensor:
-                given = iter(packs)  # each call has the same products in the same order
-                return called_with(lambda _: next(given))
-
-            called_with(first)
-            yield again
+            call()
+            yield call
 
     def proof(self) -> Proof:
         """There is nothing to prove about a function of Python: it ran because it was called."""

@@ -50,6 +50,15 @@ class EagerPrepared:
         """The program's tensors by name, in the operands' own strides; PyTorch's own product has its weight packed."""
         return self._packed(self.problem, self._args(self.problem, operands))
 
+    def bind(self, operands: Operands) -> Callable[[], torch.Tensor]:
+        """The program of these operands, as a call without arguments: what a run makes anew and a timed call once.
+
+        A subclass whose library computes more than the product returns the library's own call here, and makes before
+        what a user makes once: a packed weight, a session.
+        """
+        given = self.arguments(operands)
+        return lambda: self._program(**given)
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Whatever has to be in effect during a run and not while it is timed."""
@@ -65,14 +74,13 @@ class EagerPrepared:
     def run(self, operands: Operands) -> torch.Tensor:
         """Compute the program under the problem's precision settings."""
         with self._settings(self.problem), self.watched():
-            result: torch.Tensor = self._program(**self.arguments(operands))
-        return result
+            return self.bind(operands)()
 
     @contextlib.contextmanager
     def timed(self, operands: Operands) -> Iterator[Callable[[], torch.Tensor]]:
         """The program alone: nothing is recorded while it is timed."""
         import torch
 
-        tensors = self.arguments(operands)
+        call = self.bind(operands)
         with self._settings(self.problem), torch.no_grad():
-            yield lambda: self._program(**tensors)
+            yield call

@@ -186,6 +186,23 @@ def test_the_page_of_results_is_made_of_records(pytester: pytest.Pytester) -> No
     assert cells[1:9] == ["numpy", "2.4.6", "2", "3", "1", "1", "1", "1"]
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("onnxruntime", "woq_int8:f32-i8-f32:nt:17x65x127"),
+        ("onnxruntime", "mm_plus_mm:f32:nn:17x33x64"),
+        ("torchao", "da8w8:i8-i8-bf16:nt:17x65x128:quant.rowwise"),
+    ],
+)
+def test_a_timed_call_computes_what_was_judged(example: Callable[[str], Any], name: str, line: str) -> None:
+    problem = Problem.parse(line)
+    first, second = (tensors.make(problem, distribution, 0, "cpu") for distribution in ("rand", "int-2"))
+    prepared = example(name)[1].prepare(problem, first)
+    with prepared.timed(first) as call, prepared.timed(second) as other:
+        results = [call(), other(), call()]
+    assert all(map(torch.equal, results, [prepared.run(given) for given in (first, second, first)]))
+
+
 def test_what_is_packed_once_is_packed_for_each_run_and_before_a_timed_call() -> None:
     packed: list[torch.Tensor] = []
 
