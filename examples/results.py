@@ -39,7 +39,8 @@ def row(backend: str, records: Iterable[Record], traits: Mapping[str, str]) -> t
     wrong = [o for o in worst.values() if o.status.is_failure]
     judged = [o for o in worst.values() if o.status is not Status.UNSUPPORTED]
     ops = sorted({o.problem.partition(":")[0] for o in judged})
-    release = found[0].run.versions.get(backend, "?")
+    versions = found[0].run.versions  # the distribution of tensorflow is tensorflow-cpu
+    release = versions.get(backend) or next((v for name, v in versions.items() if backend in name), "?")
     counts = [len(judged), len(cases), len(judged) - len(wrong), len(wrong), len(refused), len(ops)]
     return (backend, release, *map(str, counts), traits.get(backend, ""), f"{seconds:.0f}" if seconds else "")
 

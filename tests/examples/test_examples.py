@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from pytest_gemm.api.shipped import Shipped
 from pytest_gemm.case_id import CaseId, Device
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.outcome import Outcome, Status, Unsupported
@@ -51,6 +53,29 @@ PROBLEMS = {
         "da8w8:i8-i8-bf16:nt:17x65x128:quant.rowwise",
         "woq_int8:bf16-i8-bf16:nt:17x64x128",
         "woq_int4:f32-i4-f32:nt:4x48x192:quant.group-64",
+    ],
+    "blis": ["mm:f32:nn:17x65x127", "mm:f32:tt:17x65x127", "mm:f64:nt:17x65x127", "bmm:f32:nn:3x32x16x24"],
+    "iree": ["mm:f32:nn:17x65x127", "mm:bf16:nt:17x65x127", "mm:f16:nn:17x65x127", "int_mm:i8-i8-i32:nt:17x64x128"],
+    "litert": ["mm:f32:nn:17x65x127", "bmm:f32:nn:3x32x16x24"],
+    "mlx": ["mm:f32:nn:17x65x127", "mm:bf16:nt:17x65x127", "mm:f64:nn:17x65x127", "woq_int8:f32-i8-f32:nt:17x65x128"],
+    "ncnn": ["mm:f32:nn:17x65x127", "bmm:f32:nn:3x32x16x24"],
+    "openvino": [
+        "mm:f32:nn:17x65x127",
+        "mm:bf16:nt:17x65x127",
+        "bmm:f16:nn:3x32x16x24",
+        "woq_int8:f32-i8-f32:nt:17x65x127",
+    ],
+    "tensorflow": [
+        "mm:f32:nn:17x65x127",
+        "mm:bf16:nt:17x65x127",
+        "mm:f16:nn:17x65x127",
+        "int_mm:u8-i8-i32:nt:17x64x128",
+    ],
+    "tinygrad": [
+        "mm:f32:nn:17x65x127",
+        "mm:f64:nn:17x65x127",
+        "bmm:f16:nn:3x32x16x24",
+        "int_mm:i8-i8-i32:nt:17x64x128",
     ],
 }
 
@@ -97,6 +122,16 @@ def test_an_example_is_short_and_says_what_it_needs(path: Path) -> None:
     assert "\nRequirements: " in text
     assert "\nRun: " in text
     assert "https://" in text
+
+
+def test_each_known_failure_of_a_library_has_a_script_and_a_report() -> None:
+    found = FOLDER.parent / "docs" / "defects" / "libraries"
+    for entry in Ledger.load(FOLDER / "known_failures.toml").entries:
+        assert (found / f"{entry.id}.py").exists()
+        assert (found / f"{entry.id}.md").exists()
+    table = (found / "README.md").read_text(encoding="utf-8")
+    files = {path.name for path in found.iterdir() if path.is_file()}
+    assert set(re.findall(r"\]\(([\w-]+\.(?:py|md))\)", table)) == files - {"README.md"}
 
 
 def test_a_lost_k_tail_is_named(example: Callable[[str], Any]) -> None:

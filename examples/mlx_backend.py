@@ -1,0 +1,77 @@
+"""MLX's matrix products on the CPU as the backend ``mlx``.
+
+Requirements: mlx[cpu]
+Run: PYTHONPATH=examples pytest -p mlx_backend --pyargs pytest_gemm.conformance --gemm-backends=mlx
+
+matmul takes floats and returns their type; of the sum's type nothing is said
+(https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.matmul.html), so it is f32, or f64 for f64.
+quantized_matmul has codes q, scales s and biases b of groups, and multiplies by s * q + b
+(https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html).  An i8 weight has the codes
+w + 128 and the bias -128 * s, which is exact: the two roundings of the formula are 2^-16 of s * w at most in f32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gemm.api.callable import CallableBackend, CallablePrepared
+from pytest_gemm.numerics.contract import Contract
+
+GROUP = 32
+
+
+def given(one: Any) -> Any:
+    """An array of MLX, which copies."""
+    import mlx.core as mx
+    import torch
+
+    return mx.array(one.numpy(), dtype=mx.float64) if one.dtype is torch.float64 else mx.array(one.contiguous())
+
+
+def taken(one: Any) -> Any:
+    """A tensor of PyTorch in the memory of MLX's array."""
+    import mlx.core as mx
+    import torch
+
+    mx.eval(one)
+    return torch.from_dlpack(one) if one.size else torch.from_dlpack(mx.zeros(1, one.dtype)).new_empty(one.shape)
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """The product of two matrices or of two batches of them."""
+    import mlx.core as mx
+
+    return taken(mx.matmul(given(a), given(b), stream=mx.cpu))
+
+
+class MlxPrepared(CallablePrepared):
+    """quantized_matmul in place of the program, or the product alone."""
+
+    def run(self, operands: Any) -> Any:
+        """Compute the problem."""
+        import mlx.core as mx
+
+        t, p = self.arguments(operands), self.problem
+        if p.op.name != "woq_int8" or p.shape.k % GROUP or p.epilogue or p.flags:
+            return super().run(operands)
+        self.contract = Contract("f32", "fused", input_error=2.0**-16 if p.dtypes.a.name == "f32" else 2.0**-8)
+        codes = mx.array((t["b"].numpy() ^ -128).view("uint32"))
+        scale = mx.repeat(mx.reshape(given(t["scale"]), (-1, 1)), p.shape.k // GROUP, 1)
+        bias = scale * mx.array(-128, dtype=scale.dtype)
+        return taken(mx.quantized_matmul(given(t["a"]), codes, scale, bias, True, GROUP, 8, stream=mx.cpu))
+
+
+class MlxBackend(CallableBackend):
+    """The backend."""
+
+    devices = ("cpu",)
+
+    def prepare(self, problem: Any, operands: Any, request: Any = None) -> MlxPrepared:
+        """Import the library."""
+        __import__("mlx.core")
+        return MlxPrepared(self, problem)
+
+
+def pytest_gemm_register_backends(registry: Any) -> None:
+    """Register the backend."""
+    registry.add(MlxBackend("mlx", matmul, ("f32", "f64", "bf16", "f16"), distributions=("mlx", "mlx-cpu")))

@@ -1,0 +1,45 @@
+"""TensorFlow's matrix product on the CPU (oneDNN and Eigen) as the backend ``tensorflow``.
+
+Requirements: tensorflow-cpu
+Run: PYTHONPATH=examples pytest -p tensorflow_backend --pyargs pytest_gemm.conformance --gemm-backends=tensorflow
+
+matmul takes f32, f64, bf16 and f16 and returns their type, and i8 or u8 with ``output_type=int32``
+(https://www.tensorflow.org/api_docs/python/tf/linalg/matmul).  Nothing is said of the sum's type, so it is f32, f64 for
+f64, int32 for i8.  On a CPU subnormal numbers count as zeros: TensorFlow's own test asserts it
+(https://github.com/tensorflow/tensorflow/blob/v1.2.1/tensorflow/python/kernel_tests/denormal_test.py).
+
+Operands are shared through DLPack; a strided one is copied first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gemm.api.callable import CallableBackend
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """The product of two matrices or of two batches of them."""
+    import tensorflow as tf
+    import torch
+
+    x, y = (tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(one.contiguous())) for one in (a, b))
+    made = tf.matmul(x, y, output_type=None if a.is_floating_point() else tf.int32)
+    return torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(made))
+
+
+class TensorFlowBackend(CallableBackend):
+    """The backend."""
+
+    devices = ("cpu",)
+
+    def prepare(self, problem: Any, operands: Any, request: Any = None) -> Any:
+        """Import the library, which reads the environment and draws random numbers."""
+        __import__("tensorflow")
+        return super().prepare(problem, operands)
+
+
+def pytest_gemm_register_backends(registry: Any) -> None:
+    """Register the backend."""
+    dtypes = ("f32", "f64", "bf16", "f16", "i8", "u8")
+    registry.add(TensorFlowBackend("tensorflow", matmul, dtypes, distributions=("tensorflow-cpu",), flushes=True))
