@@ -1,21 +1,22 @@
-"""Rewrite the table of docs/results/libraries.md from run records and fingerprints.
+"""Rewrite the tables of docs/results/libraries.md from run records and fingerprints.
 
     python examples/results.py docs/results/libraries.md OUT [OUT ...] --fingerprints=DIR
 
-OUT is a folder of ``--gemm-output``, one for each run of an example; DIR that of ``pytest-gemm fingerprint --output``.
-A record counts problems, each under the worst of its cases.
+OUT is a folder of ``--gemm-output``: of a run of the suite, or of ``pytest perf``, which has samples; DIR that of
+``pytest-gemm fingerprint --output``.  A record counts problems, each under the worst of its cases.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.run.record import Record, read
+from pytest_gemm.speed.data import by_case, read_session
 from pytest_gemm.text import table
 from pytest_gemm.tools.fingerprint import load
 
@@ -25,37 +26,54 @@ BLOCK = re.compile(r"(<!-- generated: libraries -->\n).*?(<!-- end -->)", re.DOT
 
 def row(backend: str, records: Iterable[Record], traits: Mapping[str, str]) -> tuple[str, ...]:
     """What the records of one backend say."""
-    worst: dict[str, Outcome] = {}
-    found, seconds = list(records), 0.0
-    cases: set[tuple[str, str]] = set()
-    for one in found:
-        seconds += one.totals.wall_seconds if one.totals else 0.0
-        for outcome in one.outcomes:
-            if outcome.status is Status.PASSED or outcome.status.is_failure:
-                cases.add((outcome.problem, outcome.distribution))
-            if outcome.problem not in worst or outcome.status.is_failure:
-                worst[outcome.problem] = outcome
-    refused = [o for o in worst.values() if o.status is Status.UNSUPPORTED]
-    wrong = [o for o in worst.values() if o.status.is_failure]
-    judged = [o for o in worst.values() if o.status is not Status.UNSUPPORTED]
-    ops = sorted({o.problem.partition(":")[0] for o in judged})
+    found = list(records)
+    seconds = sum(one.totals.wall_seconds for one in found if one.totals)
+    outcomes = [outcome for one in found for outcome in one.outcomes]
+    judged = [outcome for outcome in outcomes if outcome.was_judged]
+    problems = {outcome.problem for outcome in judged}
+    wrong = {outcome.problem for outcome in judged if outcome.status.is_failure}
+    refused = {outcome.problem for outcome in outcomes} - problems
+    cases = {(outcome.problem, outcome.distribution) for outcome in judged}
+    ops = {problem.partition(":")[0] for problem in problems}
+    counts = [str(len(each)) for each in (problems, cases, problems - wrong, wrong, refused, ops)]
     versions = found[0].run.versions  # the distribution of tensorflow is tensorflow-cpu
     release = versions.get(backend) or next((v for name, v in versions.items() if backend in name), "?")
-    counts = [len(judged), len(cases), len(judged) - len(wrong), len(wrong), len(refused), len(ops)]
-    return (backend, release, *map(str, counts), traits.get(backend, ""), f"{seconds:.0f}" if seconds else "")
+    return (backend, release, *counts, traits.get(backend, ""), f"{seconds:.0f}" if seconds else "")
 
 
 def arithmetic(folder: Path | None) -> dict[str, str]:
-    """Width and order of the sums and subnormals of f32, or of i8 without it, as the fingerprints have them."""
+    """How f32 is summed and what becomes of subnormal numbers, or how i8 is without f32, by the fingerprints."""
     found = {}
     for path in sorted(folder.rglob("*.fingerprint.json")) if folder else ():
         one = load(path)
-        for column in one.columns if one else ():
-            if column.column in {"f32", "i8"} and one and not found.get(one.backend):
-                names = {"accumulator": "", "order": "", "subnormals": "subnormals "}
-                rows = [f"{names[name]}{column.traits[name]}" for name in names if name in column.traits]
-                found[one.backend] = f"{column.column}: {', '.join(rows)}" if rows else ""
+        traits = {column.column: column.traits for column in one.columns} if one else {}
+        name = next((name for name in ("f32", "i8") if traits.get(name)), "")
+        if one and name:
+            own, long = traits[name], traits.get(f"{name} long", {})
+            blocks, kept = long.get("blocks", ""), own.get("subnormals", "")
+            kept = re.sub("no (.*)", r"flushed (\1)", kept)
+            rows = [
+                own.get("accumulator"),
+                own.get("order"),
+                blocks and f"blocks of {blocks}",
+                kept and f"subnormals {kept}",
+            ]
+            found[one.backend] = f"{name}: {', '.join(filter(None, rows))}"
     return found
+
+
+def speed(folders: Iterable[Path]) -> list[str]:
+    """A table of times over ATen's: a row for a library, a column for a problem."""
+    found: dict[str, dict[str, str]] = {}
+    for folder in folders:
+        for case, samples in by_case(map(read_session, sorted(folder.glob("samples/*.jsonl")))).items():
+            pairs = [(one.estimate, one.comparator_estimate) for one in samples if one.comparator_name == "aten"]
+            if ratios := [seconds / beside for seconds, beside in pairs if beside]:
+                found.setdefault(case.backend, {})[case.problem] = f"{statistics.median(ratios):.2f}"
+    problems = sorted({problem for one in found.values() for problem in one})
+    rows = [(name, *(one.get(problem, "") for problem in problems)) for name, one in found.items()]
+    head = ("time over ATen's", *(f"`{problem}`" for problem in problems))
+    return ["", *table(head, rows, range(1, len(head)), markdown=True)] if rows else []
 
 
 def main() -> int:
@@ -65,13 +83,15 @@ def main() -> int:
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("--fingerprints", type=Path)
     given = parser.parse_args()
+    timed = [folder for folder in given.records if (folder / "samples").is_dir()]
     records: dict[str, list[Record]] = {}
     for folder in given.records:
-        record = read(folder / "run.jsonl" if folder.is_dir() else folder)
-        records.setdefault(record.outcomes[0].backend, []).append(record)
+        if folder not in timed:
+            record = read(folder / "run.jsonl" if folder.is_dir() else folder)
+            records.setdefault(record.outcomes[0].backend, []).append(record)
     traits = arithmetic(given.fingerprints)
     rows = [row(name, found, traits) for name, found in records.items()]
-    lines = "\n".join(table(HEAD, rows, (2, 3, 4, 5, 6, 7, 9), markdown=True))
+    lines = "\n".join([*table(HEAD, rows, (2, 3, 4, 5, 6, 7, 9), markdown=True), *speed(timed)])
     text = given.page.read_text(encoding="utf-8")
     given.page.write_text(BLOCK.sub(lambda m: f"{m[1]}{lines}\n{m[2]}", text), encoding="utf-8")
     return 0

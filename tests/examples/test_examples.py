@@ -27,6 +27,7 @@ from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import plain, to_record
 from pytest_gemm.run.record import Provenance
+from pytest_gemm.speed.data import Sample, Session, session_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -212,13 +213,22 @@ def test_the_page_of_results_is_made_of_records(pytester: pytest.Pytester) -> No
     run = {"run": plain(Provenance(versions={"numpy": "2.4.6"}))}
     lines = [json.dumps(one) for one in (run, *map(to_record, outcomes))]
     (pytester.path / "run.jsonl").write_text("\n".join(lines) + "\n")
-    result = pytester.run(sys.executable, FOLDER / "results.py", page, pytester.path)
+    speed = pytester.mkdir("speed") / "samples"
+    speed.mkdir()
+    for index, seconds in enumerate((1.0, 3.0, 2.0)):
+        times: Any = {"subject": (seconds, seconds), "comparator": (2.0, 2.0), "comparator_name": "aten"}
+        sample = Sample(CaseId("numpy", "mm:f32:nn:64x64x64"), "cpu", Status.PASSED, **times)
+        (speed / f"{index}.jsonl").write_text(session_text(Session("cpu", samples=(sample,))))
+    result = pytester.run(sys.executable, FOLDER / "results.py", page, pytester.path, speed.parent)
     assert result.ret == 0
     made = page.read_text()
     assert made.startswith("before\n<!-- generated: libraries -->\n| library")
     assert made.endswith("<!-- end -->\nafter\n")
     cells = [cell.strip() for cell in made.splitlines()[4].split("|")]
     assert cells[1:9] == ["numpy", "2.4.6", "2", "3", "1", "1", "1", "1"]
+    head, _, times = [[cell.strip() for cell in line.split("|")] for line in made.splitlines()[6:9]]
+    assert head[1:3] == ["time over ATen's", "`mm:f32:nn:64x64x64`"]
+    assert times[1:3] == ["numpy", "1.00"]
 
 
 @pytest.mark.parametrize(
