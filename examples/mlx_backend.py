@@ -12,6 +12,7 @@ w + 128 and the bias -128 * s, which is exact: the two roundings of the formula 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
@@ -47,18 +48,19 @@ def matmul(a: Any, b: Any) -> Any:
 class MlxPrepared(CallablePrepared):
     """quantized_matmul in place of the program, or the product alone."""
 
-    def run(self, operands: Any) -> Any:
-        """Compute the problem."""
+    def bind(self, operands: Any) -> Callable[[], Any]:
+        """Convert the weight, and return the product."""
         import mlx.core as mx
 
         t, p = self.arguments(operands), self.problem
         if p.op.name != "woq_int8" or p.shape.k % GROUP or p.epilogue or p.flags:
-            return super().run(operands)
+            return super().bind(operands)
         self.contract = Contract("f32", "fused", input_error=2.0**-16 if p.dtypes.a.name == "f32" else 2.0**-8)
         codes = mx.array((t["b"].numpy() ^ -128).view("uint32"))
         scale = mx.repeat(mx.reshape(given(t["scale"]), (-1, 1)), p.shape.k // GROUP, 1)
         bias = scale * mx.array(-128, dtype=scale.dtype)
-        return taken(mx.quantized_matmul(given(t["a"]), codes, scale, bias, True, GROUP, 8, stream=mx.cpu))
+        weight = codes, scale, bias, True, GROUP, 8
+        return lambda: taken(mx.quantized_matmul(given(t["a"]), *weight, stream=mx.cpu))
 
 
 class MlxBackend(CallableBackend):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.api.shipped import Shipped
@@ -246,6 +247,18 @@ def test_a_timed_call_computes_what_was_judged(example: Callable[[str], Any], na
     with prepared.timed(first) as call, prepared.timed(second) as other:
         results = [call(), other(), call()]
     assert all(map(torch.equal, results, [prepared.run(given) for given in (first, second, first)]))
+
+
+def test_a_run_of_a_subclass_is_what_is_timed() -> None:
+    class Doubled(CallablePrepared):
+        def run(self, operands: Any) -> torch.Tensor:
+            return 2 * super().run(operands)
+
+    problem = Problem.parse("mm:f32:nn:17x33x64")
+    given = tensors.make(problem, "rand", 0, "cpu")
+    prepared = Doubled(CallableBackend("doubled", torch.matmul), problem)
+    with prepared.timed(given) as call:
+        assert torch.equal(call(), prepared.run(given))
 
 
 def test_what_is_packed_once_is_packed_for_each_run_and_before_a_timed_call() -> None:
