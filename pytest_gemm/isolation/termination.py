@@ -6,10 +6,13 @@ import contextlib
 import os
 import signal
 import threading
-from typing import Any
+import time
+from typing import Any, Final
 
 STATUS = 128 + signal.SIGTERM
 """The exit status of a run that SIGTERM ended: 143, as of a process that the signal itself ends."""
+# ``timeout`` sends the signal to its process group, and the process that watches this one sends it, too.
+_SAME: Final = 2.0
 
 
 class Terminated(KeyboardInterrupt):
@@ -19,8 +22,8 @@ class Terminated(KeyboardInterrupt):
 class Termination:
     """The handler of SIGTERM of a run's main process.
 
-    Only where the signal has no other handler.  The first signal raises :class:`Terminated`; a second one ends the
-    process at once.  A process that is forked meanwhile ends as if there were no handler.
+    Only where the signal has no other handler.  The first signal raises :class:`Terminated`; another one, 2 s later or
+    more, ends the process at once.  A process that is forked meanwhile ends as if there were no handler.
 
     Attributes:
         received: whether the signal has come.
@@ -28,6 +31,7 @@ class Termination:
 
     def __init__(self) -> None:
         self.received = False
+        self._since = 0.0
         self._process = os.getpid()
         main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
         self._installed = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -35,10 +39,13 @@ class Termination:
             signal.signal(signal.SIGTERM, self._handle)
 
     def _handle(self, *_: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if os.getpid() != self._process:
+        again = self.received and time.monotonic() - self._since >= _SAME
+        if again or os.getpid() != self._process:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
-        self.received = True
+        if self.received:
+            return
+        self.received, self._since = True, time.monotonic()
         raise Terminated("SIGTERM")
 
     def close(self) -> None:

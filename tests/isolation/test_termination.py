@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,12 @@ def lives(process: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["alone", "workers"])
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["process", "group"])
 def test_a_run_that_is_terminated_ends_its_workers_and_cleans_up(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    send: Callable[[int, int], None],
+    more: tuple[str, ...],
 ) -> None:
     scratch = pytester.mkdir("scratch")
     monkeypatch.setenv("TMPDIR", str(scratch))
@@ -70,12 +75,12 @@ def test_a_run_that_is_terminated_ends_its_workers_and_cleans_up(
         "--gemm-output=.",
     ]
     with (pytester.path / "log").open("wb") as log:
-        run = subprocess.Popen([*command, *more], stdout=log, stderr=log)
+        run = subprocess.Popen([*command, *more], stdout=log, stderr=log, start_new_session=True)
         record = pytester.path / "run.jsonl"
         until(lambda: record.exists() and record.read_text().count("\n") > 1, 200.0)  # the first test is over
         until(lambda: (pytester.path / "log").read_text() and len(list(pytester.path.glob("pid-*"))) > len(more) // 2)
         time.sleep(0.5)
-        run.send_signal(signal.SIGTERM)
+        send(run.pid, signal.SIGTERM)
         status = run.wait(60)
     said = (pytester.path / "log").read_text()
     assert status == 143, said
