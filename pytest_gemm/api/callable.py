@@ -50,7 +50,7 @@ class CallableBackend:
     distributions: Iterable[str] = ()
     flushes: bool = False
     pack: Callable[[torch.Tensor], Any] | None = None
-    devices: ClassVar = ("cpu", "cuda")
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def __post_init__(self) -> None:
         """Check the arguments, which a user writes."""

@@ -106,7 +106,8 @@ def judged(backend: Any, line: str) -> list[Outcome]:
 
 
 def test_every_example_is_judged_here() -> None:
-    assert {path.name for path in FOLDER.glob("*_backend.py")} == {f"{name}_backend.py" for name in PROBLEMS}
+    on_cpu = {path.name for path in FOLDER.glob("*_backend.py") if "on_cuda" not in path.read_text(encoding="utf-8")}
+    assert on_cpu == {f"{name}_backend.py" for name in PROBLEMS}
 
 
 @pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in PROBLEMS.items() for line in lines])

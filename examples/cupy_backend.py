@@ -1,0 +1,40 @@
+"""CuPy's matrix product (cuBLAS) on CUDA as the backend ``cupy``; not judged on a GPU yet.
+
+Requirements: cupy-cuda13x==14.2.0 numpy (cupy-cuda12x for CUDA 12); torch for CUDA
+Run: PYTHONPATH=examples pytest -p cupy_backend --pyargs pytest_gemm.conformance --gemm-backends=cupy
+
+cupy.matmul is numpy's (https://docs.cupy.dev/en/stable/reference/generated/cupy.matmul.html): the result has the type
+of its operands.  f16 is summed in f32 by cuBLAS; f32 is multiplied as f32 unless CUPY_TF32=1 is set
+(https://docs.cupy.dev/en/stable/reference/environment.html).  There is no bf16 without ml_dtypes and no fp8: both are
+left out, and so are integers, whose result has their own 8 bits.
+
+Operands are shared through DLPack, strides included; the product runs on PyTorch's current stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gemm.backends.on_cuda import CudaCallableBackend
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """The product of two matrices or of two batches of them."""
+    import cupy
+    import torch
+
+    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+        return torch.from_dlpack(cupy.matmul(cupy.from_dlpack(a), cupy.from_dlpack(b)))
+
+
+def distribution() -> str:
+    """The wheel of CuPy that is installed; that for CUDA 13 where none is."""
+    from pytest_gemm.machine.software import installed
+
+    return next(iter(installed(("cupy-cuda13x", "cupy-cuda12x", "cupy"))), "cupy-cuda13x")
+
+
+def pytest_gemm_register_backends(registry: Any) -> None:
+    """Register the backend."""
+    dtypes, needs = ("f64", "f32", "f16"), (distribution(),)
+    registry.add(CudaCallableBackend("cupy", matmul, dtypes, distributions=needs, imports=("cupy",), library=True))

@@ -1,0 +1,79 @@
+"""GemLite's weight-only linears of 8 and 4 bits (Triton) on CUDA as the backend ``gemlite``; not judged on a GPU yet.
+
+Requirements: gemlite==0.6.0.post2 (an sdist) tqdm; torch for CUDA with triton>=3.6
+Run: PYTHONPATH=examples pytest -p gemlite_backend --pyargs pytest_gemm.conformance --gemm-backends=gemlite
+
+https://github.com/mobiusml/gemlite: ``A16W8`` and ``GemLiteLinearTriton``; the sums are f32 (GEMLITE_ACC_DTYPE).
+woq_int8 is scaled behind the sum, in the type of its scales, rounded before and after.  woq_int4 has f32 scales and
+zeros; a weight is ``fma(code, scale, zero)``, rounded to A's type: an error of u for each.  Fewer than 64 rows are
+sliced along K, up to 16 times, and the slices are added by atomics in the result's type: partial sums in the result's
+type, and another order in each run.  K is a multiple of 32.  f32 is left out, since Triton multiplies it as TF32; there
+is no fp8 here.  The weight is packed once for a timed call, and anew for each judged run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from pytest_gemm.api.request import DEFAULT
+from pytest_gemm.backends.on_cuda import CudaCallableBackend, plain
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Unsupported
+
+NAMES = ("woq_int8", "woq_int4")
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """No product stands alone: ``supports`` takes the linears only."""
+    raise NotImplementedError
+
+
+def linear(problem: Any, *, a: Any, b: Any, scale: Any = None, quantisation: Any = None) -> Any:
+    """A linear whose weight is packed first."""
+    from gemlite.core import TORCH_TO_DTYPE, GemLiteLinearTriton
+    from gemlite.helper import A16W8
+
+    n, k = b.shape
+    if problem.op.name == "woq_int8":
+        packs = A16W8(device=str(a.device), dtype=a.dtype, post_scale=True)
+        return functools.partial(packs.from_weights(b.contiguous(), scales=scale.reshape(n, 1)), a)
+    scales, zeros = (x.T.float().contiguous() for x in quantisation.unbind(-1))
+    kind = TORCH_TO_DTYPE[a.dtype]
+    made = GemLiteLinearTriton(
+        4, problem.group_size, in_features=k, out_features=n, input_dtype=kind, output_dtype=kind
+    )
+    # A weight is (code - 8) * scale + zero, and (code - zeros) * scale to the library.
+    return functools.partial(made.pack(b.contiguous(), scales, 8.0 - zeros / scales), a)
+
+
+class GemLiteBackend(CudaCallableBackend):
+    """The backend."""
+
+    def program(self, problem: Any) -> Callable[..., Any] | None:
+        """The linears."""
+        return functools.partial(linear, problem) if problem.op.name in NAMES else None
+
+    def contract(self, problem: Any) -> Contract:
+        """Slices in the result's type; of 8 bits two roundings, of 4 bits one of each weight."""
+        found = dataclasses.replace(super().contract(problem), slices=16, partials="out", deterministic=False)
+        if problem.op.name == "woq_int8":
+            return dataclasses.replace(found, epilogue="eager")
+        half = problem.dtypes.out
+        return dataclasses.replace(found, input_error=half.unit_roundoff + 2.0**-18, input_bits=half.precision)
+
+    def supports(self, problem: Any, request: Any = None) -> Unsupported | None:
+        """The linears without steps, of whole blocks of 32 along K."""
+        if problem.op.name not in NAMES or problem.epilogue or not plain(problem):
+            return Unsupported("op", f"the example has {' and '.join(NAMES)} alone", "leave out steps and flags")
+        if problem.shape.k % 32 or problem.shape.is_empty or problem.shape.k == 0:
+            return Unsupported("shape", "GemLite takes a K of whole blocks of 32 elements", "give a multiple of 32")
+        return super().supports(problem, request or DEFAULT)
+
+
+def pytest_gemm_register_backends(registry: Any) -> None:
+    """Register the backend."""
+    how: dict[str, Any] = {"distributions": ("gemlite", "triton", "tqdm"), "imports": ("gemlite.helper",)}
+    registry.add(GemLiteBackend("gemlite", matmul, ("bf16", "f16"), **how))

@@ -1,0 +1,52 @@
+"""JAX's matrix product on CUDA, compiled by XLA, as the backend ``jax-gpu``; not judged on a GPU yet.
+
+Requirements: jax[cuda13] (jax>=0.7, jax-cuda13-plugin, jax-cuda13-pjrt); torch for CUDA
+Run: PYTHONPATH=examples pytest -p jax_gpu_backend --pyargs pytest_gemm.conformance --gemm-backends=jax-gpu
+
+With ``preferred_element_type`` the product accumulates to that type and returns it
+(https://docs.jax.dev/en/latest/_autosummary/jax.lax.dot_general.html): f32 for f32, bf16 and f16, int32 for int8; it is
+then rounded once.  On a GPU f32 is TF32 by default and f32 with ``HIGHEST``
+(https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision), which the example asks for.  XLA leaves the kernel to
+cuBLASLt or to Triton, and may slice K.  There are no scales here, and so no fp8.
+
+Operands are shared through DLPack, which JAX takes of compact tensors alone: a strided one is copied first.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pytest_gemm.api.dlpack import hand_over, take_back
+from pytest_gemm.backends.on_cuda import CudaCallableBackend
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """The product of two matrices or of two batches of them."""
+    import jax
+    from jax import lax
+    from jax import numpy as jnp
+
+    sums = jnp.float32 if a.is_floating_point() else jnp.int32
+    x, y = (hand_over(one, jnp.from_dlpack, compact=True) for one in (a, b))
+    product = jnp.matmul(x, y, precision=lax.Precision.HIGHEST, preferred_element_type=sums)
+    product = product.astype(x.dtype if a.is_floating_point() else sums)
+    return take_back(product, a, wait=jax.block_until_ready)
+
+
+class JaxGpuBackend(CudaCallableBackend):
+    """The backend."""
+
+    def prepare(self, problem: Any, operands: Any, request: Any = None) -> Any:
+        """Start XLA, which else takes three quarters of the device's memory, and draws random numbers."""
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        import jax
+
+        jax.devices("cuda")
+        return super().prepare(problem, operands)
+
+
+def pytest_gemm_register_backends(registry: Any) -> None:
+    """Register the backend."""
+    dtypes, needs = ("f32", "bf16", "f16", "i8"), ("jax", "jaxlib", "jax-cuda13-plugin")
+    registry.add(JaxGpuBackend("jax-gpu", matmul, dtypes, distributions=needs, library=True))
