@@ -9,7 +9,8 @@ from openvino import opset13 as ops
 
 failed = 0
 for kind in ("f32", "bf16"):
-    x, w = ops.parameter([16, 16], ov.Type(kind)), ops.constant(ov.Tensor(ov.Type(kind), [16, 0]))
+    dtype = getattr(ov.Type, kind)
+    x, w = ops.parameter([16, 16], dtype), ops.constant(ov.Tensor(dtype, [16, 0]))
     try:
         ov.Core().compile_model(ov.Model([ops.matmul(x, w, False, False)], [x]), "CPU", {"INFERENCE_PRECISION_HINT": kind})
         print(f"{kind}: compiles")
