@@ -60,6 +60,7 @@ PROBLEMS = {
     "iree": ["mm:f32:nn:17x65x127", "mm:bf16:nt:17x65x127", "mm:f16:nn:17x65x127", "int_mm:i8-i8-i32:nt:17x64x128"],
     "litert": ["mm:f32:nn:17x65x127", "bmm:f32:nn:3x32x16x24"],
     "mlx": ["mm:f32:nn:17x65x127", "mm:bf16:nt:17x65x127", "mm:f64:nn:17x65x127", "woq_int8:f32-i8-f32:nt:17x65x128"],
+    "mnn": ["mm:f32:nn:17x65x127", "bmm:f32:nn:3x32x16x24"],
     "ncnn": ["mm:f32:nn:17x65x127", "bmm:f32:nn:3x32x16x24"],
     "openvino": [
         "mm:f32:nn:17x65x127",
