@@ -20,17 +20,22 @@ from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.dlpack import hand_over, take_back
 
 
-def matmul(a: Any, b: Any) -> Any:
+def pack(one: Any) -> Any:
+    """An array of JAX, which a user makes once of a weight."""
+    from jax import numpy as jnp
+
+    return hand_over(one, jnp.from_dlpack, compact=True)
+
+
+def matmul(a: Any, y: Any) -> Any:
     """The product of two matrices or of two batches of them."""
     import jax
     from jax import lax
     from jax import numpy as jnp
 
     sums = jnp.float32 if a.is_floating_point() else jnp.int32
-    x, y = (hand_over(one, jnp.from_dlpack, compact=True) for one in (a, b))
-    product = jnp.matmul(x, y, precision=lax.Precision.HIGHEST, preferred_element_type=sums)
-    rounded = product.astype(x.dtype if a.is_floating_point() else sums)
-    return take_back(rounded, a, wait=jax.block_until_ready)
+    product = jnp.matmul(pack(a), y, precision=lax.Precision.HIGHEST, preferred_element_type=sums)
+    return take_back(product.astype(y.dtype if a.is_floating_point() else sums), a, wait=jax.block_until_ready)
 
 
 class JaxBackend(CallableBackend):
@@ -49,4 +54,4 @@ class JaxBackend(CallableBackend):
 def pytest_gemm_register_backends(registry: Any) -> None:
     """Register the backend."""
     dtypes = ("f32", "bf16", "f16", "i8")
-    registry.add(JaxBackend("jax", matmul, dtypes, distributions=("jax", "jaxlib"), flushes=True))
+    registry.add(JaxBackend("jax", matmul, dtypes, distributions=("jax", "jaxlib"), flushes=True, pack=pack))

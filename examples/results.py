@@ -63,13 +63,15 @@ def arithmetic(folder: Path | None) -> dict[str, str]:
 
 
 def speed(folders: Iterable[Path]) -> list[str]:
-    """A table of times over ATen's: a row for a library, a column for a problem."""
+    """A table of times over ATen's, with that of the fastest readings: a row for a library, a column for a problem."""
     found: dict[str, dict[str, str]] = {}
     for folder in folders:
         for case, samples in by_case(map(read_session, sorted(folder.glob("samples/*.jsonl")))).items():
-            pairs = [(one.estimate, one.comparator_estimate) for one in samples if one.comparator_name == "aten"]
-            if ratios := [seconds / beside for seconds, beside in pairs if beside]:
-                found.setdefault(case.backend, {})[case.problem] = f"{statistics.median(ratios):.2f}"
+            both = [one for one in samples if one.comparator_name == "aten" and one.comparator]
+            if ratios := [one.estimate / beside for one in both if (beside := one.comparator_estimate)]:
+                fastest = [min(min(getattr(one, name)) for one in both) for name in ("subject", "comparator")]
+                text = f"{statistics.median(ratios):.2f} ({fastest[0] / fastest[1]:.2f})"
+                found.setdefault(case.backend, {})[case.problem] = text
     problems = sorted({problem for one in found.values() for problem in one})
     rows = [(name, *(one.get(problem, "") for problem in problems)) for name, one in found.items()]
     head = ("time over ATen's", *(f"`{problem}`" for problem in problems))

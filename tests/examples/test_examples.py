@@ -231,7 +231,7 @@ def test_the_page_of_results_is_made_of_records(pytester: pytest.Pytester) -> No
     assert cells[1:9] == ["numpy", "2.4.6", "2", "3", "1", "1", "1", "1"]
     head, _, times = [[cell.strip() for cell in line.split("|")] for line in made.splitlines()[6:9]]
     assert head[1:3] == ["time over ATen's", "`mm:f32:nn:64x64x64`"]
-    assert times[1:3] == ["numpy", "1.00"]
+    assert times[1:3] == ["numpy", "1.00 (0.50)"]
 
 
 @pytest.mark.parametrize(
