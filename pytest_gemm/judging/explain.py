@@ -377,6 +377,7 @@ def _parameters(s: _Sample) -> Hypotheses:
         yield "the scale was applied twice", s.result(scale=s.scale * s.scale)
         yield "the scale's reciprocal was applied", s.result(scale=1.0 / s.scale)
         yield from _exchanged_scales(s, s.scale)
+        yield from _scales_of_other_columns(s)
 
 
 def _shifted_biases(s: _Sample) -> Hypotheses:
@@ -388,6 +389,21 @@ def _shifted_biases(s: _Sample) -> Hypotheses:
     for shift, sign in ((-1, "+"), (1, "-")):
         other = wide.roll(shift, -1).expand(s.problem.result_shape)[s.at]
         yield f"the bias is shifted: column j has that of column j {sign} 1", s.result(bias=other)
+
+
+def _scales_of_other_columns(s: _Sample) -> Hypotheses:
+    """The scale of a neighbouring column, of the first one, or of the column as far from the other end."""
+    wide, n = s.wrong.operands.scale, s.problem.shape.n
+    if wide is None or not wide.dim() or wide.shape[-1] != n or n < 3:
+        return
+    others = {
+        "the scales are shifted: column j has that of column j + 1": wide.roll(-1, -1),
+        "the scales are shifted: column j has that of column j - 1": wide.roll(1, -1),
+        "the scales of the columns are in reverse order": wide.flip(-1),
+        "every column has the scale of column 0": wide[..., :1],
+    }
+    for sentence, other in others.items():
+        yield sentence, s.result(scale=other.expand(s.problem.result_shape)[s.at])
 
 
 def _exchanged_scales(s: _Sample, scale: torch.Tensor) -> Hypotheses:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -167,16 +168,33 @@ def test_exchanged_scales_are_named(example: Callable[[str], Any], monkeypatch: 
     assert any("the scales of A's rows and B's columns are exchanged" in o.details for o in outcomes)
 
 
-def test_the_scale_of_another_column_is_wrong(example: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda scales: scales[::-1], "the scales of the columns are in reverse order"),
+        (lambda scales: np.roll(scales, 1), "the scales are shifted: column j has that of column j - 1"),
+        (lambda scales: np.roll(scales, -1), "the scales are shifted: column j has that of column j + 1"),
+        (lambda scales: np.full_like(scales, scales[0]), "every column has the scale of column 0"),
+    ],
+)
+@pytest.mark.parametrize(
+    "line", ["qlinear:u8-i8-u8:nt:17x65x128:quant.static+requant-0.37_230", "woq_int8:f32-i8-f32:nt:17x64x64"]
+)
+def test_the_scale_of_another_column_is_named(
+    example: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, line: str, other: Callable[[Any], Any], words: str
+) -> None:
     module, backend = example("onnxruntime")
     right = module.model
 
-    def reversed_scales(op: str, constants: dict[str, Any], **attributes: int) -> Any:
-        return right(op, {**constants, "bs": constants["bs"][::-1]}, **attributes)
+    def with_other_scales(op: str, constants: dict[str, Any], **attributes: int) -> Any:
+        name, blocks = ("bs", 1) if op == "QLinearMatMul" else ("s", 2)  # of a column, 32 codes each
+        scales = np.repeat(other(constants[name][::blocks]), blocks)
+        return right(op, {**constants, name: scales}, **attributes)
 
-    monkeypatch.setattr(module, "model", reversed_scales)
-    outcomes = judged(backend, "qlinear:u8-i8-u8:nt:17x65x128:quant.static+requant-0.37_230")
-    assert {o.status for o in outcomes} == {Status.INCORRECT}
+    monkeypatch.setattr(module, "model", with_other_scales)
+    outcomes = judged(backend, line)
+    assert Status.INCORRECT in {o.status for o in outcomes}
+    assert any(words in o.details for o in outcomes)
 
 
 def test_a_contract_that_keeps_subnormal_numbers_is_broken_by_jax(example: Callable[[str], Any]) -> None:
