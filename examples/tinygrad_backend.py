@@ -11,9 +11,11 @@ and subnormal numbers are those of C.  Operands are read where they lie, a strid
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.protocols import Availability
 
 
 def given(one: Any) -> Any:
@@ -47,6 +49,12 @@ class TinygradBackend(CallableBackend):
     """The backend."""
 
     devices = ("cpu",)
+
+    def availability(self, device: str) -> Availability:
+        """With clang, which no distribution of Python brings."""
+        if shutil.which("clang") is None:
+            return Availability.lacking("no-clang", "clang is not installed", "apt install clang")
+        return super().availability(device)
 
     def prepare(self, problem: Any, operands: Any, request: Any = None) -> Any:
         """Import the library and have it look for devices, which sets an environment variable."""
