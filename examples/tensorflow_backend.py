@@ -8,7 +8,8 @@ matmul takes f32, f64, bf16 and f16 and returns their type, and i8 or u8 with ``
 f64, int32 for i8.  On a CPU subnormal numbers count as zeros: TensorFlow's own test asserts it
 (https://github.com/tensorflow/tensorflow/blob/v1.2.1/tensorflow/python/kernel_tests/denormal_test.py).
 
-Operands are shared through DLPack; a strided one is copied first.
+Operands are shared through DLPack.  A strided one is copied first, and so is one that is not aligned to 64 bytes, of
+which TensorFlow's products end the process.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def matmul(a: Any, b: Any) -> Any:
     import tensorflow as tf
     import torch
 
-    x, y = (tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(one.contiguous())) for one in (a, b))
+    a, b = (one.contiguous() if one.data_ptr() % 64 == 0 else one.clone().contiguous() for one in (a, b))
+    x, y = (tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(one)) for one in (a, b))
     made = tf.matmul(x, y, output_type=None if a.is_floating_point() else tf.int32)
     return torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(made))
 
