@@ -17,17 +17,18 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.dlpack import hand_over, take_back
 
 
 def matmul(a: Any, b: Any) -> Any:
     """The product of two matrices or of two batches of them."""
     import tensorflow as tf
-    import torch
 
-    a, b = (one.contiguous() if one.data_ptr() % 64 == 0 else one.clone().contiguous() for one in (a, b))
-    x, y = (tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(one)) for one in (a, b))
-    made = tf.matmul(x, y, output_type=None if a.is_floating_point() else tf.int32)
-    return torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(made))
+    def taken(one: Any) -> Any:
+        return tf.experimental.dlpack.from_dlpack(one.__dlpack__())
+
+    x, y = (hand_over(one, taken, compact=True, align=64) for one in (a, b))
+    return take_back(tf.matmul(x, y, output_type=None if a.is_floating_point() else tf.int32), a)
 
 
 class TensorFlowBackend(CallableBackend):

@@ -20,21 +20,25 @@ if TYPE_CHECKING:
 
 def dtype_of(array: Any) -> str:
     """The dtype of a tensor or an array, as PyTorch, numpy and what follows it call it: ``bfloat16``."""
-    return str(array.dtype).rpartition(".")[2]
+    name = getattr(array.dtype, "name", None)  # str() of TensorFlow's is "<dtype: 'bfloat16'>"
+    return name if isinstance(name, str) else str(array.dtype).rpartition(".")[2]
 
 
-def hand_over(tensor: torch.Tensor, from_dlpack: Callable[[Any], Any], *, compact: bool = False) -> Any:
+def hand_over(tensor: torch.Tensor, from_dlpack: Callable[[Any], Any], *, compact: bool = False, align: int = 1) -> Any:
     """A tensor as an array of another framework, in the same memory.
 
     Args:
         tensor: an operand.
         from_dlpack: the framework's own function, ``jax.numpy.from_dlpack`` for instance.
         compact: the framework takes contiguous arrays alone: a strided tensor is copied first.
+        align: the framework takes addresses that are multiples of this many bytes alone, and does not check it: another
+            tensor is copied first.  PyTorch's own memory is aligned to 64 bytes on a CPU.
 
     Raises:
         BufferError: when the framework does not take its dtype, strides or device, or makes others of them.
     """
     given = tensor.contiguous() if compact else tensor
+    given = given.clone() if given.data_ptr() % align else given
 
     def refusal(why: str) -> BufferError:
         what = f"a tensor of {dtype_of(given)} with strides {given.stride()} on {given.device}"

@@ -27,6 +27,36 @@ def test_a_strided_tensor_is_copied_for_a_framework_that_asks_for_it() -> None:
     assert array.tolist() == given.tolist()
 
 
+def test_a_tensor_at_another_address_is_copied_for_a_framework_that_needs_an_aligned_one() -> None:
+    memory = torch.arange(33.0)
+    assert hand_over(memory, np.from_dlpack, align=64).ctypes.data == memory.data_ptr()
+    array = hand_over(memory[1:], np.from_dlpack, align=64)
+    assert array.ctypes.data % 64 == 0
+    assert array.tolist() == memory[1:].tolist()
+
+
+class _Named:
+    name = "float32"
+
+    def __str__(self) -> str:
+        return "<dtype: 'float32'>"
+
+
+class _Tensor:
+    """An array whose dtype prints as TensorFlow's does."""
+
+    dtype = _Named()
+
+    def __dlpack_device__(self) -> Any:
+        return 1, 0
+
+
+def test_a_dtype_is_known_by_its_name() -> None:
+    assert isinstance(hand_over(torch.zeros(2), lambda _: _Tensor()), _Tensor)
+    with pytest.raises(BufferError, match=r"float64 .* becomes an array of float32"):
+        hand_over(torch.zeros(2).double(), lambda _: _Tensor())
+
+
 def _nowhere(_: Any) -> Any:
     raise RuntimeError("no such type")
 
