@@ -48,7 +48,8 @@ def launch(path: str, arguments: list[str]) -> None:
         os.close(stream)
     status = int(server.recv(16) or b"1")
     if status < 0:
-        _signal.signal(-status, _signal.SIG_DFL)
+        if -status != _signal.SIGKILL:  # which has no other handler
+            _signal.signal(-status, _signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
 

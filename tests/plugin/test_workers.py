@@ -238,6 +238,8 @@ FORKS = """
             os.kill(os.getpid(), signal.SIGSEGV)
         if a.shape[0] == 7:
             os._exit(3)
+        if a.shape[0] == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
         return (a.float() @ b.float()).to(a.dtype)
 
     def pytest_gemm_register_backends(registry):
@@ -253,14 +255,18 @@ def test_forked_workers_judge_and_die_as_others_do(pytester: pytest.Pytester, mo
     pytester.makepyfile(test_it=TEST)
     options = ("--gemm-backends=mine", "-n2", "--gemm-profile")
     result = pytester.runpytest_subprocess(*options, timeout=200)
-    result.assert_outcomes(passed=len(LINES) - 2, failed=2)
+    result.assert_outcomes(passed=len(LINES) - 3, failed=3)
     result.stdout.fnmatch_lines_random(
-        ["*mm:f32:nn:5x8x16*crashed*SIGSEGV*another worker goes on*", "*mm:f32:nn:7x8x16*crashed*status 3*"]
+        [
+            "*mm:f32:nn:5x8x16*crashed*SIGSEGV*another worker goes on*",
+            "*mm:f32:nn:7x8x16*crashed*status 3*",
+            "*mm:f32:nn:9x8x16*crashed*SIGKILL*",
+        ]
     )
     lines = (pytester.path / "parents.txt").read_text(encoding="utf-8").splitlines()
     assert {line.partition(" ")[2] for line in lines} == {"True set by the controller"}
     left = (pytester.path / "left.txt").read_text(encoding="utf-8").split()
     died = {line.split()[0] for line in lines if line.split()[0] not in left}
-    assert len(died) == 2, "handlers of the exit run in all others"
+    assert len(died) == 3, "handlers of the exit run in all others"
     assert len(left) == len(set(left)), "and once"
-    result.stdout.fnmatch_lines(["replacing crashed worker gw*", "replacing crashed worker gw*"])
+    result.stdout.fnmatch_lines(3 * ["replacing crashed worker gw*"])
