@@ -2,9 +2,13 @@
 
 import gc
 import os
+from collections.abc import Iterator
 
+import known_cpu
 import pytest
+import warm_processes
 from hypothesis import settings
+from warm_processes import Programs
 
 import pytest_gemm.hooks  # noqa: F401  # before an inner run loads it: pytester forgets what is imported later
 
@@ -20,7 +24,7 @@ settings.load_profile("pytest-gemm")
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 # Files with something that takes long to make: the tests of each share a worker, which makes it once.
-_ONE_WORKER = frozenset({"test_calibrate", "test_packaging", "test_pairs", "test_speed_page"})
+_ONE_WORKER = frozenset({"test_calibrate", "test_commands", "test_packaging", "test_pairs", "test_speed_page"})
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -56,8 +60,26 @@ def inner_sessions_are_like_a_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    """``pytest``, ``pytest-gemm`` and ``python -m`` that begin where PyTorch is imported."""
+    with warm_processes.programs(tmp_path_factory.mktemp("warm") / "bin") as found:
+        yield found
+
+
 @pytest.fixture
-def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """pytest's own; the processes that it starts leave Hypothesis alone, whose plugin would take a second to load."""
+def pytester(
+    pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> pytest.Pytester:
+    """pytest's own, whose ``runpytest_subprocess`` begins where PyTorch is imported.
+
+    The processes leave Hypothesis alone, whose plugin would take a second to load.
+    """
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
+
+    def command() -> tuple[str, ...]:
+        known_cpu.copy_to(known_cpu.inductor())  # in the home that pytester has made
+        return request.getfixturevalue("programs").python, "-m", "pytest"
+
+    monkeypatch.setattr(pytester, "_getpytestargs", command)
     return pytester

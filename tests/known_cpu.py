@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
-from pytest_gemm.backends.inductor import backend
 from pytest_gemm.machine.code_key import code_key
+from pytest_gemm.storage import cache
+
+
+def inductor() -> Path:
+    """Where a run keeps compiled kernels."""
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache.home() / f"inductor-{version('torch')}")
+
+
+_USERS: Final = inductor()  # before a test has a home of its own
 
 
 def copy_to(inductor: Path) -> None:
     """Copy which vector code loads, where a run has found it out.
 
     Args:
-        inductor: a folder that is given as ``TORCHINDUCTOR_CACHE_DIR``, or ``inductor-<torch>`` of a new cache.
+        inductor: a folder as :func:`inductor` names.
     """
-    known = backend.cache_dir() / "loads"
+    known = _USERS / code_key() / "loads"
     if known.is_dir():
         shutil.copytree(known, inductor / code_key() / "loads", dirs_exist_ok=True)

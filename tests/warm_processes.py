@@ -1,28 +1,29 @@
 """Processes that begin where Python has imported PyTorch: most of what a short command takes is that import.
 
-A server imports once, and forks for each command.  ``pytest``, ``pytest-gemm`` and ``python`` of :func:`programs` are
-scripts that hand it their arguments, folder, variables and streams, and end as the process does that it forked::
+The server of ``pytest_gemm.forkserver`` imports once, and forks for each command.  ``pytest``, ``pytest-gemm`` and
+``python`` of :class:`Programs` are scripts that hand it their arguments, folder, variables and streams, and end as its
+fork does::
 
-    the command's shell          a script of programs()        the server               its fork
+    the command's shell          a script                      the server               its fork
         pytest --gemm-... ----->  connects, sends  --------->  forks, waits  -------->  runs .venv/bin/pytest
         exit status       <-----  ends with it     <---------  sends it      <--------  ends
+
+A fork has the limits, the group and the threads' number of the server.  What a test asks of these, or of an import,
+it has to ask of ``sys.executable``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import json
-import os
-import runpy
-import signal
+import dataclasses
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from pytest_gemm import forkserver
 
 _IMPORTS: Final = (
     "torch",
@@ -35,98 +36,97 @@ _IMPORTS: Final = (
     "tabulate",
 )
 
-_CLIENT: Final = """#!{python} -IS
-import array, json, os, socket, sys
-with socket.socket(socket.AF_UNIX) as server:
-    server.connect({address!r})
-    asked = json.dumps([{program!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
-    streams = array.array("i", [0, 1, 2])
-    server.sendmsg([len(asked).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
-    server.sendall(asked)
-    answer = server.recv(8)
-    sys.stdout = None
-    os._exit(int(answer) if answer else 255)
+# Python that is given a file starts as usual, and what inherits more than the streams.
+_SCRIPT: Final = """#!{python} -IS
+import os, sys
+program, arguments = {program!r}, sys.argv[1:]
+is_code = arguments[:-1] in (["-c"], ["-u", "-c"])
+others = len(os.listdir("/proc/self/fd")) - 4  # one is that of the list
+if others > 0 or ({is_python} and arguments[:1] != ["-m"] and not is_code):
+    os.execv(program, [program, *arguments])
+sys.path.insert(0, {package!r})
+import forkserver
+del sys.path[0]
+told = {run!r} + f"_run({{__file__!r}}, {{program!r}}, {{arguments!r}})"
+forkserver.launch({address!r}, [told])
+os.execv(program, [program, *arguments])
+"""
+
+# In the fork: as Python runs a script of its environment, a module, or code.
+_RUN: Final = """
+def _run(script, program, arguments):
+    import os, runpy, site, sys, tempfile
+    tempfile.tempdir = None  # read again
+    folder, name = os.path.split(program)
+    sys.executable = os.path.join(os.path.dirname(script), "python")
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    prefix = os.path.dirname(folder)
+    if prefix != sys.prefix:
+        sys.prefix = sys.exec_prefix = prefix
+        site.addsitedir(site.getsitepackages([prefix])[0])
+    try:
+        if arguments[:-1] in (["-c"], ["-u", "-c"]):
+            sys.argv, sys.path[0] = ["-c"], ""
+            exec(arguments[-1], sys.modules["__main__"].__dict__)
+        elif name.startswith("python"):
+            sys.argv, sys.path[0] = arguments[1:], os.getcwd()
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0] = [program, *arguments], folder
+            runpy.run_path(program, run_name="__main__")
+    finally:
+        sys.stdout.flush()
 """
 
 
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """The programs of an environment, while the server runs.
+
+    Attributes:
+        folder: of them, as the environment's ``bin``.
+        address: of the server.
+    """
+
+    folder: Path
+    address: str
+
+    @property
+    def python(self) -> str:
+        """In place of ``sys.executable``."""
+        return str(self.folder / "python")
+
+    def write(self, script: Path, program: Path) -> None:
+        """Write a script that stands for a program, of any environment with the packages of this one."""
+        text = _SCRIPT.format(
+            python=sys.executable,
+            program=str(program),
+            is_python=program.name.startswith("python"),
+            package=str(Path(forkserver.__file__).parent),
+            run=_RUN,
+            address=self.address,
+        )
+        script.write_text(text, encoding="utf-8")
+        script.chmod(0o755)
+
+
 @contextlib.contextmanager
-def programs(folder: Path) -> Iterator[Path]:
-    """A folder of programs as in the ``bin`` of an environment, while the server runs.
+def programs(folder: Path) -> Iterator[Programs]:
+    """Start the server and write the scripts.
 
     Args:
         folder: a new folder with a short path, for the address of a socket has 100 characters at most.
     """
     folder.mkdir()
-    real = Path(sys.executable).parent
-    for program in ("pytest", "pytest-gemm", "python", "python3"):
-        script = folder / program
-        text = _CLIENT.format(python=sys.executable, address=str(folder / "socket"), program=str(real / program))
-        script.write_text(text, encoding="utf-8")
-        script.chmod(0o755)
-    # A fork has one thread: those of OpenBLAS would be lost.
-    variables = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, str(folder / "socket")]
-    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline(), "the server has ended"
-        yield folder
-        server.terminate()
-
-
-def _serve(address: str) -> None:
-    for name in _IMPORTS:
-        __import__(name)
-    assert len(os.listdir("/proc/self/task")) == 1
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        gc.freeze()  # a collection would copy all of it into the fork
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
-        os.write(1, b"ready\n")
-        while True:
-            client, _ = listener.accept()
-            if not os.fork():
-                listener.close()
-                return _answer(client)
-            client.close()
-
-
-def _answer(client: socket.socket) -> None:
-    """In a fork of the server: ask another one to run the command, and send its exit status."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    size, streams, _, _ = socket.recv_fds(client, 4, 3)
-    asked = b""
-    while len(asked) < int.from_bytes(size, "big"):
-        asked += client.recv(1 << 16)
-    program, arguments, folder, variables = json.loads(asked)
-    pid = os.fork()
-    if pid:
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        client.sendall(str(status if status >= 0 else 128 - status).encode())
-        os._exit(0)
-    client.close()
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(variables)
-    tempfile.tempdir = None  # read again
-    sys.path[1:1] = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
-    _run(Path(program), arguments)
-
-
-def _run(program: Path, arguments: list[str]) -> None:
-    """As Python runs a script of its environment, or what ``python`` is given."""
-    if not program.name.startswith("python"):
-        sys.argv, sys.path[0] = [str(program), *arguments], str(program.parent)
-        runpy.run_path(str(program), run_name="__main__")
-    elif arguments[:1] == ["-m"]:
-        sys.argv, sys.path[0] = arguments[1:], os.getcwd()
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    else:
-        os.execv(program, [str(program), *arguments])
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1])
+    found = Programs(folder, str(folder / "socket"))
+    for name in ("pytest", "pytest-gemm", "python", "python3"):
+        found.write(folder / name, Path(sys.executable).parent / name)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(found.address)
+        listening.listen(64)
+        command = [sys.executable, forkserver.__file__, "serve", str(listening.fileno()), *_IMPORTS]
+        server = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, pass_fds=(listening.fileno(),))
+    try:
+        yield found
+    finally:
+        server.communicate()  # it ends when its standard input does

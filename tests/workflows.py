@@ -14,10 +14,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import known_cpu
 from ruamel.yaml import YAML
+from warm_processes import Programs
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 OURS: Final = re.compile(r"OWNER/pytest-gemm@.*|\./?")
@@ -237,24 +240,32 @@ if [[ "$1 $2" == "-m venv" ]]; then
         echo "import site; site.addsitedir('{site}')" >"$folder/outer.pth"
     done
     cp {bin}/pip "$3/bin/pip"
+    mv "$3/bin/python" "$3/bin/python-real"
+    sed "s|'{python}'|'$PWD/$3/bin/python-real'|" {warm} >"$3/bin/python"
+    chmod +x "$3/bin/python"
 else
-    exec {python} "$@"
+    exec {warm} "$@"
 fi
 """
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, programs: Programs) -> dict[str, str]:
     """Variables for jobs that install nothing and leave the user's cache alone.
 
     The first ``python`` in PATH makes environments that have this one's packages; ``pip`` only keeps ``pip.log``.
+    Both begin where PyTorch is imported.
     """
     (folder / "bin").mkdir()
     site = next(path for path in sys.path if path.endswith("site-packages"))
     for name, text in (("pip", _PIP), ("python", _PYTHON)):
         script = folder / "bin" / name
-        script.write_text(text.format(python=sys.executable, log=str(folder / "pip.log"), site=site, bin=script.parent))
+        known = {"python": sys.executable, "warm": programs.python, "log": str(folder / "pip.log")}
+        script.write_text(text.format(**known, site=site, bin=script.parent))
         script.chmod(0o755)
-    path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    known_cpu.copy_to(folder / "cache" / "pytest-gemm" / f"inductor-{version('torch')}")
+    path = os.pathsep.join(
+        [str(folder / "bin"), str(programs.folder), str(Path(sys.executable).parent), os.environ["PATH"]]
+    )
     return {
         "PATH": path,
         "XDG_CACHE_HOME": str(folder / "cache"),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_processes import Programs
 
 from pytest_gemm.api.registry import Registry, RegistryError
 from pytest_gemm.api.shipped import Shipped
@@ -43,11 +44,12 @@ def install(folder: Path, distribution: str, entries: str) -> None:
 
 
 @pytest.fixture
-def site(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(pytester: pytest.Pytester, programs: Programs, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on sys.path with the distribution's module."""
     folder = pytester.mkdir("site")
     pytester.makepyfile(**{"site/gemm_vendor": KERNEL})
     monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr(sys, "executable", programs.python)
     return folder
 
 

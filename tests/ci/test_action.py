@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_processes import Programs
 from workflows import ROOT, Runner, environment, load
 
 CONFTEST = """\
@@ -22,9 +23,9 @@ RIGHT, WRONG = "mm:f32:nn:16x16x16", "mm:f32:nn:17x16x16"
 
 
 @pytest.fixture
-def runner(tmp_path: Path) -> Runner:
+def runner(tmp_path: Path, programs: Programs) -> Runner:
     """A runner whose workspace has one kernel."""
-    made = Runner(tmp_path, {"github": {"event_name": "pull_request"}}, environment(tmp_path))
+    made = Runner(tmp_path, {"github": {"event_name": "pull_request"}}, environment(tmp_path, programs))
     made.workspace.mkdir()
     (made.workspace / "conftest.py").write_text(CONFTEST)
     return made

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import known_cpu
 import pytest
+from warm_processes import Programs
 from workflows import ROOT, Runner, Step, combinations, environment, examples, load
 
 PAGE = ROOT / "docs" / "how-to" / "ci-workflows.md"
@@ -41,10 +40,10 @@ def git(where: Path, *words: str) -> str:
 
 
 @pytest.fixture
-def runner(tmp_path: Path) -> Runner:
+def runner(tmp_path: Path, programs: Programs) -> Runner:
     """A runner whose workspace is a repository of one kernel, with the smallest runs as defaults."""
     github = {"event_name": "push", "run_id": "7", "token": "t", "event": {"pull_request": {"base": {"sha": "base"}}}}
-    made = Runner(tmp_path, {"github": github}, environment(tmp_path))
+    made = Runner(tmp_path, {"github": github}, environment(tmp_path, programs))
     made.defaults(f"-o pythonpath=. --gemm-problem={ONE},linear:f32:nt:16x16x16")
     made.workspace.mkdir()
     (made.workspace / "conftest.py").write_text(CONFTEST)
@@ -196,7 +195,6 @@ def test_stored_baselines(runner: Runner) -> None:
 @pytest.mark.compiler
 def test_nightly(runner: Runner) -> None:
     text = EXAMPLES["gemm-nightly"]
-    known_cpu.copy_to(Path(runner.environment["XDG_CACHE_HOME"]) / "pytest-gemm" / f"inductor-{version('torch')}")
     for matrix in combinations(load(text)["jobs"]["suite"]):
         if matrix["name"] == "oldest":
             continue

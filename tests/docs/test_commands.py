@@ -19,7 +19,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +27,7 @@ import pytest
 from documents import ROOT, commands, commands_of
 from made_up_sessions import CONFTEST as MADE_UP_SESSIONS
 from msgspec.structs import replace
-from warm_processes import programs
+from warm_processes import Programs
 
 from pytest_gemm.machine import isa
 from pytest_gemm.speed.data import read_session, session_text
@@ -219,23 +218,22 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Place:
     """A copy of this repository and a user's project, with the results of a small run and of one that timed."""
     folder = tmp_path_factory.mktemp("commands")
-    with programs(folder / "bin") as bin_folder:
-        variables = {
-            **os.environ,
-            "PATH": os.pathsep.join([str(bin_folder), str(Path(sys.executable).parent), os.environ["PATH"]]),
-        }
-        variables |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
-        variables |= {"GIT_CONFIG_GLOBAL": os.devnull, "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:cacheprovider"}
-        variables |= {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-        variables["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
-        (folder / "tmp").mkdir()
-        known_cpu.copy_to(folder / "inductor")
-        found = Place(folder, variables)
-        _prepare(found)
-        yield found
+    variables = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(programs.folder), str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+    variables |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
+    variables |= {"GIT_CONFIG_GLOBAL": os.devnull, "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:cacheprovider"}
+    variables |= {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    variables["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    (folder / "tmp").mkdir()
+    known_cpu.copy_to(folder / "inductor")
+    found = Place(folder, variables)
+    _prepare(found, programs)
+    return found
 
 
 def _more_sessions(source: Path, target: Path, number: int) -> None:
@@ -249,7 +247,7 @@ def _more_sessions(source: Path, target: Path, number: int) -> None:
         (target / f"cpu-{index:03}.jsonl").write_text(text, encoding="utf-8")
 
 
-def _prepare(place: Place) -> None:
+def _prepare(place: Place, programs: Programs) -> None:
     clone, project = place.folder / "clone", place.folder / "project"
     for name in ("backends", "baselines", "conformance", "examples", "perf", "pytest_gemm"):
         shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -263,7 +261,7 @@ def _prepare(place: Place) -> None:
     (place.folder / "venv-main").symlink_to(sys.prefix)
     for name in (".venv", "old", "new"):
         (clone / name).mkdir()
-        (clone / name / "bin").symlink_to(place.folder / "bin")
+        (clone / name / "bin").symlink_to(programs.folder)
     done = place.run(
         f"pytest --gemm-backends=aten,cpp --gemm-problem={SMALL} --gemm-output=out && "
         f"pytest perf --gemm-backends=cpp --gemm-problem={SMALL} --gemm-record --gemm-sessions=3 --gemm-output=speed"

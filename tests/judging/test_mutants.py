@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import mutants
 import pytest
 import torch
 from mutants import CONTROLS, KS, MUTANTS, Control, Mutant, Planted, product, right, split_k_slice_dropped, whole
+from warm_processes import Programs
 
 from pytest_gemm.conformance import matrix
 from pytest_gemm.judging.judge import Judge
@@ -263,10 +263,10 @@ BY_STATUS = {"blocked": "passed", "one-ulp": "incorrect", "silent-fallback": "fa
 
 
 @pytest.mark.slow
-def test_mutants_through_the_hook_make_a_red_run(tmp_path: Path) -> None:
+def test_mutants_through_the_hook_make_a_red_run(tmp_path: Path, programs: Programs) -> None:
     (tmp_path / "conftest.py").write_text(textwrap.dedent(CONFTEST.format(here=str(Path(__file__).parents[1]))))
     (tmp_path / "test_suite.py").write_text(textwrap.dedent(SUITE))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no"]
+    command = [programs.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no"]
     command += [f"--gemm-backends={','.join(BY_STATUS)}", "--gemm-output=."]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr

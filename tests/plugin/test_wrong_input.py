@@ -13,11 +13,11 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from warm_processes import Programs
 
 from pytest_gemm import effect, plugin
 from pytest_gemm import options as options_module
@@ -691,8 +691,10 @@ def test_a_rerun_line_has_no_option_that_would_be_refused(project: pytest.Pytest
         ("--gemm-levl=full", "did you mean '--gemm-level'?"),
     ],
 )
-def test_a_wrong_command_line_in_a_process(project: pytest.Pytester, options: str, says: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *shlex.split(options)]
+def test_a_wrong_command_line_in_a_process(
+    project: pytest.Pytester, programs: Programs, options: str, says: str
+) -> None:
+    command = [programs.python, "-m", "pytest", "-p", "no:cacheprovider", *shlex.split(options)]
     done = subprocess.run(command, cwd=project.path, capture_output=True, text=True, check=False, env=dict(os.environ))
     assert done.returncode == 4
     assert_one_message(done.stderr, [says])

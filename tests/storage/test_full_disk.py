@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import known_cpu
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
@@ -81,6 +82,7 @@ def test_a_run_record_on_a_disk_that_fills_up_can_be_read_as_far_as_it_goes(
 
 
 def test_coverage_on_a_full_disk(project: pytest.Pytester) -> None:
+    known_cpu.copy_to(known_cpu.inductor())
     (project.path / "coverage.md").symlink_to(FULL)
     result = project.runpytest("--gemm-backends=mine,cpp", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-output=.")
     result.assert_outcomes(passed=2)

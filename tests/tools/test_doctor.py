@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from warm_processes import Programs
 
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.conformance import matrix
@@ -45,7 +46,8 @@ BACKENDS = """
 
 
 @pytest.fixture
-def doctor(pytester: pytest.Pytester) -> pytest.Pytester:
+def doctor(pytester: pytest.Pytester, programs: Programs, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    monkeypatch.setattr(sys, "executable", programs.python)
     pytester.makeconftest(BACKENDS)
     pytester.makepyfile("def test_never_run(): assert False")
     return pytester

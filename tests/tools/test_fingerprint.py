@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import math
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from warm_processes import Programs
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
@@ -616,7 +616,9 @@ def test_what_is_waited_for_is_handed_on_as_it_comes_and_so_is_its_exception(mon
 
 
 @pytest.mark.slow
-def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester: pytest.Pytester) -> None:
+def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(
+    pytester: pytest.Pytester, programs: Programs
+) -> None:
     pytester.makeconftest(
         """
         import os
@@ -644,7 +646,7 @@ def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester:
     path = fingerprint.path_of(pytester.path / "stored", stored.hardware, "good")
     fingerprint.save(path, stored)
     options = ("--output=stored", "--backends=dies,good", "--threads=1")
-    result = pytester.run(sys.executable, "-m", "pytest_gemm.tools.cli", "fingerprint", *options)
+    result = pytester.run(programs.python, "-m", "pytest_gemm.tools.cli", "fingerprint", *options)
     shown = result.stdout.str()
     assert result.ret == 1, shown
     assert "BROKEN after 0 columns: its process died: SIGABRT (Aborted)" in shown
@@ -676,13 +678,13 @@ def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester:
     ],
 )
 def test_a_stored_fingerprint_that_cannot_be_read_ends_the_run_before_it_asks(
-    pytester: pytest.Pytester, content: str, says: str
+    pytester: pytest.Pytester, programs: Programs, content: str, says: str
 ) -> None:
     path = fingerprint.path_of(pytester.path / "kept", hardware_key("cpu", 1), "aten")
     path.parent.mkdir(parents=True)
     path.write_text(content)
     options = ("--output=kept", "--backends=aten", "--threads=1", "--device=cpu")
-    result = pytester.run(sys.executable, "-m", "pytest_gemm.tools.cli", "fingerprint", *options)
+    result = pytester.run(programs.python, "-m", "pytest_gemm.tools.cli", "fingerprint", *options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {path}: {says}*; restore the file, or delete it"])
     assert path.read_text() == content
