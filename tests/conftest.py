@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import known_cpu
@@ -78,8 +79,19 @@ def pytester(
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
 
     def command() -> tuple[str, ...]:
-        known_cpu.copy_to(known_cpu.inductor())  # in the home that pytester has made
+        known_cpu.copy_to(known_cpu.of_home())  # in the home that pytester has made
         return request.getfixturevalue("programs").python, "-m", "pytest"
 
     monkeypatch.setattr(pytester, "_getpytestargs", command)
     return pytester
+
+
+@pytest.fixture
+def warm_workers(
+    pytester: pytest.Pytester,  # noqa: ARG001  # it sets PYTEST_ADDOPTS, before
+    programs: Programs,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Workers of inner runs begin where PyTorch is imported, too, and each run starts no server for its own."""
+    monkeypatch.setattr(sys, "executable", programs.python)
+    monkeypatch.setenv("PYTEST_ADDOPTS", f"{os.environ['PYTEST_ADDOPTS']} --gemm-set=run.fork=no")

@@ -12,19 +12,20 @@ from pytest_gemm.machine.code_key import code_key
 from pytest_gemm.storage import cache
 
 
-def inductor() -> Path:
-    """Where a run keeps compiled kernels."""
-    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache.home() / f"inductor-{version('torch')}")
+def of_home() -> Path:
+    """Where a run keeps compiled kernels unless ``TORCHINDUCTOR_CACHE_DIR`` is set, which Inductor itself does, too."""
+    return cache.home() / f"inductor-{version('torch')}"
 
 
-_USERS: Final = inductor()  # before a test has a home of its own
+# Before a test has a home of its own, and before Inductor is imported.
+_USERS: Final = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or of_home())
 
 
 def copy_to(inductor: Path) -> None:
     """Copy which vector code loads, where a run has found it out.
 
     Args:
-        inductor: a folder as :func:`inductor` names.
+        inductor: a folder that is given as ``TORCHINDUCTOR_CACHE_DIR``, or that of :func:`of_home`.
     """
     known = _USERS / code_key() / "loads"
     if known.is_dir():

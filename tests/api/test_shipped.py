@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import known_cpu
 import pytest
 from warm_processes import Programs
 
@@ -50,6 +51,7 @@ def site(pytester: pytest.Pytester, programs: Programs, monkeypatch: pytest.Monk
     pytester.makepyfile(**{"site/gemm_vendor": KERNEL})
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setattr(sys, "executable", programs.python)
+    known_cpu.copy_to(known_cpu.of_home())
     return folder
 
 

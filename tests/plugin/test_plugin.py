@@ -391,6 +391,7 @@ def test_auto_leaves_out_what_cannot_run(project: pytest.Pytester) -> None:
 # -- with others -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_two_workers_divide_the_cores_and_their_outcomes_are_put_together(project: pytest.Pytester) -> None:
     project.makepyfile(
         test_threads="""

@@ -95,5 +95,5 @@ def test_a_run_says_what_it_will_take(pytester: pytest.Pytester, monkeypatch: py
     other = pytester.runpytest_subprocess(*options, "--gemm-level=full", timeout=120)
     other.stdout.no_fnmatch_line("*earlier runs*")
     (pytester.path / "elsewhere").mkdir()
-    moved = pytester.runpytest_subprocess(*options, "--rootdir=..", "-n2", timeout=120)
+    moved = pytester.runpytest_subprocess(*options, "--rootdir=..", "-n2", "--gemm-set=run.fork=no", timeout=120)
     assert moved.stdout.str().count("earlier runs") == 1

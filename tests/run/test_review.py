@@ -116,6 +116,7 @@ WHERE = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["alone", "xdist"])
 def test_each_failure_has_one_annotation_at_the_line_that_its_case_comes_from(
     project: pytest.Pytester, workers: list[str]

@@ -140,6 +140,7 @@ def test_a_shard_without_a_test_is_green(project: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_workers_divide_alike(project: pytest.Pytester) -> None:
     alone = shard(project, "--gemm-shard=1/2")
     workers = shard(project, "--gemm-shard=1/2", "-n2")

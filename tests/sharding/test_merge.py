@@ -158,6 +158,7 @@ def test_three_shards_are_one_run(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_shards_with_workers_are_one_run(project: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> None:
     one = run(project, "one")
     for number in (1, 2):

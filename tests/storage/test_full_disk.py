@@ -50,6 +50,7 @@ def said_once(result: pytest.RunResult, option: str, why: str, status: int = Red
     assert "Traceback" not in text
 
 
+@pytest.mark.usefixtures("warm_workers")
 @WORKERS
 def test_a_run_record_on_a_full_disk(project: pytest.Pytester, more: tuple[str, ...]) -> None:
     (project.path / "run.jsonl").symlink_to(FULL)
@@ -82,20 +83,21 @@ def test_a_run_record_on_a_disk_that_fills_up_can_be_read_as_far_as_it_goes(
 
 
 def test_coverage_on_a_full_disk(project: pytest.Pytester) -> None:
-    known_cpu.copy_to(known_cpu.inductor())
+    known_cpu.copy_to(known_cpu.of_home())
     (project.path / "coverage.md").symlink_to(FULL)
     result = project.runpytest("--gemm-backends=mine,cpp", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-output=.")
     result.assert_outcomes(passed=2)
     said_once(result, str(project.path / "coverage.md"), "No space left on device")
 
 
-@WORKERS
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(
-    "planted",
+    ("planted", "more"),
     [
-        'raise OSError(28, "No space left on device")',
-        'raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")',
+        ('raise OSError(28, "No space left on device")', ("-n", "2")),
+        ('raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")', ()),
     ],
+    ids=["workers", "alone"],
 )
 def test_artifacts_on_a_full_disk(project: pytest.Pytester, planted: str, more: tuple[str, ...]) -> None:
     plant = f"\n\ndef full(*_):\n    {planted}\n\nimport torch\ntorch.save = full\n"
