@@ -344,8 +344,12 @@ def test_with_xdist_s_own_scopes_another_worker_goes_on_too(pytester: pytest.Pyt
 
 
 @pytest.mark.slow
-def test_a_run_that_is_interrupted_keeps_the_cases_that_ended_a_process(pytester: pytest.Pytester) -> None:
+def test_a_run_that_is_interrupted_keeps_the_cases_that_ended_a_process(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C comes when the next worker has taken over the test that the first one died in."""
+    # The parent of a worker is the controller, and no server.
+    monkeypatch.setattr(pytester, "_getpytestargs", lambda: (sys.executable, "-m", "pytest"))
     project(pytester, '8: ("run", lambda: (open("died", "w").close(), segfault()))', range(8, 17, 8))
     with (pytester.path / "conftest.py").open("a") as file:
         file.write(
