@@ -1,0 +1,107 @@
+"""A function on CUDA as a backend: its refusals, its contract, and what is made once for a timed call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_gemm.api import protocols
+from pytest_gemm.backends import on_cuda, tensor_core
+from pytest_gemm.backends.on_cuda import CudaCallableBackend, plain
+from pytest_gemm.case_id import Device
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import tensors
+from pytest_gemm.problem.problem import Problem
+
+LINEAR = Problem.parse("linear:f32:nt:17x64x128:bias")
+
+
+class Packing(CudaCallableBackend):
+    """A library with a linear of its own, whose weight is packed."""
+
+    packs = 0
+
+    def program(self, problem: Problem) -> Callable[..., Callable[[], Any]] | None:
+        if problem.op.name != "linear":
+            return None
+
+        def bound(*, a: Any, b: Any, bias: Any) -> Callable[[], Any]:
+            self.packs += 1
+            packed = b.mT.contiguous()
+            return lambda: torch.addmm(bias, a, packed)
+
+        return bound
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contract of a GPU without one."""
+    monkeypatch.setattr(tensor_core, "contract", lambda *_, library: Contract("f32", slices=4 if library else 1))
+
+
+@pytest.mark.usefixtures("sums")
+def test_a_program_of_the_library_is_rounded_once_and_the_product_after_each_step() -> None:
+    backend = Packing("packing", torch.matmul, deterministic=False, arithmetic={"input_error": 0.5})
+    found, other = backend.contract(LINEAR), backend.contract(Problem.parse("mm:f32:nn:8x8x8"))
+    assert (found.epilogue, other.epilogue) == ("fused", "eager")
+    assert (found.input_error, found.deterministic, found.slices) == (0.5, False, 1)
+    assert Packing("packing", torch.matmul, library=True).contract(LINEAR).slices == 4
+
+
+@pytest.mark.usefixtures("sums")
+def test_a_timed_call_has_its_weight_packed_before() -> None:
+    backend = Packing("packing", torch.matmul)
+    operands = tensors.make(LINEAR, "rand", 0, Device.CPU)
+    prepared = backend.prepare(LINEAR, operands)
+    expected = torch.nn.functional.linear(operands.a, operands.b.mT, operands.bias)
+    for runs in (1, 2):
+        torch.testing.assert_close(prepared.run(operands), expected)
+        assert backend.packs == runs
+    with protocols.timed(prepared, operands) as call:
+        before = backend.packs
+        for _ in range(3):
+            call()
+        assert backend.packs == before
+
+
+def test_rules_exclude_problems() -> None:
+    backend = CudaCallableBackend("aligned", torch.matmul, rules=("tma",))
+    refused = backend.supports(Problem.parse("mm:f16:nn:16x17x16"))
+    assert refused is not None
+    assert refused.reason.code == "alignment"
+    assert backend.supports(Problem.parse("mm:f16:nn:16x16x16")) is None
+
+
+def test_a_device_comes_before_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = CudaCallableBackend("mine", torch.matmul, distributions=("gemm-that-is-nowhere",))
+    wrong = backend.availability("cpu").reason
+    assert wrong is not None
+    assert wrong.text == "mine computes on cuda, not on cpu"
+    monkeypatch.setattr(on_cuda, "no_device", lambda *_: None)
+    lacking = backend.availability("cuda").reason
+    assert lacking is not None
+    assert lacking.remedy == "pip install gemm-that-is-nowhere"
+
+
+def test_the_library_is_imported_before_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_core, "contract", lambda *_, **__: Contract("f32"))
+    backend = CudaCallableBackend("mine", torch.matmul, imports=("gemm_that_is_nowhere",))
+    with pytest.raises(ModuleNotFoundError, match="gemm_that_is_nowhere"):
+        backend.prepare(LINEAR, tensors.make(LINEAR, "rand", 0, Device.CPU))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("linear:f32:nt:17x64x128:bias+relu", True),
+        ("linear:f32:nt:3x17x64x128", False),
+        ("bmm:f32:nn:3x17x64x128", True),
+        ("mm:f32:nn:17x64x128:a.padded", False),
+        ("mm:f16-f16-f32:nn:17x64x128", False),
+    ],
+)
+def test_a_plain_program_is_the_op_on_matrices(line: str, expected: bool) -> None:
+    assert plain(Problem.parse(line)) is expected
