@@ -70,10 +70,12 @@ class CudaCallableBackend(CallableBackend):
         return None
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> CudaCallablePrepared:
-        """Import the library, and compile nothing."""
+        """Import the library and call it once, so that whatever compiles or tunes itself does so before a run."""
         for name in self.imports:
             importlib.import_module(name)
-        return CudaCallablePrepared(self, problem)
+        prepared = CudaCallablePrepared(self, problem)
+        prepared.run(operands)
+        return prepared
 
 
 def plain(problem: Problem) -> bool:
