@@ -12,9 +12,9 @@ from pytest_gemm.machine.code_key import code_key
 from pytest_gemm.storage import cache
 
 
-def of_home() -> Path:
+def of_home(home: Path | None = None) -> Path:
     """Where a run keeps compiled kernels unless ``TORCHINDUCTOR_CACHE_DIR`` is set, which Inductor itself does, too."""
-    return cache.home() / f"inductor-{version('torch')}"
+    return (home or cache.home()) / f"inductor-{version('torch')}"
 
 
 # Before a test has a home of its own, and before Inductor is imported.

@@ -14,11 +14,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-import known_cpu
 from ruamel.yaml import YAML
 from warm_processes import Programs
 
@@ -262,7 +260,6 @@ def environment(folder: Path, programs: Programs) -> dict[str, str]:
         known = {"python": sys.executable, "warm": programs.python, "log": str(folder / "pip.log")}
         script.write_text(text.format(**known, site=site, bin=script.parent))
         script.chmod(0o755)
-    known_cpu.copy_to(folder / "cache" / "pytest-gemm" / f"inductor-{version('torch')}")
     path = os.pathsep.join(
         [str(folder / "bin"), str(programs.folder), str(Path(sys.executable).parent), os.environ["PATH"]]
     )

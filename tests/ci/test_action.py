@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import known_cpu
 import pytest
 from warm_processes import Programs
 from workflows import ROOT, Runner, environment, load
@@ -116,6 +117,7 @@ def test_a_wrong_input_is_named(runner: Runner, given: dict[str, str], message: 
 @pytest.mark.compiler
 def test_kernels_are_saved_once_and_restored(runner: Runner) -> None:
     """A second job with an empty folder takes them from the cache and saves nothing."""
+    known_cpu.copy_to(known_cpu.of_home(Path(runner.environment["XDG_CACHE_HOME"]) / "pytest-gemm"))
     given = {"backends": "cpp", "problems": "mm:f32:nn:16x32x16"}
     used(runner, **given, output="first")
     saved = runner.named("Name what was compiled").outputs

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import known_cpu
 import pytest
 from warm_processes import Programs
 from workflows import ROOT, Runner, Step, combinations, environment, examples, load
@@ -194,6 +195,7 @@ def test_stored_baselines(runner: Runner) -> None:
 @pytest.mark.slow
 @pytest.mark.compiler
 def test_nightly(runner: Runner) -> None:
+    known_cpu.copy_to(known_cpu.of_home(Path(runner.environment["XDG_CACHE_HOME"]) / "pytest-gemm"))
     text = EXAMPLES["gemm-nightly"]
     for matrix in combinations(load(text)["jobs"]["suite"]):
         if matrix["name"] == "oldest":
