@@ -261,6 +261,7 @@ class Study:
         if self.backend in _WARM and not folder.is_dir():
             folder.mkdir()
             self._suite(folder, None, [_WARM[self.backend]])
+            shutil.rmtree(self.folder / "inductor-warm", ignore_errors=True)
             (folder / "inductor").rename(self.folder / "inductor-warm")
 
     def _is_marked(self, folder: Path, mutant: Mutant) -> bool:
