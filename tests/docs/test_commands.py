@@ -46,6 +46,7 @@ NEEDS: Final = {
     r"--tx": "another machine; tests/plugin/test_remote.py pretends to have one",
     r"-backends=vendor": "the distribution of its page; tests/examples has it",
     r"-p onnxruntime_backend": "ONNX Runtime; tests/examples runs it where it is installed",
+    r"-p nvmath_backend": "a CUDA device and nvmath-python; tests/examples runs it where they are",
     r"^python examples/results\.py": "records of libraries; tests/examples makes a page of some",
     r"pytest-gemm merge": "the shards of its page; tests/sharding/test_merge.py has some",
     r"^git grep -lz OWNER": "it changes files of this repository",
