@@ -77,6 +77,7 @@ def pytester(
     The processes leave Hypothesis alone, whose plugin would take a second to load.
     """
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)  # the cache is in the home that pytester makes
 
     def command() -> tuple[str, ...]:
         known_cpu.copy_to(known_cpu.of_home())  # in the home that pytester has made
