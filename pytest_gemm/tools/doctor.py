@@ -124,7 +124,8 @@ def report(config: GemmConfig, display: Display) -> bool:
     with contextlib.ExitStack() as stack:
         # The threads end when their worker does, so that is closed first.
         threads = stack.enter_context(futures.ThreadPoolExecutor(len(facts) + len(devices)))
-        worker = Worker(config, _answer, beside=len(facts) + len(devices) - 1)
+        unlimited = dataclasses.replace(config, limits=(0.0, 0.0))  # this process cuts them
+        worker = Worker(unlimited, _answer, beside=len(facts) + len(devices) - 1)
         stack.callback(worker.close)
         machine = _Check("machine", "", worker, {"fact": "machine"})
         _work([machine], threads, config, display, started)  # the others need its torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import sys
 import threading
@@ -135,10 +136,9 @@ def reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         monkeypatch.setattr("pytest_gemm.tools.doctor.durations.path_of", lambda *_: tmp_path / "durations.json")
         monkeypatch.setattr(doctor_module, "_POLL", 0.05)
         backends = {name: SimpleNamespace(name=name) for name in names}
-        made = {"named": True, "allow": set(), "compile_timeout": 30.0, "generates": False, **options}
-        config: Any = SimpleNamespace(
-            backends=[*backends.values()], registry=Registry(), device_of=lambda _: "cpu", **made
-        )
+        made: dict[str, Any] = {"named": True, "allow": set(), "compile_timeout": 30.0, "generates": False, **options}
+        made |= {"backends": [*backends.values()], "registry": Registry(), "device_of": lambda _: "cpu"}
+        config: Any = dataclasses.make_dataclass("Config", [*made, "limits"])(**made, limits=())
         lines = Lines()
         return doctor_module.report(config, lines), lines.lines
 
