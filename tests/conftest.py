@@ -54,9 +54,10 @@ def a_worker_s_share_of_the_cores() -> None:
 def inner_sessions_are_like_a_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """No session that a test starts believes that it is a worker of the outer one, or that a CI reads it.
 
-    pytest writes longer summaries for a CI, and what a worker inherits would name the outer worker.
+    pytest writes longer summaries for a CI, and what a worker inherits would name the outer worker.  The cache is in
+    the home that a test has.
     """
-    outer = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT")
+    outer = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "XDG_CACHE_HOME")
     for name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE", *outer):
         monkeypatch.delenv(name, raising=False)
 
@@ -77,7 +78,6 @@ def pytester(
     The processes leave Hypothesis alone, whose plugin would take a second to load.
     """
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)  # the cache is in the home that pytester makes
 
     def command() -> tuple[str, ...]:
         known_cpu.copy_to(known_cpu.of_home())  # in the home that pytester has made

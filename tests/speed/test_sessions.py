@@ -728,7 +728,10 @@ def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_pages_and_samples_that_cannot_be_written_end_no_run(project: pytest.Pytester) -> None:
+def test_pages_and_samples_that_cannot_be_written_end_no_run(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "session_text", runner_module.session_text)  # what the run changes is undone
     (project.path / "kept").mkdir()
     for name in ("report.html", "summary.md"):
         (project.path / "kept" / name).symlink_to("/dev/full")
