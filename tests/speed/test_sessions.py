@@ -28,7 +28,7 @@ from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import controller
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import entry
-from pytest_gemm.speed.data import Sample, Session, read_session
+from pytest_gemm.speed.data import Sample, Session, read_session, session_text
 from pytest_gemm.speed.request import Group, Project, Request, TimedCase
 from pytest_gemm.speed.worker import others
 from pytest_gemm.storage import files
@@ -731,7 +731,7 @@ def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch
 def test_pages_and_samples_that_cannot_be_written_end_no_run(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "session_text", runner_module.session_text)  # what the run changes is undone
+    monkeypatch.setattr(runner_module, "session_text", session_text)  # what the run changes is undone
     (project.path / "kept").mkdir()
     for name in ("report.html", "summary.md"):
         (project.path / "kept" / name).symlink_to("/dev/full")
