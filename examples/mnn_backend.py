@@ -4,7 +4,7 @@ Requirements: mnn
 Run: PYTHONPATH=examples pytest -p mnn_backend --pyargs pytest_gemm.conformance --gemm-backends=mnn
 
 expr.matmul multiplies two matrices or two batches (https://github.com/alibaba/MNN/blob/2.5.3/docs/pymnn/expr.md), on
-x86 in f32.  The order of the sum, NaN and subnormal numbers are not spoken of.  An empty result cannot be read.
+x86 in f32.  The page says nothing of the order of the sum, NaN and subnormal numbers.  An empty result cannot be read.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Requirements: ncnn
 Run: PYTHONPATH=examples pytest -p ncnn_backend --pyargs pytest_gemm.conformance --gemm-backends=ncnn
 
 Gemm multiplies two matrices, MatMul two batches (https://github.com/Tencent/ncnn/blob/master/docs/developer-guide
-/operators.md), in f32 where use_bf16_storage and the options of fp16 are off.  The order of the sum, NaN and subnormal
-numbers are not spoken of.  bf16 is left out: it may be rounded with ties away from zero
+/operators.md), in f32 where use_bf16_storage and the options of fp16 are off.  The page says nothing of the order of the
+sum, NaN and subnormal numbers.  bf16 is left out: ncnn may round ties away from zero
 (https://github.com/Tencent/ncnn/pull/6925), which no contract can say.
 """
 
