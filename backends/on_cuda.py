@@ -7,7 +7,6 @@ NVIDIA's tensor cores, and it may compute a whole program, steps and scales incl
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,13 +31,11 @@ class CudaCallableBackend(CallableBackend):
     """A plain function on CUDA; further attributes than those of ``Registry.add_callable``.
 
     Attributes:
-        imports: modules that are imported before the first run, because their import changes the process.
         library: whether the function leaves the choice of a kernel to cuBLAS, which may slice K or add one by one.
         rules: groups of ``backends/rules.toml`` that exclude problems; ``tma``: rows begin at multiples of 16 bytes.
         arithmetic: fields of the contract that the library's documentation has otherwise than the tensor core.
     """
 
-    imports: Iterable[str] = ()
     library: bool = False
     rules: Iterable[str] = ()
     arithmetic: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -71,8 +68,7 @@ class CudaCallableBackend(CallableBackend):
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> CudaCallablePrepared:
         """Import the library and call it once, so that whatever compiles or tunes itself does so before a run."""
-        for name in self.imports:
-            importlib.import_module(name)
+        super().prepare(problem, operands, request)
         prepared = CudaCallablePrepared(self, problem)
         prepared.run(operands)
         return prepared

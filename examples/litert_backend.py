@@ -69,12 +69,8 @@ class LiteRtBackend(CallableBackend):
             return Unsupported("empty", "XNNPACK fails to reshape an empty batch")
         return super().supports(problem)
 
-    def prepare(self, problem: Any, operands: Any, request: Any = None) -> Any:
-        """Import the library."""
-        __import__("ai_edge_litert.interpreter")
-        return super().prepare(problem, operands)
-
 
 def pytest_gemm_register_backends(registry: Any) -> None:
     """Register the backend."""
-    registry.add(LiteRtBackend("litert", matmul, ("f32",), distributions=("ai-edge-litert",), flushes=True))
+    how: dict[str, Any] = {"distributions": ("ai-edge-litert",), "imports": ("ai_edge_litert.interpreter",)}
+    registry.add(LiteRtBackend("litert", matmul, ("f32",), flushes=True, **how))

@@ -36,12 +36,7 @@ class MnnBackend(CallableBackend):
             return Unsupported("empty", "MNN's Var.read fails where there is nothing to read")
         return super().supports(problem)
 
-    def prepare(self, problem: Any, operands: Any, request: Any = None) -> Any:
-        """Import the library."""
-        __import__("MNN.expr")
-        return super().prepare(problem, operands)
-
 
 def pytest_gemm_register_backends(registry: Any) -> None:
     """Register the backend."""
-    registry.add(MnnBackend("mnn", matmul, ("f32",), distributions=("mnn",)))
+    registry.add(MnnBackend("mnn", matmul, ("f32",), distributions=("mnn",), imports=("MNN.expr",)))

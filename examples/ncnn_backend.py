@@ -4,8 +4,8 @@ Requirements: ncnn
 Run: PYTHONPATH=examples pytest -p ncnn_backend --pyargs pytest_gemm.conformance --gemm-backends=ncnn
 
 Gemm multiplies two matrices, MatMul two batches (https://github.com/Tencent/ncnn/blob/master/docs/developer-guide
-/operators.md), in f32 where use_bf16_storage and the options of fp16 are off.  The page says nothing of the order of the
-sum, NaN and subnormal numbers.  bf16 is left out: ncnn may round ties away from zero
+/operators.md), in f32 where use_bf16_storage and the options of fp16 are off.  The page says nothing of the order of
+the sum, NaN and subnormal numbers.  bf16 is left out: ncnn may round ties away from zero
 (https://github.com/Tencent/ncnn/pull/6925), which no contract can say.
 """
 
@@ -55,12 +55,7 @@ class NcnnBackend(CallableBackend):
             return Unsupported("empty", "an ncnn::Mat has no empty dimension")
         return super().supports(problem)
 
-    def prepare(self, problem: Any, operands: Any, request: Any = None) -> Any:
-        """Import the library."""
-        __import__("ncnn")
-        return super().prepare(problem, operands)
-
 
 def pytest_gemm_register_backends(registry: Any) -> None:
     """Register the backend."""
-    registry.add(NcnnBackend("ncnn", matmul, ("f32",), distributions=("ncnn",)))
+    registry.add(NcnnBackend("ncnn", matmul, ("f32",), distributions=("ncnn",), imports=("ncnn",)))

@@ -36,13 +36,10 @@ class TensorFlowBackend(CallableBackend):
 
     devices = ("cpu",)
 
-    def prepare(self, problem: Any, operands: Any, request: Any = None) -> Any:
-        """Import the library, which reads the environment and draws random numbers."""
-        __import__("tensorflow")
-        return super().prepare(problem, operands)
-
 
 def pytest_gemm_register_backends(registry: Any) -> None:
     """Register the backend."""
     dtypes = ("f32", "f64", "bf16", "f16", "i8", "u8")
-    registry.add(TensorFlowBackend("tensorflow", matmul, dtypes, distributions=("tensorflow-cpu",), flushes=True))
+    # The import reads the environment and draws random numbers.
+    how: dict[str, Any] = {"distributions": ("tensorflow-cpu",), "imports": ("tensorflow",)}
+    registry.add(TensorFlowBackend("tensorflow", matmul, dtypes, flushes=True, **how))

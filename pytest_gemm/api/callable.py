@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -50,6 +51,7 @@ class CallableBackend:
     distributions: Iterable[str] = ()
     flushes: bool = False
     pack: Callable[[torch.Tensor], Any] | None = None
+    imports: Iterable[str] = ()
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def __post_init__(self) -> None:
@@ -71,10 +73,12 @@ class CallableBackend:
         for flag in ("batched", "deterministic", "flushes"):
             if not isinstance(value := getattr(self, flag), bool):
                 raise ValueError(f"backend {name!r}: {flag} is {value!r}; give True or False")
-        needs: object = self.distributions
-        if isinstance(needs, str) or not isinstance(needs, Iterable):
-            raise ValueError(f'backend {name!r}: distributions is {needs!r}; give names, as ("numpy",)')
-        self.dtypes, self.distributions = frozenset(dtypes), tuple(needs)
+        for names in ("distributions", "imports"):
+            needs: object = getattr(self, names)
+            if isinstance(needs, str) or not isinstance(needs, Iterable):
+                raise ValueError(f'backend {name!r}: {names} is {needs!r}; give names, as ("numpy",)')
+            setattr(self, names, tuple(needs))
+        self.dtypes = frozenset(dtypes)
 
     def contract(self, problem: Problem) -> Contract:
         """The arithmetic of a problem: sums in the registered type; without one in f64 for f64, in f32 for others."""
@@ -108,7 +112,9 @@ class CallableBackend:
         return None
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> CallablePrepared:
-        """Nothing to compile."""
+        """Import the modules; there is nothing to compile."""
+        for name in self.imports:
+            importlib.import_module(name)
         return CallablePrepared(self, problem)
 
     def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:

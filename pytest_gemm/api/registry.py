@@ -90,6 +90,7 @@ class Registry:
         distributions: Iterable[str] = (),
         flushes: bool = False,
         pack: Callable[[torch.Tensor], Any] | None = None,
+        imports: Iterable[str] = (),
     ) -> None:
         """Register a plain function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch.
 
@@ -111,13 +112,14 @@ class Registry:
             flushes: whether subnormal numbers of f32 count as zeros.
             pack: what a user does once with a constant B; ``matmul`` gets its result in place of B.  Each judged run
                 packs anew, so that no result is that of another B; a timed call has it packed before.
+            imports: modules that are imported before the first run, because their import changes the process.
 
         Raises:
             RegistryError: when the name is taken or malformed, or an argument is not of its kind.
         """
         from pytest_gemm.api.callable import CallableBackend
 
-        given: Any = dtypes, batched, accumulate, deterministic, distributions, flushes, pack
+        given: Any = dtypes, batched, accumulate, deterministic, distributions, flushes, pack, imports
         try:
             made = CallableBackend(name, matmul, *given)
         except ValueError as error:

@@ -283,6 +283,15 @@ def test_a_run_of_a_subclass_is_what_is_timed() -> None:
         assert torch.equal(call(), prepared.run(given))
 
 
+def test_what_a_function_imports_is_imported_before_its_first_run() -> None:
+    registry = Registry()
+    registry.add_callable("imports", torch.matmul, imports=("colorsys",))
+    sys.modules.pop("colorsys", None)
+    problem = Problem.parse("mm:f32:nn:17x33x64")
+    registry["imports"].prepare(problem, tensors.make(problem, "rand", 0, "cpu"), BuildRequest())
+    assert "colorsys" in sys.modules
+
+
 def test_what_is_packed_once_is_packed_for_each_run_and_before_a_timed_call() -> None:
     packed: list[torch.Tensor] = []
 

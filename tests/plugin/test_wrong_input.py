@@ -356,6 +356,7 @@ HOOKS = wrong(
     ("registry.add_callable('x', f, dtypes=('f33',))", "unknown dtype 'f33' (did you mean 'f32'?)"),
     ("registry.add_callable('x', f, dtypes=(torch_dtype,))", "unknown dtype"),
     ("registry.add_callable('x', f, accumulate='f31')", "accumulate is 'f31'; give one of f64, f32, f16"),
+    ("registry.add_callable('x', f, imports='numpy')", "imports is 'numpy'; give names, as (\"numpy\",)"),
     ("registry.add_callable('x', f, batched='no')", "batched is 'no'; give True or False"),
     ("registry.add_callable('x', f, deterministic=0)", "deterministic is 0"),
     ("registry.add(object())", "a backend needs a name"),
