@@ -6,6 +6,7 @@ and nothing but another process gets the device back.  Such errors also come lat
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -102,7 +103,8 @@ def release() -> None:
     """Give back what a failed case still holds, so that the next one and the other processes have it."""
     gc.collect()
     if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):  # a lost device has nothing to give, and the outcome names it
+            torch.cuda.empty_cache()
 
 
 # -- a lost device ---------------------------------------------------------------------------------

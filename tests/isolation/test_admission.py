@@ -90,3 +90,15 @@ def test_what_a_dead_process_was_promised_is_free(tmp_path: Path) -> None:
     assert len(list(admission._folder("cpu").glob("*.entry"))) == 1
     with admission.admitted(10 * GIB, "cpu") as refusal:
         assert refusal is None
+
+
+def test_a_lost_device_ends_a_large_case_in_no_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def emptied() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.empty_cache", emptied)
+    with admission.admitted(GIB, "cpu") as refusal:
+        assert refusal is None
+    with admission.admitted(10 * GIB, "cpu") as refusal:  # nothing of the first one is still held
+        assert refusal is None
