@@ -1,6 +1,6 @@
 """FlagGems' Triton mm, addmm, bmm and baddbmm on CUDA as the backend ``flaggems``; not judged on a GPU yet.
 
-Requirements: flag-gems==5.0.2 sqlalchemy pyyaml packaging; torch>=2.9 for CUDA with its triton
+Requirements: flag-gems==5.0.2 sqlalchemy pyyaml packaging; torch 2.9 to 2.11 for CUDA with its triton (3.5, 3.6)
 Run: PYTHONPATH=examples pytest -p flaggems_backend --pyargs pytest_gemm.conformance --gemm-backends=flaggems
 
 FlagGems takes the places of ATen's operators (https://github.com/flagos-ai/FlagGems), so ATen's own rules hold: beta=0
@@ -9,15 +9,21 @@ kernels sum in f32 (``tl.zeros(..., dtype=tl.float32)``).  f32 is multiplied wit
 and K are multiples of 4: ``input_precision="tf32x3"`` (runtime/backend/_nvidia/hopper/ops/mm.py).  An operand is then
 the sum of two TF32 numbers, off by 2^-20 where both are truncated, and the product of the two smaller ones is left out.
 addmm and baddbmm add alpha and beta in f32 and round once.  There is no fp8 here.
+
+A kernel has up to 162 configurations, which FlagGems compiles and times for each shape.  Here each has one, so that a
+case is the same kernel in each run.  With a triton above 3.6 a kernel is launched without its constants from its second
+call on (utils/libentry.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
+from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends.on_cuda import CudaCallableBackend
 from pytest_gemm.numerics.contract import Contract
 
@@ -29,6 +35,21 @@ def matmul(a: Any, b: Any) -> Any:
     import flag_gems
 
     return flag_gems.mm(a, b) if a.dim() == 2 else flag_gems.bmm(a, b)
+
+
+def tile(config: Any) -> tuple[bool, int]:
+    """The size of a configuration's tile; those of 64 rows, as wgmma has them, or more come first."""
+    sizes = {name[-2:]: size for name, size in config.kwargs.items() if name.startswith(("BLOCK", "TILE"))}
+    return sizes.get("_M", 0) < 64, math.prod(sizes.values())
+
+
+def untuned(*functions: Any) -> None:
+    """Leave each kernel of the functions' modules the configuration of the smallest tile, which fits f32 too."""
+    for function in functions:
+        for kernel in getattr(function, "__globals__", {}).values():
+            tuner = getattr(kernel, "fn", None)
+            if configs := getattr(tuner, "configs", ()):
+                tuner.configs = [min(configs, key=tile)]
 
 
 def added(problem: Any, *, a: Any, b: Any, bias: Any) -> Any:
@@ -47,6 +68,13 @@ class FlagGemsBackend(CudaCallableBackend):
         own = problem.op.addend and not (problem.chain or problem.autocast or problem.widens)
         shaped = all(flag.endswith((".padded", ".offset", ".argument")) for flag in problem.flags)
         return functools.partial(added, problem) if own and shaped else None
+
+    def prepare(self, problem: Any, operands: Any, request: Any = DEFAULT) -> Any:
+        """Choose the configurations before a kernel is compiled."""
+        import flag_gems
+
+        untuned(flag_gems.mm, flag_gems.bmm, flag_gems.addmm, flag_gems.baddbmm)
+        return super().prepare(problem, operands, request)
 
     def contract(self, problem: Any) -> Contract:
         """That of the tensor cores, and for f32 in three parts that of TF32."""

@@ -68,6 +68,8 @@ class GemLiteBackend(CudaCallableBackend):
         """The linears without steps, of whole blocks of 32 along K."""
         if problem.op.name not in NAMES or problem.epilogue or not plain(problem):
             return Unsupported("op", f"the example has {' and '.join(NAMES)} alone", "leave out steps and flags")
+        if problem.dtypes.out.name not in self.dtypes:
+            return Unsupported("dtype", "Triton multiplies f32 as TF32 here", "write bf16 or f16")
         if problem.shape.k % 32 or problem.shape.is_empty or problem.shape.k == 0:
             return Unsupported("shape", "GemLite takes a K of whole blocks of 32 elements", "give a multiple of 32")
         return super().supports(problem, request or DEFAULT)

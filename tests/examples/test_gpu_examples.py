@@ -57,6 +57,7 @@ PROBLEMS: dict[str, tuple[list[str], dict[str, str]]] = {
             "mm:bf16:nn:16x16x32": "op",
             "woq_int8:f16-i8-f16:nt:17x65x127": "shape",
             "woq_int8:f32-i8-f32:nt:17x64x128": "dtype",
+            "woq_int4:f32-i4-f32:nt:4x48x192:quant.group-64": "dtype",
             "woq_int8:f16-i8-f16:nt:17x64x128:relu": "op",
         },
     ),
