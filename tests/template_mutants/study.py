@@ -231,7 +231,7 @@ class Study:
         return dataclasses.replace(before, verdict="killed", tried=before.tried + judged, marked=marked, **where)
 
     def _suite(self, folder: Path, given: Path | None, lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
-        """The outcomes of a run of pytest, and whether it came to its end.
+        """The outcomes of a run of pytest, and whether it came to its end; a red one without a failed case did not.
 
         The caches begin as those that :meth:`_warm` has filled.
         """
@@ -253,7 +253,8 @@ class Study:
                 log.write(f"\nno end within {left:.0f} s\n")
                 status = -1
         outcomes = [one for one in _records(folder / "out" / "run.jsonl") if "problem" in one]
-        return outcomes, status in {0, 1} and bool(outcomes)
+        wrong = any(one["status"] in _FAILURES for one in outcomes)
+        return outcomes, bool(outcomes) and status == int(wrong)
 
     def _warm(self) -> None:
         """Have Inductor compile what it needs to know the processor, once for all mutants."""
