@@ -41,6 +41,8 @@ def fused(problem: Any, *, a: Any, b: Any, bias: Any = None, scale_a: Any = None
     import torch
     from quack.gemm_interface import gemm, gemm_act, gemm_add
 
+    if problem.op.addend and problem.beta == 0.0:  # PyTorch's beta=0 ignores the addend; gemm_add multiplies its NaN
+        return lambda: gemm(a, b, alpha=problem.alpha, tuned=False)
     if problem.op.addend:
         return lambda: gemm_add(a, b, bias, alpha=problem.alpha, beta=problem.beta, tuned=False)
     if problem.op.name == "scaled_mm":
