@@ -1,4 +1,4 @@
-"""CuPy's matrix product (cuBLAS) on CUDA as the backend ``cupy``; not judged on a GPU yet.
+"""CuPy's matrix product (cuBLAS) on CUDA as the backend ``cupy``; judged on an H200.
 
 Requirements: cupy-cuda13x==14.2.0 numpy (cupy-cuda12x for CUDA 12); torch for CUDA
 Run: PYTHONPATH=examples pytest -p cupy_backend --pyargs pytest_gemm.conformance --gemm-backends=cupy
@@ -24,6 +24,7 @@ from pytest_gemm.backends.on_cuda import CudaCallableBackend
 from pytest_gemm.outcome import Unsupported
 
 LONG = 4096  # cuBLAS 13.1 on an H200 added slices in f16 at K = 16384 and 65601, and nowhere up to 4096
+
 
 def matmul(a: Any, b: Any) -> Any:
     """The product of two matrices or of two batches of them."""

@@ -1,4 +1,4 @@
-"""FlagGems' Triton mm, addmm, bmm and baddbmm on CUDA as the backend ``flaggems``; not judged on a GPU yet.
+"""FlagGems' Triton mm, addmm, bmm and baddbmm on CUDA as the backend ``flaggems``; judged on an H200.
 
 Requirements: flag-gems==5.0.2 sqlalchemy pyyaml packaging; torch 2.9 to 2.11 for CUDA with its triton (3.5, 3.6)
 Run: PYTHONPATH=examples pytest -p flaggems_backend --pyargs pytest_gemm.conformance --gemm-backends=flaggems
@@ -83,7 +83,9 @@ class FlagGemsBackend(CudaCallableBackend):
         found = super().contract(problem)
         if problem.input_dtype.name != "f32" or problem.op.batched:
             return found
-        return dataclasses.replace(found, input_error=TF32X3, input_smallest=SMALLEST, alignment_bits=24, chunk=4, or_scalar=True)
+        return dataclasses.replace(
+            found, input_error=TF32X3, input_smallest=SMALLEST, alignment_bits=24, chunk=4, or_scalar=True
+        )
 
 
 def pytest_gemm_register_backends(registry: Any) -> None:

@@ -1,4 +1,4 @@
-"""GemLite's weight-only linears of 8 and 4 bits (Triton) on CUDA as the backend ``gemlite``; not judged on a GPU yet.
+"""GemLite's weight-only linears of 8 and 4 bits (Triton) on CUDA as the backend ``gemlite``; judged on an H200.
 
 Requirements: gemlite==0.6.0.post2 (an sdist) tqdm; torch for CUDA with triton>=3.6
 Run: PYTHONPATH=examples pytest -p gemlite_backend --pyargs pytest_gemm.conformance --gemm-backends=gemlite

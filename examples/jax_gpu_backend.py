@@ -1,4 +1,4 @@
-"""JAX's matrix product on CUDA, compiled by XLA, as the backend ``jax-gpu``; not judged on a GPU yet.
+"""JAX's matrix product on CUDA, compiled by XLA, as the backend ``jax-gpu``; judged on an H200.
 
 Requirements: jax[cuda13] (jax>=0.7, jax-cuda13-plugin, jax-cuda13-pjrt); torch for CUDA
 Run: PYTHONPATH=examples pytest -p jax_gpu_backend --pyargs pytest_gemm.conformance --gemm-backends=jax-gpu

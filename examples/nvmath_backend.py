@@ -1,15 +1,17 @@
-"""nvmath-python's cuBLASLt product with epilogues on CUDA as the backend ``nvmath``; not judged on a GPU yet.
+"""nvmath-python's cuBLASLt product with epilogues on CUDA as the backend ``nvmath``; judged on an H200.
 
 Requirements: nvmath-python[cu13]==1.0.0 (cuda-bindings, cuda-core, cuda-pathfinder, cuBLAS 13); torch for CUDA
 Run: PYTHONPATH=examples pytest -p nvmath_backend --pyargs pytest_gemm.conformance --gemm-backends=nvmath
 
 https://docs.nvidia.com/cuda/nvmath-python/latest/host-apis/linalg/generated/nvmath.linalg.advanced.matmul.html: F(alpha
 a @ b + beta c), where F is the epilog.  COMPUTE_32F, asked for here, sums f32, bf16 and f16 in f32 and uses no TF32
-(https://docs.nvidia.com/cuda/cublas/#cublascomputetype-t); f64 is summed in f64.  c is added in the sum's type.  Of a
-bias and an activation NVIDIA says only that they come after the product: a kernel that slices K rounds it first, as
-cuBLAS 13.1 did on an H200 in bf16.  The slices may be stored in the result's type unless a mask excludes it
-(CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE), as PyTorch's ``allow_bf16_reduced_precision_reduction`` does here.  GELU is the approximation with tanh, as PyTorch takes it
-(aten/src/ATen/native/cuda/Blas.cpp).  fp8 has scales for whole tensors, which this file leaves out.
+(https://docs.nvidia.com/cuda/cublas/#cublascomputetype-t); f64 is summed in f64.  c is added in the sum's type.
+
+Of a bias and an activation NVIDIA says only that they come after the product: a kernel that slices K may round it first,
+as those of bf16 in cuBLAS 13.1 do on an H200.  Slices of K may be stored in the result's type
+(CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE), but where PyTorch's ``allow_bf16_reduced_precision_reduction`` is off a mask
+excludes it here.  GELU is the approximation with tanh, as PyTorch takes it (aten/src/ATen/native/cuda/Blas.cpp).  fp8 has
+scales for whole tensors, which this file leaves out.
 
 A bias belongs to the rows of a column-major result, so a linear is computed as (W @ A.T).T.
 """

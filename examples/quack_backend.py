@@ -1,4 +1,4 @@
-"""quack-kernels' CuTe DSL product with epilogues on CUDA as the backend ``quack``; not judged on a GPU yet.
+"""quack-kernels' CuTe DSL product with epilogues on CUDA as the backend ``quack``; judged on an H200.
 
 Requirements: quack-kernels==0.6.5 nvidia-cutlass-dsl[cu13]>=4.7 apache-tvm-ffi<0.2 torch-c-dlpack-ext einops; Hopper
 Run: PYTHONPATH=examples pytest -p quack_backend --pyargs pytest_gemm.conformance --gemm-backends=quack

@@ -54,7 +54,7 @@ class Reference:
 
     @functools.cached_property
     def sides(self) -> torch.Tensor:
-        """The sum of |a_ik| + |b_kj| over k: what an error of 1 in each element makes at most; float64, of c's shape."""
+        """The sum of |a_ik| + |b_kj| over k, which an error of 1 in each element makes; float64, of c's shape."""
         a, b = (widened(x).abs_() for x in (self._a, self._b))
         return _multiply(a, torch.ones_like(b), self._groups) + _multiply(torch.ones_like(a), b, self._groups)
 

@@ -34,8 +34,13 @@ FP8 = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:"
 # Of each example problems that it supports, and others with the reason's code.
 PROBLEMS: dict[str, tuple[list[str], dict[str, str]]] = {
     "cupy": (
-        ["mm:f64:nn:17x65x127", "bmm:f16:nn:3x32x16x24", "mm:f32:nn:2x17x16384", "mm:f16:nn:64x48x4096"]
-        + ["mm:f16:nt:16x16x16384:math.half_partials"],
+        [
+            "mm:f64:nn:17x65x127",
+            "bmm:f16:nn:3x32x16x24",
+            "mm:f32:nn:2x17x16384",
+            "mm:f16:nn:64x48x4096",
+            "mm:f16:nt:16x16x16384:math.half_partials",
+        ],
         {"mm:bf16:nn:16x16x16": "dtype", "mm:f16:nn:2x17x16384": "half-partials"},
     ),
     "cutile": (
@@ -223,9 +228,7 @@ def _tf32x3(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("line", ["mm:f32:nn:1000x40x24", "mm:f32:nn:1x64x64"])
-def test_flaggems_loses_the_low_bits_of_subnormal_operands(
-    load: Load, library: Callable[..., None], line: str
-) -> None:
+def test_flaggems_loses_the_low_bits_of_subnormal_operands(load: Load, library: Callable[..., None], line: str) -> None:
     library("flag_gems", mm=_tf32x3, bmm=torch.bmm, addmm=torch.addmm, baddbmm=torch.baddbmm)
     assert_right(load("flaggems")[1], line)
 
@@ -262,7 +265,9 @@ def _nvmath(library: Callable[..., None], product: Callable[..., Any] = _cublasl
     library("nvmath.linalg.advanced", matmul=product, MatmulEpilog=epilogs, **names)
 
 
-@pytest.mark.parametrize(("line", "mask"), [("mm:f16:nn:2x17x512", 2), ("mm:bf16:nt:1x16x512", 2), ("mm:f32:nn:5x6x7", 7)])
+@pytest.mark.parametrize(
+    ("line", "mask"), [("mm:f16:nn:2x17x512", 2), ("mm:bf16:nt:1x16x512", 2), ("mm:f32:nn:5x6x7", 7)]
+)
 def test_nvmath_adds_slices_in_f32(load: Load, library: Callable[..., None], line: str, mask: int) -> None:
     masks = []
 
@@ -318,7 +323,7 @@ def test_gemlite_tunes_itself_with_a_copy(load: Load, library: Callable[..., Non
     library("gemlite.helper")
     seen: list[Any] = []
 
-    def linear(problem: Any, *, a: Any, b: Any, scale: Any, **_: Any) -> Any:
+    def linear(_: Any, *, a: Any, b: Any, scale: Any, **_more: Any) -> Any:
         seen.append(a)
         if len(seen) == 1:
             a.copy_(a.clone())  # the tuner's restore_value
