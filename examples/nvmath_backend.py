@@ -7,11 +7,11 @@ https://docs.nvidia.com/cuda/nvmath-python/latest/host-apis/linalg/generated/nvm
 a @ b + beta c), where F is the epilog.  COMPUTE_32F, asked for here, sums f32, bf16 and f16 in f32 and uses no TF32
 (https://docs.nvidia.com/cuda/cublas/#cublascomputetype-t); f64 is summed in f64.  c is added in the sum's type.
 
-Of a bias and an activation NVIDIA says only that they come after the product: a kernel that slices K may round it first,
-as those of bf16 in cuBLAS 13.1 do on an H200.  Slices of K may be stored in the result's type
+Of a bias and an activation NVIDIA says only that they come after the product: a kernel that slices K may round it
+first, as those of bf16 in cuBLAS 13.1 do on an H200.  Slices of K may be stored in the result's type
 (CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE), but where PyTorch's ``allow_bf16_reduced_precision_reduction`` is off a mask
-excludes it here.  GELU is the approximation with tanh, as PyTorch takes it (aten/src/ATen/native/cuda/Blas.cpp).  fp8 has
-scales for whole tensors, which this file leaves out.
+excludes it here.  GELU is the approximation with tanh, as PyTorch takes it (aten/src/ATen/native/cuda/Blas.cpp).  fp8
+has scales for whole tensors, which this file leaves out.
 
 A bias belongs to the rows of a column-major result, so a linear is computed as (W @ A.T).T.
 """
