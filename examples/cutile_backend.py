@@ -1,4 +1,4 @@
-"""A GEMM in cuTile Python on CUDA as the backend ``cutile``; not judged on a GPU yet.
+"""A GEMM in cuTile Python on CUDA as the backend ``cutile``; judged on an H200.
 
 Requirements: cuda-tile==1.7.0 with tileiras, ptxas and nvvm of CUDA 13.4 or newer (cuda-tile[tileiras]); driver r580
 Run: PYTHONPATH=examples pytest -p cutile_backend --pyargs pytest_gemm.conformance --gemm-backends=cutile
@@ -6,7 +6,9 @@ Run: PYTHONPATH=examples pytest -p cutile_backend --pyargs pytest_gemm.conforman
 https://docs.nvidia.com/cuda/cutile-python/generated/cuda.tile.mma.html: f16 and bf16 are multiplied into f32, f32 into
 f32 and, as a type of its own, tf32 into f32; f64 into f64, 8-bit integers into int32.  So f32 is not TF32.  A tile
 beyond the edge is filled with zeros (``padding_mode``); ``astype`` rounds to nearest once.  fp8 has no scales here.
-The package's page says that tileiras 13.2 has no Hopper; tileiras 13.5 compiles this kernel for sm_90.
+The package's page says that tileiras 13.2 has no Hopper; tileiras 13.5 compiles this kernel for sm_90.  A tileiras on
+PATH takes its tools from CUDA_HOME: with that of CUDA 13.0 each kernel ends with "Return code 5".  Unset it, or give
+the toolkit that tileiras is from; the package nvidia-cuda-tileiras does not read it.
 """
 
 from __future__ import annotations

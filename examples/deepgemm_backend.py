@@ -1,4 +1,4 @@
-"""DeepGEMM's bf16 and block-scaled fp8 products on CUDA as the backend ``deepgemm``; not judged on a GPU yet.
+"""DeepGEMM's bf16 and block-scaled fp8 products on CUDA as the backend ``deepgemm``; judged on an H200.
 
 Requirements: sgl-deep-gemm==0.2.5 (SGLang's build, the one with wheels); torch for CUDA 13, nvcc 12.9 or newer; Hopper
 Run: PYTHONPATH=examples pytest -p deepgemm_backend --pyargs pytest_gemm.conformance --gemm-backends=deepgemm

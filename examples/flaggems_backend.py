@@ -1,4 +1,4 @@
-"""FlagGems' Triton mm, addmm, bmm and baddbmm on CUDA as the backend ``flaggems``; not judged on a GPU yet.
+"""FlagGems' Triton mm, addmm, bmm and baddbmm on CUDA as the backend ``flaggems``; judged on an H200.
 
 Requirements: flag-gems==5.0.2 sqlalchemy pyyaml packaging; torch 2.9 to 2.11 for CUDA with its triton (3.5, 3.6)
 Run: PYTHONPATH=examples pytest -p flaggems_backend --pyargs pytest_gemm.conformance --gemm-backends=flaggems
@@ -8,6 +8,7 @@ ignores the addend (https://docs.pytorch.org/docs/stable/generated/torch.addmm.h
 kernels sum in f32 (``tl.zeros(..., dtype=tl.float32)``).  f32 is multiplied without TF32, but by mm on Hopper, where N
 and K are multiples of 4: ``input_precision="tf32x3"`` (runtime/backend/_nvidia/hopper/ops/mm.py).  An operand is then
 the sum of two TF32 numbers, off by 2^-20 where both are truncated, and the product of the two smaller ones is left out.
+The smaller one has no bits below 2^-136, the smallest TF32 number: of a subnormal operand 10 bits are left.
 addmm and baddbmm add alpha and beta in f32 and round once.  There is no fp8 here.
 
 A kernel has up to 162 configurations, which FlagGems compiles and times for each shape.  Here each has one, so that a
@@ -28,6 +29,7 @@ from pytest_gemm.backends.on_cuda import CudaCallableBackend
 from pytest_gemm.numerics.contract import Contract
 
 TF32X3 = 3 * 2.0**-20  # two operands, and the product that is left out
+SMALLEST = 2.0**-136  # of TF32: an exponent of f32 and 10 bits
 
 
 def matmul(a: Any, b: Any) -> Any:
@@ -81,7 +83,9 @@ class FlagGemsBackend(CudaCallableBackend):
         found = super().contract(problem)
         if problem.input_dtype.name != "f32" or problem.op.batched:
             return found
-        return dataclasses.replace(found, input_error=TF32X3, alignment_bits=24, chunk=4, or_scalar=True)
+        return dataclasses.replace(
+            found, input_error=TF32X3, input_smallest=SMALLEST, alignment_bits=24, chunk=4, or_scalar=True
+        )
 
 
 def pytest_gemm_register_backends(registry: Any) -> None:

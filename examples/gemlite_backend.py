@@ -1,4 +1,4 @@
-"""GemLite's weight-only linears of 8 and 4 bits (Triton) on CUDA as the backend ``gemlite``; not judged on a GPU yet.
+"""GemLite's weight-only linears of 8 and 4 bits (Triton) on CUDA as the backend ``gemlite``; judged on an H200.
 
 Requirements: gemlite==0.6.0.post2 (an sdist) tqdm; torch for CUDA with triton>=3.6
 Run: PYTHONPATH=examples pytest -p gemlite_backend --pyargs pytest_gemm.conformance --gemm-backends=gemlite
@@ -9,6 +9,10 @@ zeros; a weight is ``fma(code, scale, zero)``, rounded to A's type: an error of 
 sliced along K, up to 16 times, and the slices are added by atomics in the result's type: partial sums in the result's
 type, and another order in each run.  K is a multiple of 32.  f32 is left out, since Triton multiplies it as TF32; there
 is no fp8 here.  The weight is packed once for a timed call, and anew for each judged run.
+
+Of woq_int8 with slices, f16 and K above 256 are refused: slices of f16 may overflow, 16 of bf16 may lose a 16th of
+|A| @ |B|, and 0 is within such a bound.  The kernels of few rows and 4 bits are tuned under ``restore_value``, which
+writes A back: they are tuned with a copy.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Unsupported
 
 NAMES = ("woq_int8", "woq_int4")
+WHOLE = 64  # rows from which on K is not sliced
 
 
 def matmul(a: Any, b: Any) -> Any:
@@ -58,11 +63,17 @@ class GemLiteBackend(CudaCallableBackend):
 
     def contract(self, problem: Any) -> Contract:
         """Slices in the result's type; of 8 bits two roundings, of 4 bits one of each weight."""
-        found = dataclasses.replace(super().contract(problem), slices=16, partials="out", deterministic=False)
+        found = super().contract(problem)
+        if problem.shape.m < WHOLE:
+            found = dataclasses.replace(found, slices=16, partials="out", deterministic=False)
         if problem.op.name == "woq_int8":
             return dataclasses.replace(found, epilogue="eager")
         half = problem.dtypes.out
         return dataclasses.replace(found, input_error=half.unit_roundoff + 2.0**-18, input_bits=half.precision)
+
+    def prepare(self, problem: Any, operands: Any, request: Any = DEFAULT) -> Any:
+        """Tune the kernels with a copy of the operands, to which the tuner writes."""
+        return super().prepare(problem, operands.clone(), request)
 
     def supports(self, problem: Any, request: Any = None) -> Unsupported | None:
         """The linears without steps, of whole blocks of 32 along K."""
@@ -72,6 +83,10 @@ class GemLiteBackend(CudaCallableBackend):
             return Unsupported("dtype", "Triton multiplies f32 as TF32 here", "write bf16 or f16")
         if problem.shape.k % 32 or problem.shape.is_empty or problem.shape.k == 0:
             return Unsupported("shape", "GemLite takes a K of whole blocks of 32 elements", "give a multiple of 32")
+        half, sliced = problem.dtypes.out.name, problem.op.name == "woq_int8" and problem.shape.m < WHOLE
+        if sliced and (half == "f16" or problem.shape.k > 256):
+            text = f"slices of K={problem.shape.k} are added in {half}, and the bound of that contains 0"
+            return Unsupported("half-partials", text, f"write bf16 and K up to 256, or M from {WHOLE} on")
         return super().supports(problem, request or DEFAULT)
 
 

@@ -1,4 +1,4 @@
-"""JAX's matrix product on CUDA, compiled by XLA, as the backend ``jax-gpu``; not judged on a GPU yet.
+"""JAX's matrix product on CUDA, compiled by XLA, as the backend ``jax-gpu``; judged on an H200.
 
 Requirements: jax[cuda13] (jax>=0.7, jax-cuda13-plugin, jax-cuda13-pjrt); torch for CUDA
 Run: PYTHONPATH=examples pytest -p jax_gpu_backend --pyargs pytest_gemm.conformance --gemm-backends=jax-gpu
@@ -9,7 +9,8 @@ then rounded once.  On a GPU f32 is TF32 by default and f32 with ``HIGHEST``
 (https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision), which the example asks for.  XLA leaves the kernel to
 cuBLASLt or to Triton, and may slice K.  There are no scales here, and so no fp8.
 
-Operands are shared through DLPack, which JAX takes of compact tensors alone: a strided one is copied first.
+Operands are shared through DLPack, which JAX takes of compact tensors alone: a strided one is copied first, and so is
+one at an address that is no multiple of 16 bytes.  JAX 0.11.2 takes it on a GPU, and the product raises.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def matmul(a: Any, b: Any) -> Any:
     from jax import numpy as jnp
 
     sums = jnp.float32 if a.is_floating_point() else jnp.int32
-    x, y = (hand_over(one, jnp.from_dlpack, compact=True) for one in (a, b))
+    x, y = (hand_over(one, jnp.from_dlpack, compact=True, align=16) for one in (a, b))
     product = jnp.matmul(x, y, precision=lax.Precision.HIGHEST, preferred_element_type=sums)
     product = product.astype(x.dtype if a.is_floating_point() else sums)
     return take_back(product, a, wait=jax.block_until_ready)

@@ -1,9 +1,11 @@
 """Rewrite the tables of docs/results/libraries.md from run records and fingerprints.
 
     python examples/results.py docs/results/libraries.md OUT [OUT ...] --fingerprints=DIR
+    python examples/results.py docs/results/libraries.md OUT [OUT ...] --block=libraries-gpu
 
 OUT is a folder of ``--gemm-output``: of a run of the suite, or of ``pytest perf``, which has samples; DIR that of
-``pytest-gemm fingerprint --output``.  A record counts problems, each under the worst of its cases.
+``pytest-gemm fingerprint --output``.  The page has a block of tables between two marks for the libraries on a CPU, and
+one for those on a GPU.  A record counts problems, each under the worst of its cases.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from pytest_gemm.text import table
 from pytest_gemm.tools.fingerprint import load
 
 HEAD = ("library", "release", "judged", "cases", "right", "wrong", "refused", "ops", "arithmetic", "seconds")
-BLOCK = re.compile(r"(<!-- generated: libraries -->\n).*?(<!-- end -->)", re.DOTALL)
+# Where the name of a backend is not a part of its distribution's, without hyphens.
+DISTRIBUTIONS = {"cutile": "cuda-tile"}
+
+
+def release_of(backend: str, versions: Mapping[str, str]) -> str:
+    """The version of a backend's distribution: that of tensorflow is tensorflow-cpu, that of jax-gpu is jax."""
+    name = DISTRIBUTIONS.get(backend, backend.removesuffix("-gpu"))
+    return versions.get(name) or next((v for one, v in versions.items() if name in one.replace("-", "")), "?")
 
 
 def row(backend: str, records: Iterable[Record], traits: Mapping[str, str]) -> tuple[str, ...]:
@@ -36,8 +45,7 @@ def row(backend: str, records: Iterable[Record], traits: Mapping[str, str]) -> t
     cases = {(outcome.problem, outcome.distribution) for outcome in judged}
     ops = {problem.partition(":")[0] for problem in problems}
     counts = [str(len(each)) for each in (problems, cases, problems - wrong, wrong, refused, ops)]
-    versions = found[0].run.versions  # the distribution of tensorflow is tensorflow-cpu
-    release = versions.get(backend) or next((v for name, v in versions.items() if backend in name), "?")
+    release = release_of(backend, found[0].run.versions)
     return (backend, release, *counts, traits.get(backend, ""), f"{seconds:.0f}" if seconds else "")
 
 
@@ -84,6 +92,7 @@ def main() -> int:
     parser.add_argument("page", type=Path)
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("--fingerprints", type=Path)
+    parser.add_argument("--block", default="libraries", help="the name in the mark before the tables")
     given = parser.parse_args()
     timed = [folder for folder in given.records if (folder / "samples").is_dir()]
     records: dict[str, list[Record]] = {}
@@ -93,9 +102,13 @@ def main() -> int:
             records.setdefault(record.outcomes[0].backend, []).append(record)
     traits = arithmetic(given.fingerprints)
     rows = [row(name, found, traits) for name, found in records.items()]
-    lines = "\n".join([*table(HEAD, rows, (2, 3, 4, 5, 6, 7, 9), markdown=True), *speed(timed)])
+    kept = [place for place, name in enumerate(HEAD) if name != "arithmetic" or traits]
+    rows = [tuple(one[place] for place in kept) for one in (HEAD, *rows)]
+    right = [place for place, name in enumerate(rows[0]) if name not in {"library", "release", "arithmetic"}]
+    lines = "\n".join([*table(rows[0], rows[1:], right, markdown=True), *speed(timed)])
     text = given.page.read_text(encoding="utf-8")
-    given.page.write_text(BLOCK.sub(lambda m: f"{m[1]}{lines}\n{m[2]}", text), encoding="utf-8")
+    block = re.compile(rf"(<!-- generated: {re.escape(given.block)} -->\n).*?(<!-- end -->)", re.DOTALL)
+    given.page.write_text(block.sub(lambda m: f"{m[1]}{lines}\n{m[2]}", text), encoding="utf-8")
     return 0
 
 

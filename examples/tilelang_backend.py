@@ -1,4 +1,4 @@
-"""A GEMM in TileLang, as its quick start writes it, on CUDA as the backend ``tilelang``; not judged on a GPU yet.
+"""A GEMM in TileLang, as its quick start writes it, on CUDA as the backend ``tilelang``; judged on an H200.
 
 Requirements: tilelang==0.1.15 apache-tvm-ffi<0.1.13 z3-solver<4.15.5 torch-c-dlpack-ext cloudpickle ml-dtypes; nvcc
 Run: PYTHONPATH=examples pytest -p tilelang_backend --pyargs pytest_gemm.conformance --gemm-backends=tilelang

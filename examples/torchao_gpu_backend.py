@@ -1,4 +1,4 @@
-"""torchao's quantised linears on CUDA as the backend ``torchao-gpu``; not judged on a GPU yet.
+"""torchao's quantised linears on CUDA as the backend ``torchao-gpu``; judged on an H200.
 
 Requirements: torchao==0.18.0; torch for CUDA; compute capability 8.0, for fp8 8.9
 Run: PYTHONPATH=examples pytest -p torchao_gpu_backend --pyargs pytest_gemm.conformance --gemm-backends=torchao-gpu

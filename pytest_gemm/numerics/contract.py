@@ -58,6 +58,8 @@ class Contract:
             (2^-10 for TF32 rounded to nearest, 2^-9 truncated, 3 * 2^-16 for bf16x3).
         input_bits: with an input error, the significand bits that an input keeps (11 for TF32): operands that need no
             more are multiplied exactly.  0 where none is known to be.
+        input_smallest: with an input error, the smallest number that is kept of an input, 2^-136 for TF32: what is
+            below it is lost, which a huge number on the other side multiplies.  0.0 where nothing is.
         alignment_bits, chunk: for tensor cores that truncate: f and L of Fasi et al. (2021); terms of one
             chunk of L are aligned to f fractional bits.  0 for ordinary IEEE additions.
         promote_every: with tensor cores: the number of products P after which their sum is added to one in f32 and
@@ -74,6 +76,7 @@ class Contract:
     partials: Literal["f32", "out"] = "f32"
     input_error: float = 0.0
     input_bits: int = 0
+    input_smallest: float = 0.0
     alignment_bits: int = 0
     chunk: int = 0
     promote_every: int = 0

@@ -269,6 +269,8 @@ def _error_of(
         tier = "statistical"
     # What rounding leaves out: underflow, and the reference's own error.
     error += _underflow(given, factor * (1.0 if scale is None or not scale.numel() else float(scale.abs().amax())))
+    if contract.input_smallest:
+        error += gauge(reference.sides) * contract.input_smallest
     if reference.slack is not None:
         error += gauge(reference.slack)
     if addend is not None or factor != 1.0 or scale is not None:

@@ -53,6 +53,12 @@ class Reference:
         return _multiply(widened(self._a).abs_(), widened(self._b).abs_(), self._groups)
 
     @functools.cached_property
+    def sides(self) -> torch.Tensor:
+        """The sum of |a_ik| + |b_kj| over k, which an error of 1 in each element makes; float64, of c's shape."""
+        a, b = (widened(x).abs_() for x in (self._a, self._b))
+        return _multiply(a, torch.ones_like(b), self._groups) + _multiply(torch.ones_like(a), b, self._groups)
+
+    @functools.cached_property
     def opposed(self) -> torch.Tensor:
         """Where each product has a negative sign, that of a zero included; bool, of c's shape."""
         a, b = (x.signbit().to(torch.float64) for x in (widened(self._a), widened(self._b)))

@@ -123,7 +123,7 @@ def test_a_library_is_right(example: Callable[[str], Any], name: str, line: str)
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*_backend.py")), ids=lambda path: path.name)
 def test_an_example_is_short_and_says_what_it_needs(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 80
+    assert len(text.splitlines()) <= 100
     assert "\nRequirements: " in text
     assert "\nRun: " in text
     assert "https://" in text
@@ -252,6 +252,28 @@ def test_the_page_of_results_is_made_of_records(pytester: pytest.Pytester) -> No
     head, _, times = [[cell.strip() for cell in line.split("|")] for line in made.splitlines()[6:9]]
     assert head[1:3] == ["time over ATen's", "`mm:f32:nn:64x64x64`"]
     assert times[1:3] == ["numpy", "1.00 (0.50)"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "distribution"),
+    [("jax-gpu", "jax"), ("cutile", "cuda-tile"), ("flaggems", "flag-gems"), ("deepgemm", "sgl-deep-gemm")],
+)
+def test_a_block_of_its_own_has_the_libraries_on_a_gpu(
+    pytester: pytest.Pytester, backend: str, distribution: str
+) -> None:
+    page = pytester.path / "page.md"
+    page.write_text(
+        "<!-- generated: libraries -->\nold\n<!-- end -->\n<!-- generated: libraries-gpu -->\n<!-- end -->\n"
+    )
+    run = {"run": plain(Provenance(versions={"torch": "2.15.0", distribution: "1.2"}))}
+    outcome = to_record(Outcome(CaseId(backend, "mm:f32:nn:8x8x8"), "rand", 0, Status.PASSED))
+    (pytester.path / "run.jsonl").write_text(f"{json.dumps(run)}\n{json.dumps(outcome)}\n")
+    result = pytester.run(sys.executable, FOLDER / "results.py", page, pytester.path, "--block=libraries-gpu")
+    assert result.ret == 0
+    made = page.read_text().splitlines()
+    assert made[:4] == ["<!-- generated: libraries -->", "old", "<!-- end -->", "<!-- generated: libraries-gpu -->"]
+    assert "arithmetic" not in made[4]
+    assert [cell.strip() for cell in made[6].split("|")][1:4] == [backend, "1.2", "1"]
 
 
 @pytest.mark.parametrize(

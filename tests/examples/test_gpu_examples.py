@@ -33,7 +33,16 @@ FOLDER = Path(__file__).parents[2] / "examples"
 FP8 = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:"
 # Of each example problems that it supports, and others with the reason's code.
 PROBLEMS: dict[str, tuple[list[str], dict[str, str]]] = {
-    "cupy": (["mm:f64:nn:17x65x127", "bmm:f16:nn:3x32x16x24"], {"mm:bf16:nn:16x16x16": "dtype"}),
+    "cupy": (
+        [
+            "mm:f64:nn:17x65x127",
+            "bmm:f16:nn:3x32x16x24",
+            "mm:f32:nn:2x17x16384",
+            "mm:f16:nn:64x48x4096",
+            "mm:f16:nt:16x16x16384:math.half_partials",
+        ],
+        {"mm:bf16:nn:16x16x16": "dtype", "mm:f16:nn:2x17x16384": "half-partials"},
+    ),
     "cutile": (
         ["mm:f32:nn:17x65x127", "int_mm:i8-i8-i32:nt:17x64x128"],
         {"bmm:f16:nn:3x32x16x24": "batch", f"{FP8}32x64x128:quant.rowwise": "op"},
@@ -52,10 +61,16 @@ PROBLEMS: dict[str, tuple[list[str], dict[str, str]]] = {
         {"mm:f64:nn:17x65x127": "dtype", "int_mm:i8-i8-i32:nt:17x64x128": "dtype"},
     ),
     "gemlite": (
-        ["woq_int8:f16-i8-f16:nt:17x65x128", "woq_int4:bf16-i4-bf16:nt:4x48x192:quant.group-64"],
+        [
+            "woq_int8:bf16-i8-bf16:nt:17x65x256",
+            "woq_int8:f16-i8-f16:nt:64x65x1024",
+            "woq_int4:bf16-i4-bf16:nt:4x48x192:quant.group-64",
+        ],
         {
             "mm:bf16:nn:16x16x32": "op",
             "woq_int8:f16-i8-f16:nt:17x65x127": "shape",
+            "woq_int8:f16-i8-f16:nt:17x65x128": "half-partials",
+            "woq_int8:bf16-i8-bf16:nt:1x64x1024": "half-partials",
             "woq_int8:f32-i8-f32:nt:17x64x128": "dtype",
             "woq_int4:f32-i4-f32:nt:4x48x192:quant.group-64": "dtype",
             "woq_int8:f16-i8-f16:nt:17x64x128:relu": "op",
@@ -199,6 +214,25 @@ def test_flaggems_holds_f32_on_hopper_to_three_parts_of_tf32(load: Load, library
     assert backend.contract(Problem.parse("mm:f16:nn:16x16x16")).input_error == 0.0
 
 
+def _tf32(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to TF32, as ``cvt.rna.tf32`` does."""
+    return ((x.contiguous().view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32)
+
+
+def _tf32x3(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Triton's three products: what is not finite of the smaller two counts as zero."""
+    big_a, big_b = _tf32(a), _tf32(b)
+    low_a, low_b = _tf32(a - big_a).double(), _tf32(b - big_b).double()
+    low = low_a @ big_b.double() + big_a.double() @ low_b
+    return (low.nan_to_num(nan=0.0) + big_a.double() @ big_b.double()).float()
+
+
+@pytest.mark.parametrize("line", ["mm:f32:nn:1000x40x24", "mm:f32:nn:1x64x64"])
+def test_flaggems_loses_the_low_bits_of_subnormal_operands(load: Load, library: Callable[..., None], line: str) -> None:
+    library("flag_gems", mm=_tf32x3, bmm=torch.bmm, addmm=torch.addmm, baddbmm=torch.baddbmm)
+    assert_right(load("flaggems")[1], line)
+
+
 def test_tilelang_has_tf32(load: Load, library: Callable[..., None]) -> None:
     _, backend = load("tilelang")
     library("tilelang")
@@ -213,17 +247,48 @@ def _cublaslt(a: Any, b: Any, c: Any = None, *, alpha: Any = None, beta: Any = N
     if "bias" in (more.get("epilog_inputs") or {}):
         bias = more["epilog_inputs"]["bias"]
         assert bias.shape == (a.shape[0],)
-        x = x + bias.double()[:, None]
+        x = x.to(a.dtype).double() + bias.double()[:, None]  # as kernels do that slice K
     name = more.get("epilog", "")
     x = x.relu() if "RELU" in name else x
     x = torch.nn.functional.gelu(x, approximate="tanh") if "GELU" in name else x
     return x.to(a.dtype)
 
 
+def _nvmath(library: Callable[..., None], product: Callable[..., Any] = _cublaslt) -> None:
+    """nvmath-python's names, with this product."""
+    epilogs = {name: name for name in ("BIAS", "RELU", "GELU", "RELU_BIAS", "GELU_BIAS")}
+    names: dict[str, Any] = {
+        "MatmulComputeType": SimpleNamespace(COMPUTE_32F=68),
+        "MatmulReductionScheme": SimpleNamespace(COMPUTE_TYPE=2),
+        "MatmulPlanPreferences": functools.partial(SimpleNamespace, reduction_scheme_mask=7),
+    }
+    library("nvmath.linalg.advanced", matmul=product, MatmulEpilog=epilogs, **names)
+
+
+@pytest.mark.parametrize(
+    ("line", "mask"), [("mm:f16:nn:2x17x512", 2), ("mm:bf16:nt:1x16x512", 2), ("mm:f32:nn:5x6x7", 7)]
+)
+def test_nvmath_adds_slices_in_f32(load: Load, library: Callable[..., None], line: str, mask: int) -> None:
+    masks = []
+
+    def product(*given: Any, preferences: Any, **more: Any) -> Any:
+        masks.append(preferences.reduction_scheme_mask)
+        return _cublaslt(*given, **more)
+
+    _nvmath(library, product)
+    backend = load("nvmath")[1]
+    assert_right(backend, line)
+    assert {*masks} == {mask}
+    assert_right(backend, f"{line}:math.half_partials" if mask == 2 else line)
+    assert masks[-1] == 7
+
+
 @pytest.mark.parametrize(
     "line",
     [
         "mm:f16:nt:17x65x127",
+        "linear:bf16:nt:17x65x127:bias",
+        "linear:bf16:nt:17x65x127:bias+gelu_tanh",
         "linear:bf16:nt:17x65x127:bias+relu",
         "linear:f32:nt:17x65x127:bias+gelu_tanh",
         "linear:f16:nt:3x17x65x127:bias+relu",
@@ -231,10 +296,41 @@ def _cublaslt(a: Any, b: Any, c: Any = None, *, alpha: Any = None, beta: Any = N
     ],
 )
 def test_nvmath_has_the_bias_of_columns(load: Load, library: Callable[..., None], line: str) -> None:
-    names = SimpleNamespace(COMPUTE_32F=68)
-    epilogs = {name: name for name in ("BIAS", "RELU", "GELU", "RELU_BIAS", "GELU_BIAS")}
-    library("nvmath.linalg.advanced", matmul=_cublaslt, MatmulComputeType=names, MatmulEpilog=epilogs)
+    _nvmath(library)
     assert_right(load("nvmath")[1], line)
+
+
+def test_jax_gets_addresses_of_16_bytes(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _ = load("jax-gpu")
+    taken: list[torch.Tensor] = []
+
+    def from_dlpack(one: torch.Tensor) -> torch.Tensor:
+        taken.append(one)
+        return one
+
+    numpy = SimpleNamespace(from_dlpack=from_dlpack, matmul=lambda x, y, **_: x @ y, float32=1, int32=2)
+    monkeypatch.setattr(torch.Tensor, "astype", torch.Tensor.to, raising=False)
+    jax = ModuleType("jax")
+    vars(jax).update(numpy=numpy, lax=SimpleNamespace(Precision=SimpleNamespace(HIGHEST=3)), block_until_ready=len)
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    a = torch.ones(9 * 8)[1:65].view(8, 8)
+    assert torch.equal(module.matmul(a, a.mT), torch.full((8, 8), 8.0))
+    assert [one.data_ptr() % 16 for one in taken] == [0, 0]
+
+
+def test_gemlite_tunes_itself_with_a_copy(load: Load, library: Callable[..., None], monkeypatch: Any) -> None:
+    module, backend = load("gemlite")
+    library("gemlite.helper")
+    seen: list[Any] = []
+
+    def linear(_: Any, *, a: Any, b: Any, scale: Any, **_more: Any) -> Any:
+        seen.append(a)
+        if len(seen) == 1:
+            a.copy_(a.clone())  # the tuner's restore_value
+        return lambda: (a.double() @ b.double().T * scale.double().reshape(1, -1)).to(a.dtype)
+
+    monkeypatch.setattr(module, "linear", linear)
+    assert_right(backend, "woq_int8:bf16-i8-bf16:nt:1x64x128")
 
 
 def _gemm(a: Any, b: Any, *, bias: Any = None, alpha: Any = 1.0, out_dtype: Any = None, **_: Any) -> Any:
@@ -264,6 +360,7 @@ def _gemm_add(a: Any, b: Any, c: Any, *, alpha: float, beta: float, **_: Any) ->
         "linear:f16:nt:17x64x128:bias+silu",
         "linear:f16:nt:17x64x128:gelu_tanh",
         "addmm:bf16:nn:33x64x128:bias-mn+alpha-0.5+beta-2",
+        "baddbmm:f16:nn:3x32x16x24:bias-mn+beta-0",
         f"{FP8}17x64x128:bias:quant.tensorwise",
     ],
 )

@@ -202,7 +202,7 @@ def test_a_tensor_cores_tf32_has_its_own_alignment(major: int) -> None:
 def test_partial_sums_in_half_are_claimed_for_a_library_only() -> None:
     long = Problem.parse("mm:bf16:nn:8x8x4096:math.half_partials")
     library = tensor_core.contract(long, library=True)
-    assert (library.partials, library.slices) == ("out", 32)
+    assert (library.partials, library.slices) == ("out", 128)
     assert library.narrow_partials
     assert not tensor_core.contract(long).narrow_partials
     plain = Problem.parse("mm:bf16:nn:8x8x4096")
