@@ -24,6 +24,7 @@ CONFTEST = """
     import os
     import signal
     import sys
+    import time
     import unittest
 
     import pytest
@@ -95,12 +96,12 @@ CONFTEST = """
     def interrupted(a, b):
         os.kill(os.getppid(), signal.SIGINT)  # as kill or a CI does: it is the parent that they know
         while True:
-            signal.pause()
+            time.sleep(0.05)  # signal.pause() would sleep through a signal that came just before it
 
     def terminated(a, b):
         os.kill(os.getppid(), signal.SIGTERM)
         while True:
-            signal.pause()
+            time.sleep(0.05)  # signal.pause() would sleep through a signal that came just before it
 
 
     class Unraisable:
