@@ -9,9 +9,9 @@ takes f16, bf16 and fp8, no f32 and so no TF32, sums in f32 only, and needs rows
 the result.  fp8 leaves the tensor core after each tile of K (``fp8_slow_accum``); alpha is the product of both scales,
 so scales are those of whole tensors.  All of it is in f32, and the result is rounded once.
 
-An epilogue's kernel is named by its source and by all that it calls, but for what is below a folder ``site-packages``:
-CuTe DSL elsewhere is "no fail-closed semantic key" (quack/gemm_runtime/identity.py), so name the folder of
-``pip install --target`` so.  Its folder ``nvidia_cutlass_dsl/dsl_packages`` is then on PYTHONPATH too.
+quack refuses CuTe DSL outside of a folder named ``site-packages`` ("no fail-closed semantic key", in its file
+gemm_runtime/identity.py).  For ``pip install --target`` give a folder of that name, and put the folder
+``nvidia_cutlass_dsl/dsl_packages`` in it on PYTHONPATH too.
 
 ``tuned=False``: no benchmark chooses the configuration, so that a case is the same kernel in each run.
 """

@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import tf32
 import torch
 
 from pytest_gemm.api.registry import Registry
@@ -214,22 +215,9 @@ def test_flaggems_holds_f32_on_hopper_to_three_parts_of_tf32(load: Load, library
     assert backend.contract(Problem.parse("mm:f16:nn:16x16x16")).input_error == 0.0
 
 
-def _tf32(x: torch.Tensor) -> torch.Tensor:
-    """Rounded to TF32, as ``cvt.rna.tf32`` does."""
-    return ((x.contiguous().view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32)
-
-
-def _tf32x3(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Triton's three products: what is not finite of the smaller two counts as zero."""
-    big_a, big_b = _tf32(a), _tf32(b)
-    low_a, low_b = _tf32(a - big_a).double(), _tf32(b - big_b).double()
-    low = low_a @ big_b.double() + big_a.double() @ low_b
-    return (low.nan_to_num(nan=0.0) + big_a.double() @ big_b.double()).float()
-
-
 @pytest.mark.parametrize("line", ["mm:f32:nn:1000x40x24", "mm:f32:nn:1x64x64"])
 def test_flaggems_loses_the_low_bits_of_subnormal_operands(load: Load, library: Callable[..., None], line: str) -> None:
-    library("flag_gems", mm=_tf32x3, bmm=torch.bmm, addmm=torch.addmm, baddbmm=torch.baddbmm)
+    library("flag_gems", mm=tf32.three_products, bmm=torch.bmm, addmm=torch.addmm, baddbmm=torch.baddbmm)
     assert_right(load("flaggems")[1], line)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import mpmath  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 import torch
+from tf32 import three_products, to_tf32
 
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.judging import verdict
@@ -233,12 +234,6 @@ def test_a_claim_of_tf32_excuses_tf32_only() -> None:
 
 @pytest.mark.parametrize("line", ["mm:f32:nn:33x65x127", "baddbmm:f32:nn:3x32x16x24:bias-mn+alpha-0.5+beta-2"])
 def test_low_bits_of_subnormal_operands_are_lost_where_that_is_claimed(line: str) -> None:
-    def three_products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        big_a, big_b = to_tf32(a), to_tf32(b)
-        low_a, low_b = to_tf32(a - big_a).double(), to_tf32(b - big_b).double()
-        low = low_a @ big_b.double() + big_a.double() @ low_b
-        return (low.nan_to_num(nan=0.0) + big_a.double() @ big_b.double()).float()
-
     claims = {"input_error": 3 * 2.0**-20}
     assert judged(line, "rand", three_products, **claims)[0] == 0
     assert judged(line, "specials", three_products, **claims)[0] > 0
@@ -249,11 +244,6 @@ def test_low_bits_of_subnormal_operands_are_lost_where_that_is_claimed(line: str
 # -- modes: TF32, partial sums in half, autocast ------------------------------------------------------
 
 TF32: dict[str, Any] = {"input_error": 2.0**-9, "input_bits": 11}
-
-
-def to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """Rounded to nearest, ties away from zero, as ``cvt.rna.tf32`` does."""
-    return ((x.contiguous().view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32)
 
 
 def rounded_inputs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
