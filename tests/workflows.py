@@ -241,6 +241,7 @@ if [[ "$1 $2" == "-m venv" ]]; then
     mv "$3/bin/python" "$3/bin/python-real"
     sed "s|'{python}'|'$PWD/$3/bin/python-real'|" {warm} >"$3/bin/python"
     chmod +x "$3/bin/python"
+    grep -qF "'$PWD/$3/bin/python-real'" "$3/bin/python"
 else
     exec {warm} "$@"
 fi
@@ -257,7 +258,9 @@ def environment(folder: Path, programs: Programs) -> dict[str, str]:
     site = next(path for path in sys.path if path.endswith("site-packages"))
     for name, text in (("pip", _PIP), ("python", _PYTHON)):
         script = folder / "bin" / name
-        known = {"python": sys.executable, "warm": programs.python, "log": str(folder / "pip.log")}
+        # By the name that `Programs` wrote: a console script's sys.executable may end with python3.
+        python = Path(sys.executable).parent / "python"
+        known = {"python": python, "warm": programs.python, "log": str(folder / "pip.log")}
         script.write_text(text.format(**known, site=site, bin=script.parent))
         script.chmod(0o755)
     path = os.pathsep.join(
