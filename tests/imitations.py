@@ -13,6 +13,7 @@ import torch
 from mutants import Plant, Tensors, afterwards, exact, product, spoilt, store, whole
 from torch import Tensor
 
+from pytest_gemm.judging.imitations import saturated
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs.program import build
 
@@ -55,9 +56,7 @@ def _not_unpacked(t: Tensors, _: Problem) -> None:
 
 def _pairs_saturate(a: Tensor, b: Tensor) -> Tensor:
     """A is shifted by 128 to u8, and pairs of products are added in 16 bits."""
-    x, y = a.int() + 128, b.int()
-    pairs = (x[:, 0::2, None] * y[0::2]) + (x[:, 1::2, None] * y[1::2])
-    return pairs.clamp(-(2**15), 2**15 - 1).sum(1, dtype=torch.int32) - 128 * y.sum(0, dtype=torch.int32)
+    return (saturated(a.double() + 128, b.double()) - 128 * b.double().sum(0)).int()
 
 
 def _nan_of_the_row_behind(a: Tensor, b: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pytest_gemm.machine.isa import flags_at
-from pytest_gemm.outcome import Status
+from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.errors import FileError
 
@@ -180,6 +180,10 @@ class Entry:
             guard pages.  The backend's own mode and no guard pages are "".
         link: an issue or a commit, "" for none.
         status: how it fails.
+        computes: what its kernel computes instead, names of ``ledger.computes``: asked of a wrong result.
+        says: what the outcome's reason or details say: asked of any other failure, and of a wrong result where no
+            ``computes`` states it.
+        unstated: why it states neither, "" where it does or no one has looked.
         crashes: its cases can kill the process and are not run.
         line: 1-based line in its file.
     """
@@ -189,6 +193,9 @@ class Entry:
     conditions: Mapping[str, Condition]
     link: str = ""
     status: frozenset[Status] = frozenset({Status.INCORRECT})
+    computes: Globs = Globs()
+    says: Globs = Globs()
+    unstated: str = ""
     crashes: bool = False
     line: int = 0
 
@@ -196,6 +203,18 @@ class Entry:
     def is_open(self) -> bool:
         """Whether every case of every run is one of its cases, whatever their status."""
         return all(condition.is_open for condition in self.conditions.values())
+
+    def explains(self, outcome: Outcome) -> bool:
+        """Whether a failure of one of its cases is the one that it states.
+
+        Properties compare results with one another and with no reference: of these nothing more is asked.
+        """
+        if outcome.status not in self.status:
+            return False
+        if outcome.status is Status.INCORRECT and not self.computes.is_open:
+            return outcome.code.startswith("property-") or self.computes.match(*(outcome.imitates or ()))
+        reason = outcome.reason
+        return self.says.match(outcome.code, reason.text if reason else "", outcome.details)
 
     def applies(self, known: Mapping[str, tuple[str, ...]]) -> bool:
         """Whether a case with these facts is one of the entry's; conditions on other facts are not asked."""

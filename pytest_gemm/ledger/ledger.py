@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_gemm.ledger import reader
+from pytest_gemm.ledger.computes import COMPUTES
 from pytest_gemm.ledger.entry import Entry, Environment, Globs, facts
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 
 _ANY: Final = Globs()
+# Facts of a case that its problem and its backend do not decide.
+_ELSEWHERE: Final = frozenset({"test", "device", "isa", "torch", "threads", "run_threads"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,21 +54,22 @@ class Ledger:
     def match(self, outcome: Outcome, problem: Problem, environment: Environment) -> Entry | None:
         """The first entry that explains a failed outcome; ``None`` for an unknown failure, or no failure."""
         covering = self.covering(outcome, problem, environment)
-        return next((entry for entry in covering if outcome.status in entry.status), None)
+        return next((entry for entry in covering if entry.explains(outcome)), None)
 
     def covering(self, outcome: Outcome, problem: Problem, environment: Environment) -> tuple[Entry, ...]:
         """Every entry that has this outcome's case, whatever its status."""
-        known = {
-            "distribution": (outcome.distribution,),
-            "candidate": tuple(outcome.candidates),
-            "mode": (outcome.mode,),
-            "guard": (outcome.case.guard,),
-        }
+        known = _known(outcome)
         case = (outcome.backend, problem, outcome.test, environment)
         if self._last[:1] != [case]:
             of_case = facts(*case)
             self._last[:] = [case, tuple(entry for entry in self.entries if entry.applies(of_case))]
         return tuple(entry for entry in self._last[1] if entry.applies(known))
+
+    def statements(self, outcome: Outcome, problem: Problem) -> tuple[str, ...]:
+        """The names of :data:`COMPUTES` that entries state of such a wrong result, on whatever machine."""
+        known = {**_of_case(outcome, problem), **_known(outcome)}
+        stated = [entry.computes for entry in self.entries if not entry.computes.is_open and entry.applies(known)]
+        return tuple(name for name in COMPUTES if any(one.match(name) for one in stated))
 
     def applicable(
         self, backend: str, problem: Problem, test: str, environment: Environment, candidate: str = "", mode: str = ""
@@ -83,12 +87,28 @@ class Ledger:
         return None
 
 
+def _known(outcome: Outcome) -> dict[str, tuple[str, ...]]:
+    """The facts of an outcome that entries have conditions on."""
+    return {
+        "distribution": (outcome.distribution,),
+        "candidate": tuple(outcome.candidates),
+        "mode": (outcome.mode,),
+        "guard": (outcome.case.guard,),
+    }
+
+
+def _of_case(outcome: Outcome, problem: Problem) -> dict[str, tuple[str, ...]]:
+    """The facts of its case that do not depend on the machine or on the test."""
+    of_case = facts(outcome.backend, problem, "", Environment(""))
+    return {name: values for name, values in of_case.items() if name not in _ELSEWHERE}
+
+
 class LedgerUse:
     """How often each entry applied in a run; the counts of xdist workers are merged.
 
     Attributes:
         failed: outcomes that an entry explains, by id.
-        differed: outcomes of its cases that failed with another status.
+        differed: outcomes of its cases that failed in another way.
         passed: outcomes of its cases that passed.
     """
 
@@ -108,7 +128,7 @@ class LedgerUse:
         """
         explained = None
         for entry in ledger.covering(outcome, problem, environment):
-            if outcome.status in entry.status:
+            if entry.explains(outcome):
                 self.failed[entry.id] += 1
                 explained = explained or entry
             elif outcome.status.is_failure:

@@ -14,6 +14,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from pytest_gemm.case_id import MODES, Device
+from pytest_gemm.ledger.computes import COMPUTES
 from pytest_gemm.ledger.entry import SIZES, THREADS, Comparison, Comparisons, Entry, Globs, LedgerError, Releases
 from pytest_gemm.machine.isa import ISA_NAMES
 from pytest_gemm.machine.processor import cpu
@@ -69,10 +70,12 @@ def _entry(file: TableFile, table: Mapping[str, Any], keys: Mapping[str, Key]) -
     beside = {key: f" (it belongs beside where: {key} = ...)" for key in keys}
     where = file.read(where, _WHERE, "where", **beside)
     if values.get("crashes"):
-        for key in {"distribution", "status"} & set(table):
+        for key in {"distribution", "status", "computes", "says", "unstated"} & set(table):
             problem, remedy = f"{key} beside crashes = true", f"delete {key}: such a case does not run at all"
             raise file.fail(problem, remedy, key)
         values["status"] = frozenset({Status.CRASHED})
+    if "unstated" in values and {"computes", "says"} & set(table):
+        raise file.fail("unstated beside what the entry states", "delete one of them", "unstated")
     plain = {key: values.pop(key) for key in _PLAIN if key in values}
     entry = Entry(**plain, conditions={**values, **where}, line=file.line())
     if entry.is_open:  # any failure would be green
@@ -233,7 +236,7 @@ def _is_filled(value: object) -> bool:
 # -- the keys --------------------------------------------------------------------------------------------------
 
 # The keys that are no conditions.
-_PLAIN: Final = ("id", "reason", "link", "status", "crashes")
+_PLAIN: Final = ("id", "reason", "link", "status", "computes", "says", "unstated", "crashes")
 _TEXT: Final = "write a text between quotes"
 _BACKEND: Final = 'name a backend, for example backend = "cpp"'
 _KEYS: Final[Mapping[str, Key]] = {
@@ -252,6 +255,9 @@ _KEYS: Final[Mapping[str, Key]] = {
     "threads": _comparisons(*THREADS, "number of threads"),
     "run_threads": _comparisons(*THREADS, "number of threads"),
     "status": Key(is_any, f"known: {' '.join(_STATUSES)}", read=_read_statuses),
+    "computes": _globs(lambda: COMPUTES),
+    "says": _globs(),
+    "unstated": Key(_is_filled, "say in a sentence why the failure cannot be stated"),
     "torch": Key(_is_filled, _TEXT, read=_read_releases),
     "where": Key(lambda value: isinstance(value, dict), 'write where = { op = "mm", m = ">=4" }'),
     "crashes": Key(lambda value: isinstance(value, bool), "write true or false"),
