@@ -560,6 +560,11 @@ class InductorPrepared:
         return dataclasses.replace(proof, provable=False) if self.problem.shape.is_empty else proof
 
     @property
+    def constant_b(self) -> bool:
+        """Whether B is among the constants of the program, and no argument of it."""
+        return bool(self.artifact._names)
+
+    @property
     def pruned(self) -> dict[str, Reason]:
         """Candidates that were left out on the way to the one that runs: name -> why."""
         return dict(self.artifact._compiled.session.pruned)

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from pytest_gemm.backends.inductor import stored
 from pytest_gemm.backends.inductor.compilation import Session
 from pytest_gemm.backends.inductor.hooks import hooked, patched
 from pytest_gemm.machine import isa as isa_module
@@ -90,10 +91,11 @@ def loads(call: Callable[[Any, str], bool], vectors: Any, code: str) -> bool:
         if remembered.exists():
             return True
         importing = _load_libraries()
-        found = call(vectors, code)
-        if importing and not found:
-            with _IMPORTING, patched([(cpu_vec_isa.VecISA, "_avx_py_load", importing)]):
-                found = call(vectors, code)
+        with stored.probing(os.environ["TORCHINDUCTOR_CACHE_DIR"]):
+            found = call(vectors, code)
+            if importing and not found:
+                with _IMPORTING, patched([(cpu_vec_isa.VecISA, "_avx_py_load", importing)]):
+                    found = call(vectors, code)
         if found:
             with contextlib.suppress(OSError):
                 files.replace(remembered, b"")

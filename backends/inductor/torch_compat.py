@@ -28,6 +28,7 @@ import torch
 from packaging.version import Version
 
 from pytest_gemm import trace
+from pytest_gemm.backends.inductor import stored
 from pytest_gemm.backends.inductor.bindings import watch_packing
 from pytest_gemm.backends.inductor.compilation import CompileSpec, Session, Wanted
 from pytest_gemm.backends.inductor.cpu_isa import (
@@ -177,6 +178,9 @@ _FASTER: Mapping[str, Callable[..., Any]] = {
     "torch.cuda:get_rng_state": lambda call, *args: call(*args) if torch.cuda.is_initialized() else None,
     "torch._inductor.cpu_vec_isa:VecISA.check_build": loads,
     "torch._inductor.cpp_builder:run_compile_cmd": without_warnings,
+    "torch._inductor.codecache:_worker_compile_cpp": stored.compiled,
+    "torch._inductor.codecache:write": stored.written,
+    "torch._inductor.cpp_builder:CppBuilder.get_target_file_path": stored.probed,
 }
 
 
@@ -204,8 +208,9 @@ def cache_dir_set(directory: str) -> Iterator[None]:
 @contextlib.contextmanager
 def loads_remembered(directory: str) -> Iterator[None]:
     """Let answers about instruction sets be remembered in ``directory``, as they are in a :func:`session`."""
-    where = "torch._inductor.cpu_vec_isa:VecISA.check_build"
-    with cache_dir_set(directory), hooked({where: _FASTER[where]}):
+    names = ("cpu_vec_isa:VecISA.check_build", "cpp_builder:CppBuilder.get_target_file_path")
+    hooks = {where: _FASTER[where] for where in (f"torch._inductor.{name}" for name in names)}
+    with cache_dir_set(directory), hooked(hooks):
         yield
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import re
@@ -21,7 +22,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pytest_gemm.storage import files
 from pytest_gemm.text import show, table
@@ -55,6 +56,20 @@ def begin_recording(samples: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(samples.absolute())
+
+
+def keep_terms(**terms: object) -> None:
+    """Keep on which terms the last recording records: ``pytest-gemm baseline accept`` does the same."""
+    files.replace(home() / "last-recording.json", json.dumps(terms).encode())
+
+
+def kept_terms() -> dict[str, Any]:
+    """What :func:`keep_terms` was given; empty before any recording."""
+    try:
+        terms: dict[str, Any] = json.loads((home() / "last-recording.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    return terms
 
 
 _shared: Final[dict[Path, int]] = {}

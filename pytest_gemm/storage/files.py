@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import pickle
+import shutil
 import stat
 import tempfile
 import time
@@ -35,6 +36,27 @@ def private_folder() -> Path:
         raise PermissionError(f"{path} is a link or belongs to another user; remove it, or set TMPDIR")
     path.chmod(0o700)
     return path
+
+
+_OWNER = ".owner"
+# Seconds after which a folder whose lock is free has no owner that is about to take it.
+_NEW = 60.0
+
+
+def own_folder() -> Path:
+    """A new folder among the temporary files, which its owner removes.
+
+    Those that processes of this user have left, which were killed, are removed now.
+    """
+    for file in Path(tempfile.gettempdir()).glob(f"pytest-gemm-*/{_OWNER}"):
+        with contextlib.suppress(OSError), _opened(file, 0o600) as handle:
+            found = os.fstat(handle)
+            is_old = found.st_uid == os.getuid() and time.time() - found.st_mtime > _NEW
+            if is_old and _try(handle, fcntl.LOCK_EX):
+                shutil.rmtree(file.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="pytest-gemm-"))
+    shared(folder / _OWNER)
+    return folder
 
 
 @contextlib.contextmanager
@@ -111,10 +133,16 @@ def _holder(handle: int) -> str:
     return f"process {number.decode()}" if number.isdigit() else "another process"
 
 
-def replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Write a file whole or not at all, in a folder that is made where it is missing.
 
-    Of a link the file behind it is replaced, and the link stays.
+    A process that reads it meanwhile gets what stood there.  Of a link the file behind it is replaced, and the link
+    stays.
+
+    Args:
+        path: the file.
+        data: all of it.
+        durable: wait until a power cut would leave it whole, which takes milliseconds.
 
     Raises:
         OSError: when it cannot be written, with the name of the file; what stood there stays.
@@ -126,8 +154,9 @@ def replace(path: Path, data: bytes) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # before the name: a power cut must not leave the name of an empty file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())  # before the name: a power cut must not leave the name of an empty file
         os.replace(temporary, target)
     except OSError as error:
         with contextlib.suppress(OSError):  # below a file there is nothing to remove

@@ -271,8 +271,22 @@ def test_a_kernel_is_compiled_once_and_a_copy_of_the_folder_has_it(nvcc: Compile
     assert (facts["compiler"], facts["architecture"], facts["headers"]) == ("13.0.88", "90a", "wheel 4.2")
     assert facts["bytes"] == made.stat().st_size
     files = {path.suffix for path in (tmp_path / "store").iterdir() if path.is_file()}
-    assert files == {".o", ".json"}, "nothing but kernels is left"
+    assert files == {".o", ".json", ".sha256"}, "nothing but kernels is left"
     assert not list((tmp_path / "store" / "making").iterdir())
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("damage", [b"", b"another object"])
+def test_a_damaged_kernel_is_compiled_again(nvcc: Compiler, tmp_path: Path, damage: bytes) -> None:
+    made = Store(tmp_path).obtain(job(nvcc))
+    good = made.read_bytes()
+    made.write_bytes(damage)
+    made.with_suffix(".json").write_bytes(damage)
+    store = Store(tmp_path)
+    assert store.object_of(job(nvcc).key) is None
+    assert store.obtain(job(nvcc)).read_bytes() == good
+    assert (store.counts.compiled, nvcc.calls) == (1, 2)
+    assert store.facts(job(nvcc).key)["architecture"] == "90a"
 
 
 @pytest.mark.compiler
@@ -510,6 +524,14 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
         length = linked("cutlass_candidate").cutlass_candidate()
         assert linked("cutlass_fused_mm_0").cutlass_fused_mm_0() == length == len(text_of(kernel()).text)
         assert (nvcc.calls, store.counts.kernels) == (1, 1)
+
+        for left in [*(tmp_path / "inductor").rglob("*.so"), *(tmp_path / "inductor").rglob("*.o")]:
+            data = left.read_bytes()
+            left.unlink()  # the file that this process has loaded stays as it is
+            left.write_bytes(data[:-9])
+        CUDACodeCache.cache_clear()  # as another process finds them
+        text = kernel("cutlass_fused_mm_0")
+        assert ctypes.CDLL(CUDACodeCache.compile(text, "so")[0]).cutlass_fused_mm_0() == length
 
         nvcc.set("refuses", "64x64x64")
         with pytest.raises(exc.CUDACompileError, match="too many stages"):

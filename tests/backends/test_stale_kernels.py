@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import known_cpu
 import pytest
 
 from pytest_gemm.backends.cpp.backend import CppBackend
+from pytest_gemm.storage import digests
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,14 +33,15 @@ shutil.copytree({known!r}, os.path.join(os.environ["TORCHINDUCTOR_CACHE_DIR"], c
 """
 
 
-def judged(pytester: pytest.Pytester, **outcomes: int) -> None:
-    """Judge the problems in a process of its own."""
+def judged(pytester: pytest.Pytester, **outcomes: int) -> str:
+    """Judge the problems in a process of its own; returns what it said."""
     names = ("--pyargs", "pytest_gemm.conformance.test_products", "--rootdir=.", "-p", "no:cacheprovider")
     result = pytester.runpytest_subprocess(
         *names, "--gemm-backends=cpp", f"--gemm-problem={','.join(LINES)}", "--gemm-distributions=int-2"
     )
     found = {name: count for name, count in result.parseoutcomes().items() if name in {"passed", "failed"}}
     assert found == outcomes, result.stdout.str()
+    return result.stdout.str()
 
 
 def kernels(folder: Path) -> dict[Path, int]:
@@ -63,6 +66,7 @@ def test_a_planted_kernel_is_caught_and_one_of_another_machine_is_not_taken(
     for path, other in zip(made, (second, first), strict=True):
         path.unlink()  # the file that a process has loaded stays as it is
         path.write_bytes(other)
+        digests.digest_of(path).write_text(digests.digest(path))
     planted = kernels(tmp_path)
     judged(pytester, failed=2)
     assert kernels(tmp_path) == planted  # another process takes them as they are
@@ -70,3 +74,30 @@ def test_a_planted_kernel_is_caught_and_one_of_another_machine_is_not_taken(
     pytester.makeconftest(ANOTHER_CPU.format(known=str(next(tmp_path.glob("caches/*/loads")))))
     judged(pytester, passed=2)
     assert len(kernels(tmp_path)) == 4  # compiled again, in a folder of that CPU
+
+
+DAMAGE: Mapping[str, Callable[[bytes], bytes]] = {
+    "emptied": lambda data: data[:0],
+    "cut": lambda data: data[: len(data) // 2],
+    "flipped": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 16]) + data[len(data) // 2 + 1 :],
+}
+
+
+def test_damaged_files_are_made_again_and_the_run_names_their_folder(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    known_cpu.copy_to(tmp_path / "caches")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
+    assert "were damaged" not in judged(pytester, passed=2)
+    made = [file for path in kernels(tmp_path) for file in (path, path.with_suffix(".cpp"))]
+    assert len(made) == 4
+    (folder,) = tmp_path.glob("caches/*")
+    line = f"4 file(s) of compiled kernels in {folder} were damaged, and were made again"
+    for damage in DAMAGE.values():
+        texts = {path: path.read_bytes() for path in made}
+        for path, data in texts.items():
+            path.unlink()
+            path.write_bytes(damage(data))
+        assert line in judged(pytester, passed=2).splitlines()
+        assert all(path.read_bytes() == data for path, data in texts.items() if path.suffix == ".cpp")
+    assert "were damaged" not in judged(pytester, passed=2)

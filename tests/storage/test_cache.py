@@ -136,7 +136,7 @@ def test_inductor_s_caches_are_in_the_folder(home: Path, monkeypatch: pytest.Mon
 def test_a_kernel_that_is_used_is_young(tmp_path: Path) -> None:
     store = kernel_store.Store(tmp_path)
     job = kernel_store.Job("text", kernel_store.Toolchain("nvcc", "13", "h", architecture="90a"))
-    made = keep(tmp_path / f"{job.key}.o", 40)
+    made = keep(tmp_path / f"{job.key}.o", 40, size=100)
     assert store.obtain(job) == made
     assert made.stat().st_mtime > time.time() - DAY
 
