@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
+from pytest_gemm.api.own_calls import name_of
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.backends import tensor_core
@@ -89,4 +90,6 @@ class CudaCallablePrepared(CallablePrepared):
 
     def bind(self, operands: Operands) -> Callable[[], torch.Tensor]:
         """The library's own call where it has one."""
-        return super().bind(operands) if self._own is None else self._own(**self.arguments(operands))
+        if self._own is None:
+            return super().bind(operands)
+        return self.own(self._own(**self.arguments(operands)), name_of(self._own))

@@ -23,8 +23,10 @@ from typing import Any
 
 import torch
 
+from pytest_gemm.backends.inductor import stored as stored_files
 from pytest_gemm.backends.inductor import torch_compat
 from pytest_gemm.backends.inductor.hooks import hooked, patched
+from pytest_gemm.storage import digests
 from pytest_gemm.storage.kernel_store import CompileError, Job, Store, Toolchain, entry_of, renamed
 
 # -- the compiler as Inductor calls it -------------------------------------------------------------------
@@ -74,13 +76,15 @@ def stored(store: Store, setup: Toolchain) -> Iterator[None]:
         setup: how a missing one is compiled.
     """
     from torch._inductor import exc
-    from torch._inductor.codecache import CUDACodeCache
+    from torch._inductor.codecache import CUDACodeCache, get_lock_dir
 
     def compile_kernel(call: Any, source_code: str, ext: str, extra_args: list[str] | None = None) -> Any:
         key, text_path = CUDACodeCache.write(source_code, ext)
         if ext != "o" or extra_args:
+            lock = Path(get_lock_dir()) / f"{key}.lock"
             try:
-                return call(source_code, ext, extra_args)
+                with stored_files.whole([Path(text_path).with_suffix(f".{ext}")], lock):
+                    return call(source_code, ext, extra_args)
             except exc.CUDACompileError:
                 # The objects are ours, so a library was not linked: the machine lacks one.  Inductor would remember
                 # that as the kernel's own failure, for ever.
@@ -93,7 +97,7 @@ def stored(store: Store, setup: Toolchain) -> Iterator[None]:
             made = store.obtain(job)
         except CompileError as error:
             raise exc.CUDACompileError(job.toolchain.command(text_path, str(place)), str(error).encode()) from error
-        if not place.is_file():
+        if not digests.is_whole(place, place.parent.parent):
             renamed(made, entry_of(source_code), place)
         return str(place), key, text_path
 
