@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pytest_gemm.api.eager import EagerPrepared
+from pytest_gemm.api.own_calls import OwnCalls, name_of
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest
@@ -139,8 +140,10 @@ class CallablePrepared(EagerPrepared):
     def __init__(self, backend: CallableBackend, problem: Problem) -> None:
         self._backend = backend
         self._pack = backend.pack
-        super().__init__(problem, backend.contract(problem), self._of_packed if backend.pack else backend.matmul)
-        self._name = getattr(backend.matmul, "__qualname__", type(backend.matmul).__name__)
+        self._calls, self._name, self._is_timed = OwnCalls(), name_of(backend.matmul), False
+        product = self._of_packed if backend.pack else backend.matmul
+        super().__init__(problem, backend.contract(problem), product)
+        self._counting = self._calls.program(problem, product, self._name)
 
     def _of_packed(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         assert self._pack is not None
@@ -170,10 +173,31 @@ class CallablePrepared(EagerPrepared):
         if type(self).run is not EagerPrepared.run:  # then the program need not be what a run computes
             yield lambda: self.run(operands)
             return
-        with super().timed(operands) as call:
-            call()
-            yield call
+        self._is_timed = True
+        try:
+            with super().timed(operands) as call:
+                call()
+                yield call
+        finally:
+            self._is_timed = False
+
+    def own(self, function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
+        """A function that ``bind`` calls in place of the registered one; a run that calls neither is a fallback."""
+        return function if self._is_timed else self._calls.counted(function, name)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Count the calls of the library's functions."""
+        plain, self._program = self._program, self._counting
+        try:
+            with super().watched(), self._calls.fresh():
+                yield
+        finally:
+            self._program = plain
 
     def proof(self) -> Proof:
-        """There is nothing to prove about a function of Python: it ran because it was called."""
-        return Proof(executed=(self._name,), provable=False)
+        """What the last run called; nothing more can be proved of a function of Python."""
+        if not (called := self._calls.names):
+            nothing = self.problem.shape.is_empty or self.problem.shape.k == 0  # to multiply
+            return Proof(generated=(self._name,), uncalled="" if nothing else self._name, provable=False)
+        return Proof(generated=(self._name,), executed=called, composed=self._calls.composed, provable=False)

@@ -24,6 +24,18 @@ def dtype_of(array: Any) -> str:
     return name if isinstance(name, str) else str(array.dtype).rpartition(".")[2]
 
 
+def _is_of(array: Any, tensor: torch.Tensor) -> bool:
+    """Whether an array has a tensor's dtype: by its name in any case, or by what it is to PyTorch."""
+    if dtype_of(array).lower() == dtype_of(tensor):
+        return True
+    from torch.utils.dlpack import from_dlpack
+
+    try:
+        return bool(from_dlpack(array).dtype == tensor.dtype)
+    except Exception:  # of the framework's own classes: a dtype that PyTorch has not
+        return False
+
+
 def hand_over(tensor: torch.Tensor, from_dlpack: Callable[[Any], Any], *, compact: bool = False, align: int = 1) -> Any:
     """A tensor as an array of another framework, in the same memory.
 
@@ -51,7 +63,7 @@ def hand_over(tensor: torch.Tensor, from_dlpack: Callable[[Any], Any], *, compac
     except Exception as error:  # of its own classes
         raise refusal(f"cannot be handed over ({described(error)})") from error
     # A framework may have no such type (f64 becomes f32), and 4-bit integers leave PyTorch as bytes.
-    if dtype_of(array) != dtype_of(given):
+    if not _is_of(array, given):
         raise refusal(f"becomes an array of {dtype_of(array)}")
     if place != given.__dlpack_device__():
         found = tuple(map(int, place))

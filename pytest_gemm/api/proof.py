@@ -74,6 +74,8 @@ class Proof:
         generation: for which instruction set the code was generated, where one was requested.
         fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where that is unknown.
         fusions: steps that Inductor's scheduler has fused into C++ templates; a lowering may have fused others before.
+        uncalled: the backend's function, where the last run has called neither it nor one in its place; "" otherwise.
+        composed: whether eager PyTorch computed a part of the problem around a function; ``None`` where there is none.
     """
 
     chosen: tuple[str, ...] = ()
@@ -90,6 +92,8 @@ class Proof:
     generation: Generation | None = None
     fused: bool | None = None
     fusions: int = 0
+    uncalled: str = ""
+    composed: bool | None = None
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -110,6 +114,9 @@ class Proof:
         """Why the evidence does not show that the backend computed the result; ``None`` when it does."""
         if self.foreign:
             return Reason("foreign-kernel", f"the product was computed by {', '.join(self.foreign)}")
+        if self.uncalled:
+            remedy = "a bind() that calls another function of the library calls self.own(function)"
+            return Reason("nothing-called", f"the run returned without a call of {self.uncalled}", remedy)
         if not self.provable:  # and of an empty product the device executes nothing
             return self._lacks_own_kernel() if self.device_kernel else None
         for name in ("chosen", "generated", "executed"):

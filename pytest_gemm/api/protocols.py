@@ -61,6 +61,8 @@ class Prepared(Protocol):
     ``contract`` may be sharper than what is known before the problem is compiled: it is read after ``prepare``.
 
     Optional members:
+        constant_b: ``True`` where B is part of what was compiled.  Without it a run sees what was written to the memory
+            of B since the run before, as by ``weight.copy_()``: the judge writes other values there.
         timed(operands): a context manager that yields the call to time, without arguments: what a user's program
             would call.  It returns what :meth:`run` would.  Whatever a run does for the judge (poison, rebinding,
             counting) is done before the block or left out.  On CUDA the call can be captured into a graph.

@@ -25,6 +25,7 @@ class Capability(str, enum.Enum):
     MODE = "mode"
     ISA = "isa"
     USER_CACHES = "user_caches"
+    """``test_caches.py`` runs: a problem is prepared twice, the second time with other values in the same memory."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm.text import did_you_mean
+from pytest_gemm.text import described, did_you_mean
 
 
 class SettingError(ValueError):
@@ -67,8 +67,9 @@ def configure(backend: Any, given: Mapping[str, str]) -> None:
         text = given.get(key, setting.default)
         try:
             values[key] = setting.parse(text)
-        except ValueError as error:
-            raise SettingError(f"{backend.name}.{key}={text!r}: {error}") from None
+        except Exception as error:  # a parser may be a backend's own
+            why = str(error) if isinstance(error, ValueError) else described(error)
+            raise SettingError(f"{backend.name}.{key}={text!r}: {why}") from None
     if settings:
         backend.configure(values)
 
@@ -99,7 +100,14 @@ def folder(text: str) -> Path | None:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """A parser that takes these texts."""
+    """A parser that takes these texts.
+
+    Raises:
+        SettingError: for a choice that is no text.
+    """
+    given: tuple[object, ...] = choices  # what a user writes
+    if other := [choice for choice in given if not isinstance(choice, str)]:
+        raise SettingError(f"one_of: {other[0]!r} is no text, and a value is given as text; write {str(other[0])!r}")
 
     def parse(text: str) -> str:
         if text not in choices:

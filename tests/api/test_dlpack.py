@@ -57,6 +57,28 @@ def test_a_dtype_is_known_by_its_name() -> None:
         hand_over(torch.zeros(2).double(), lambda _: _Tensor())
 
 
+class _Called(np.ndarray):
+    """An array whose framework calls its dtype as no other one does."""
+
+    called = ""
+
+    @property
+    def dtype(self) -> Any:
+        return type("DType", (), {"name": self.called})()
+
+
+@pytest.mark.parametrize("name", ["FLOAT32", "float32", "Float32", "FP32", "float", "VarType.FP32"])
+def test_a_dtype_is_what_it_is_whatever_the_framework_calls_it(name: str) -> None:
+    def handed(x: Any) -> Any:
+        array = np.asarray(x).view(_Called)
+        array.called = name
+        return array
+
+    assert isinstance(hand_over(torch.zeros(2), handed), _Called)
+    with pytest.raises(BufferError, match=f"float64 .* becomes an array of {name}: leave float64 out of dtypes"):
+        hand_over(torch.zeros(2).double(), lambda x: handed(x.float()))
+
+
 def _nowhere(_: Any) -> Any:
     raise RuntimeError("no such type")
 

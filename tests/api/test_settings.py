@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, ClassVar
 
 import pytest
 
-from pytest_gemm.api.settings import SettingError, configure, settings_of
+from pytest_gemm.api.settings import Setting, SettingError, configure, one_of, settings_of
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.triton import TritonBackend
 
@@ -27,6 +28,26 @@ def test_a_wrong_setting_is_named(backend: Any, given: dict[str, str], message: 
     with pytest.raises(SettingError) as raised:
         configure(backend(), given)
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("parse", "says"),
+    [({"1": 1}.__getitem__, "KeyError: '2'"), (lambda text: text + 1, "TypeError: "), (int.from_bytes, "TypeError: ")],
+)
+def test_whatever_a_backends_own_parser_raises_is_an_error_of_the_setting(parse: Any, says: str) -> None:
+    class Mine:
+        name = "mine"
+        settings: ClassVar = {"tile": Setting("1", "N", "rows", parse)}
+
+    with pytest.raises(SettingError, match=re.escape(f"mine.tile='2': {says}")):
+        configure(Mine(), {"tile": "2"})
+
+
+def test_choices_that_are_no_texts_are_refused_where_they_are_written() -> None:
+    with pytest.raises(
+        SettingError, match=re.escape("one_of: 16 is no text, and a value is given as text; write '16'")
+    ):
+        one_of(16, 64)  # type: ignore[arg-type]
 
 
 def test_a_backend_gets_all_values_with_its_defaults() -> None:

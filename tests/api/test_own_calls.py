@@ -1,0 +1,140 @@
+"""A function of Python is believed to have computed a problem where it was called, and only of what it computed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_gemm.api.callable import CallableBackend, CallablePrepared
+from pytest_gemm.case_id import Device
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
+from pytest_gemm.operands import tensors
+from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import terminal
+
+LINEAR = "linear:f32:nt:17x65x127:bias"
+
+
+def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b
+
+
+def fused(t: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.nn.functional.linear(t["a"], t["b"], t["bias"])
+
+
+class Forgotten(CallablePrepared):
+    """Takes PyTorch's product where the library was meant."""
+
+    def bind(self, operands: Any) -> Callable[[], torch.Tensor]:
+        return functools.partial(fused, self.arguments(operands))
+
+
+class ForgottenInRun(CallablePrepared):
+    def run(self, operands: Any) -> torch.Tensor:
+        return fused(self.arguments(operands))
+
+
+class FallsBack(CallablePrepared):
+    """The library refuses the problem, and the class computes it without a word."""
+
+    def bind(self, operands: Any) -> Callable[[], torch.Tensor]:
+        def refuses(t: dict[str, torch.Tensor]) -> torch.Tensor:
+            raise NotImplementedError
+
+        own, t = self.own(refuses), self.arguments(operands)
+
+        def call() -> torch.Tensor:
+            try:
+                return own(t)  # type: ignore[no-any-return]
+            except NotImplementedError:
+                return fused(t)
+
+        return call
+
+
+class Whole(CallablePrepared):
+    """Calls a function of the library's for a bias, and the product otherwise."""
+
+    def bind(self, operands: Any) -> Callable[[], torch.Tensor]:
+        if not self.problem.step("bias"):
+            return super().bind(operands)
+        return functools.partial(self.own(fused), self.arguments(operands))
+
+
+class Backend(CallableBackend):
+    kind: type[CallablePrepared] = CallablePrepared
+
+    def prepare(self, problem: Problem, operands: Any, request: Any = None) -> CallablePrepared:
+        return self.kind(self, problem)
+
+
+def judged(kind: type[CallablePrepared], line: str) -> list[Outcome]:
+    backend, problem = Backend("mine", gemm), Problem.parse(line)
+    backend.kind = kind
+    return Judge().outcomes(Case(backend, problem, distributions_for(problem), 0, Device.CPU))
+
+
+@pytest.mark.parametrize("kind", [Forgotten, ForgottenInRun, FallsBack])
+def test_a_right_result_without_a_call_of_the_library_is_a_fallback(kind: type[CallablePrepared]) -> None:
+    outcomes = judged(kind, LINEAR)
+    assert {(o.status, o.code) for o in outcomes} == {(Status.FALLBACK, "nothing-called")}
+    assert "the run returned without a call of gemm" in outcomes[0].why
+    assert "self.own" in outcomes[0].why
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "composed", "kernel"),
+    [
+        (CallablePrepared, "mm:f32:nt:17x65x127", False, "gemm"),
+        (CallablePrepared, "mm:f32:nn:17x65x127:a.sliced", False, "gemm"),
+        (CallablePrepared, "linears:bf16:nt:2x17x65x97", False, "gemm"),
+        (CallablePrepared, LINEAR, True, "gemm"),
+        (CallablePrepared, "mm:f32:nn:17x65x127:relu", True, "gemm"),
+        (CallablePrepared, "mm:f32-f32-bf16:nn:17x65x127", True, "gemm"),  # operands are cast
+        (CallablePrepared, "mm_plus_mm:f32:nn:17x33x64", True, "gemm"),
+        (CallablePrepared, "grouped_mm:bf16:nt:3x8x24x64", True, "gemm"),
+        (Whole, LINEAR, False, "fused"),
+        (Whole, "mm:f32:nn:17x65x127", False, "gemm"),
+        (Whole, "linear:f32:nt:17x65x127:relu", True, "gemm"),
+    ],
+)
+def test_an_outcome_says_what_eager_pytorch_computed(
+    kind: type[CallablePrepared], line: str, composed: bool, kernel: str
+) -> None:
+    outcomes = judged(kind, line)
+    assert {(o.status, o.composed, o.kernels) for o in outcomes} == {(Status.PASSED, composed, (kernel,))}
+
+
+def test_of_nothing_to_multiply_no_call_is_asked() -> None:
+    assert {o.status for o in judged(CallablePrepared, "grouped_mm:bf16:nt:4x0x32x64")} == {Status.PASSED}
+
+
+def test_a_timed_call_is_not_counted() -> None:
+    problem, calls = Problem.parse(LINEAR), []
+
+    class Noting(Whole):
+        def own(self, function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
+            calls.append(super().own(function, name))
+            return calls[-1]
+
+    given = tensors.make(problem, "rand", 0, "cpu")
+    prepared = Noting(CallableBackend("mine", gemm), problem)
+    prepared.run(given)
+    with prepared.timed(given) as call:
+        assert torch.equal(call(), fused(prepared.arguments(given)))
+    assert [made is fused for made in calls] == [False, True]
+
+
+def test_the_summary_counts_both() -> None:
+    outcomes = [*judged(Whole, LINEAR), *judged(Whole, "linear:f32:nt:17x65x127:relu")]
+    count = len(outcomes) // 2
+    said = terminal.summary(outcomes, missing={}, stale_entries=(), processes=1, wall_seconds=1.0)
+    assert f"mine: {count} cases by its own path, {count} composed by eager PyTorch" in said
