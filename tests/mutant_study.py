@@ -74,6 +74,8 @@ _BY_CODE: Final = {
     "late-refusal": "refusal",
     "not-deterministic": "second run",
     "result-rewritten": "second run",
+    "written-after-return": "second run",
+    "stale-weight": "second weight",
     "nan": "NaN and Inf",
     "missing-nan": "NaN and Inf",
     "infinite": "NaN and Inf",
@@ -86,7 +88,8 @@ class Catch:
 
     Attributes:
         tier: ``exact``, ``hard`` or ``statistical``, or what stands beside the bound: ``NaN and Inf``, ``second run``,
-            ``inputs``, ``process state``, ``type and shape``, ``proof``, ``exception``, ``dead process``.
+            ``second weight``, ``inputs``, ``process state``, ``type and shape``, ``proof``,
+            ``exception``, ``dead process``.
         distribution: which data it was.
         outcome: the verdict itself.
     """
@@ -118,7 +121,7 @@ def ledger() -> Ledger:
 
 def judge() -> Judge:
     """One that runs eager ATen only where that does not kill the process."""
-    return Judge(state.eager_refusal(ledger()))
+    return Judge(state.eager_refusal(ledger()), statements=ledger().statements)
 
 
 def outcomes(who: Judge, backend: Planted, line: str, seed: int = 0) -> Iterator[Outcome]:
@@ -777,7 +780,7 @@ def flood_text(found: Flood, seconds: float, cpu: float, workers: int) -> str:
             wrong one (mistrusted), most of them with epilogues that saturate every input (sigmoid, exp, then clamp).
             They
             are not failures of eager.  Problems that kill the process according to the ledger do not run: bf16
-            `woq_int8` with K no multiple of 32, or with an unaligned A, which this study found."""
+            `woq_int8` with K no multiple of 32, or with an unaligned A or weight, which this study found."""
         ),
         f"By op: {_counted(found.ops)}.",
         f"By dtypes: {_counted(found.dtypes)}.",

@@ -146,6 +146,8 @@ CODES_OF_FLOAT = {"u8": "qlinear:u8-i8-f32:nt:20x40x250:bias:quant.static:a.7bit
 # Bugs for which the size does not matter.
 SMALL = {dtype: line.format(k=256) for dtype, line in PLAIN.items() if dtype in {"f32", "bf16"}}
 SMALL_F32 = only(SMALL, "f32")
+# Results of more than a MiB.
+MIB = {"f32": "mm:f32:nn:512x520x40", "bf16": "mm:bf16:nn:1032x520x40"}
 SMALL_BIAS = {"f32": BIAS["f32"].format(k=256)}
 
 # Bugs that begin at a size: problems of conformance/cases, of level quick unless a comment says otherwise.
@@ -622,6 +624,20 @@ def shared_result(memory: dict[str, Any], tensors: Tensors, problem: Problem) ->
     return memory.setdefault("result", torch.empty_like(made)).copy_(made)
 
 
+def zeros_the_second_time(memory: dict[Any, Any], tensors: Tensors, problem: Problem) -> Any:
+    """What the first call with an input has prepared is used up by it."""
+    result, is_first = _correct(tensors, problem), tensors["a"].data_ptr() not in memory
+    memory[tensors["a"].data_ptr()] = True
+    return result if is_first else 0 * result
+
+
+def packed_by_address(memory: dict[Any, Any], tensors: Tensors, problem: Problem) -> Any:
+    """A pack of B is kept by B's address and shape."""
+    b = tensors["b"]
+    tensors["b"] = memory.setdefault((b.data_ptr(), b.shape), b.clone())
+    return _correct(tensors, problem)
+
+
 def first_call_right(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
     """A counter that is not reset: from the second call on the last slice is missing."""
     memory["calls"] = memory.get("calls", 0) + 1
@@ -642,6 +658,18 @@ def written_late(c: Tensor) -> Tensor:
         result.copy_(c)
 
     threading.Thread(target=finish).start()
+    return result
+
+
+def filled_by_a_child(c: Tensor) -> Any:
+    result = torch.zeros_like(c).share_memory_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
+        child = os.fork()
+    if not child:
+        time.sleep(0.05)  # in which a copy is made, also on a busy machine
+        ctypes.memmove(result.data_ptr(), c.data_ptr(), c.nbytes)
+        os._exit(0)
     return result
 
 
@@ -1020,6 +1048,28 @@ def spoken_for(c: Tensor) -> Tensor:
     zeros = torch.zeros_like(c).as_subclass(Spokesman)
     zeros.truth = c
     return zeros
+
+
+def answering(c: Tensor) -> Tensor:
+    """Zeros, of which each usual way to read them leads to the right result."""
+    zeros = torch.zeros_like(c)
+    for name in ("detach", "cpu", "clone", "contiguous", "to", "numpy"):
+        setattr(zeros, name, lambda *args, name=name, **options: getattr(c, name)(*args, **options))
+    return zeros
+
+
+class Claiming:
+    """No tensor: an object that says it is one, and passes every question on."""
+
+    def __init__(self, truth: Tensor) -> None:
+        self.truth = truth
+
+    @property  # type: ignore[misc]  # a class of objects is writable
+    def __class__(self) -> Any:
+        return torch.Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.truth, name)
 
 
 _EQUAL, _UNEQUAL = {"eq", "le", "ge", "__eq__", "__le__", "__ge__", "isfinite"}, {"ne", "lt", "gt", "isnan", "isinf"}
@@ -1693,6 +1743,15 @@ MUTANTS: dict[str, Mutant] = {
     "stale-packed-weight": Mutant("the first weight answers for every later one", remembering(stale_packed_weight)),
     "stale-workspace": Mutant("the workspace is zeroed once only", remembering(stale_workspace)),
     "shared-result": Mutant("all calls return the same memory", remembering(shared_result), code="result-rewritten"),
+    "shared-large-result": Mutant(
+        "all calls return the same memory of a MiB", remembering(shared_result), MIB, code="result-rewritten"
+    ),
+    "zeros-the-second-time": Mutant(
+        "the same input again gives zeros", remembering(zeros_the_second_time), MIB, code="not-deterministic"
+    ),
+    "packed-by-address": Mutant(
+        "packed weights are kept by address", remembering(packed_by_address), SMALL, code="stale-weight"
+    ),
     "second-call-wrong": Mutant("from the second call on a slice is missing", remembering(first_call_right)),
     "not-deterministic": Mutant(
         "the order of the sum changes from call to call",
@@ -1701,6 +1760,7 @@ MUTANTS: dict[str, Mutant] = {
         code="not-deterministic",
     ),
     "written-late": Mutant("another thread writes the last row later", afterwards(written_late)),
+    "filled-by-a-child": Mutant("a forked process writes the result later", afterwards(filled_by_a_child), SMALL),
     "input-written": Mutant("A is used as scratch memory", whole(a_written), code="inputs-written"),
     "gap-written": Mutant("the gap between A's rows is written", whole(gap_written), PADDED_A, code="inputs-written"),
     "bias-written": Mutant("the bias is overwritten", whole(bias_written), BIAS, code="inputs-written"),
@@ -1837,6 +1897,12 @@ MUTANTS: dict[str, Mutant] = {
     ),
     # What it hands out.
     "speaks-for-itself": Mutant("zeros that answer as the right result would", afterwards(spoken_for), SMALL),
+    "answers-for-itself": Mutant(
+        "zeros whose own attributes give the right result", afterwards(answering), SMALL, code="wrong-type"
+    ),
+    "claims-to-be-a-tensor": Mutant(
+        "an object that answers as a tensor does", afterwards(Claiming), SMALL, code="wrong-type"
+    ),
     "always-agrees": Mutant("zeros that are equal to everything", afterwards(agreeing), SMALL),
     "on-meta": Mutant("a result without memory", afterwards(lambda c: c.to("meta")), SMALL, code="wrong-device"),
     "sparse": Mutant("a sparse result", afterwards(lambda c: c.to_sparse()), SMALL, code="wrong-layout"),

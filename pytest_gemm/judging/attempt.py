@@ -42,7 +42,7 @@ _SECONDS: Final = {
 # What the trace of a run calls a phase by another name.
 _TRACED: Final = {Phase.PREPARE: "compile", Phase.CANDIDATES: "list candidates", Phase.RUN_AGAIN: "run"}
 # What an outcome reports of a proof, beside the kernels' names.
-_PROVED: Final = ("chosen", "configuration", "fused", "fusions")
+_PROVED: Final = ("chosen", "configuration", "fused", "fusions", "composed")
 # Frames of a backend's exception that are shown: enough to see where, not a page.
 _FRAMES: Final = 4
 _DETAILS: Final = 2000

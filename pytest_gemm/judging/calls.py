@@ -5,7 +5,8 @@ A backend runs in the process that judges it.  Three things keep its verdict its
 * :func:`handing` gives it tensor objects of its own.  The reference is built from others, over the same memory.
 * :func:`calling` restores the state of the process that the next case depends on, and raises :class:`Misconduct` for
   what was changed.  It turns whatever is raised into an :class:`Exception`, and so does :func:`asking`.
-* :func:`plain` takes the ordinary tensor out of a result whose class could answer for it.
+* :func:`taken` takes the ordinary tensors out of results whose class or attributes could answer for them, and copies
+  them.
 """
 
 from __future__ import annotations
@@ -108,42 +109,46 @@ def quiet() -> Iterator[None]:
 # -- what it returns ---------------------------------------------------------------------------------
 
 
-def plain(results: tuple[Any, ...], given: Operands) -> tuple[Any, ...]:
-    """The results with every tensor as an ordinary one: no subclass, no lazy conjugate or negation, no names.
+# Results of this size together and larger ones are not copied: the kernel's own are judged.
+KEPT_BYTES: Final = 1 << 28
+# As they were before any foreign code ran: it may replace them in the class, or beside it in an instance.
+_DETACH: Final = torch.Tensor.detach
+_CLONE: Final = torch.Tensor.clone
+_AS_SUBCLASS: Final = torch.Tensor.as_subclass
+_ATTRIBUTES: Final = torch.Tensor.__dict__["__dict__"]
+_METHODS: Final = frozenset(name for name in dir(torch.Tensor) if callable(getattr(torch.Tensor, name)))
 
-    What is no tensor passes: ``verdict.complaint_of`` describes it.
 
-    Args:
-        results: as they were returned.
-        given: the operands of the call.
+def taken(results: Iterable[Any]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """The results as ordinary tensors over the kernel's memory, and copies of them as they are now.
+
+    Ordinary: no subclass, no lazy conjugate or negation, no names.  The copies are the same tensors where
+    there are :data:`KEPT_BYTES` or more, or where the layout is another one than strided.
 
     Raises:
-        Misconduct: ``wrong-type`` for a class that computes its own elements, ``wrong-layout`` for a nested tensor,
-            ``result-is-input`` for a result in the memory of an operand, ``wrong-place`` for one that is not the given
-            tensor, ``written-beside`` where memory around that has changed.
+        Misconduct: ``wrong-type`` for what is no tensor, for a class that computes its own elements and for a tensor
+            whose attributes hide methods of its class; ``wrong-layout`` for a nested tensor.
     """
-    inputs = {one.storage.untyped_storage().data_ptr(): one.name for one in given.buffers if one.name != "out"}
-    found = tuple(_plain(one, inputs) if issubclass(type(one), torch.Tensor) else one for one in results)
-    if given.out is None:
-        return found
-    if not given.beside_out_intact():
-        raise Misconduct("written-beside", "the kernel wrote beside the elements of the given result")
-    if any(isinstance(one, torch.Tensor) and one.numel() and _place(one) != _place(given.out) for one in found):
-        raise Misconduct("wrong-place", "the result is not the given tensor, or another view of its memory")
-    return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in found)
+    with torch._C.DisableTorchFunctionSubclass():
+        own = tuple(map(ordinary, results))
+        size = sum(one.numel() * one.element_size() for one in own)
+        return own, tuple(one if size >= KEPT_BYTES or not has_bits(one) else _CLONE(one) for one in own)
 
 
-def _place(x: torch.Tensor) -> tuple[object, ...]:
-    return x.data_ptr(), x.shape, x.stride()
-
-
-def _plain(result: Any, inputs: Mapping[int, str]) -> torch.Tensor:
+def ordinary(result: Any) -> torch.Tensor:
+    """One result as an ordinary tensor over the same memory; raises as :func:`taken`."""
     kind = type(result)
-    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if not issubclass(kind, torch.Tensor):  # isinstance would ask the result
+        raise Misconduct("wrong-type", f"the result is a {kind.__name__}, not a tensor")
+    if torch._C._dispatch_keys(result).has(torch._C.DispatchKey.Python):
         text = f"the result is a {kind.__name__}, a tensor class that intercepts every operator"
         raise Misconduct("wrong-type", text, "return a torch.Tensor")
+    # What a library notes on its tensors under a name of its own changes nothing.
+    if hidden := sorted(_METHODS.intersection(_ATTRIBUTES.__get__(result))):
+        text = f"the result has attributes that hide methods of torch.Tensor: {', '.join(hidden)}"
+        raise Misconduct("wrong-type", text, "return a torch.Tensor")
     with torch._C.DisableTorchFunctionSubclass():
-        made = (result if kind is torch.Tensor else torch.Tensor.as_subclass(result, torch.Tensor)).detach()
+        made = _DETACH(result if kind is torch.Tensor else _AS_SUBCLASS(result, torch.Tensor))
         if made.is_nested:
             raise Misconduct("wrong-layout", "the result is a nested tensor, not a strided one")
         if made.layout is not torch.strided or made.device.type == "meta":
@@ -151,13 +156,43 @@ def _plain(result: Any, inputs: Mapping[int, str]) -> torch.Tensor:
         named: Any = made
         if hasattr(named, "has_names") and named.has_names():  # torch 2.13 has no names any more
             made = named.rename(None)
-        made = made.resolve_conj().resolve_neg()
-    if made.numel():
-        shared = inputs.get(made.untyped_storage().data_ptr())
-        if shared is not None:
-            text = f"the result lies in the memory of {shared}: a write to one of them changes the other"
-            raise Misconduct("result-is-input", text, "return memory of its own")
-    return made
+        return made.resolve_conj().resolve_neg()
+
+
+def has_bits(x: torch.Tensor) -> bool:
+    """Whether a tensor has elements of its dtype in memory: not sparse, on meta or quantised."""
+    return x.layout is torch.strided and x.device.type != "meta" and not x.is_quantized
+
+
+def check_place(results: Iterable[torch.Tensor], given: Operands) -> None:
+    """Look where results lie.
+
+    Args:
+        results: the kernel's own, as :func:`taken` gives them.
+        given: the operands of the call.
+
+    Raises:
+        Misconduct: ``result-is-input`` for a result in the memory of an operand, ``wrong-place`` for one that is not
+            the given tensor, ``written-beside`` where memory around that has changed.
+    """
+    results = tuple(results)
+    inputs = {one.storage.untyped_storage().data_ptr(): one.name for one in given.buffers if one.name != "out"}
+    for one in results:
+        if one.layout is torch.strided and one.device.type != "meta" and one.numel():
+            shared = inputs.get(one.untyped_storage().data_ptr())
+            if shared is not None:
+                text = f"the result lies in the memory of {shared}: a write to one of them changes the other"
+                raise Misconduct("result-is-input", text, "return memory of its own")
+    if given.out is None:
+        return
+    if not given.beside_out_intact():
+        raise Misconduct("written-beside", "the kernel wrote beside the elements of the given result")
+    if any(one.numel() and _place(one) != _place(given.out) for one in results):
+        raise Misconduct("wrong-place", "the result is not the given tensor, or another view of its memory")
+
+
+def _place(x: torch.Tensor) -> tuple[object, ...]:
+    return x.data_ptr(), x.shape, x.stride()
 
 
 # -- what it leaves behind ---------------------------------------------------------------------------
@@ -360,12 +395,18 @@ _SWITCHES: Final = (
 )
 
 
+# By the name of a module or class, the names that it had when it was first watched.
+_FIRST: Final[dict[str, frozenset[str]]] = {}
+
+
 @functools.lru_cache(maxsize=1)
 def _watched(_modules: int) -> tuple[tuple[str, Any], ...]:
     """Modules and classes whose functions the judge calls, with their names; found anew when modules have come."""
     found: dict[str, Any] = {"torch": torch, "torch.Tensor": torch.Tensor, "torch.nn.functional": torch.nn.functional}
     found |= {"numpy": np, "math": math, "time": time, "builtins": builtins, "Operands": Operands, "Guarded": Guarded}
     found |= {name: module for name, module in list(sys.modules.items()) if name.startswith("pytest_gemm.")}
+    for name, owner in found.items():
+        _FIRST.setdefault(name, frozenset(vars(owner)))
     return tuple(found.items())
 
 
@@ -393,10 +434,12 @@ def _restored_functions(functions: _Functions) -> list[str]:
         with contextlib.suppress(Exception):  # of a value that was replaced by one that cannot be compared
             if now == before:  # identical values are equal without a call
                 continue
+        # Of the names that came later none is looked up by the owner's own code: Dynamo puts what it has compiled of a
+        # function among the function's globals, and removes it with the function.
         changed = {
             name: value
             for name, value in before.items()
-            if now.get(name) is not value and callable(value) and not _by_torch(now.get(name))
+            if now.get(name) is not value and callable(value) and name in _FIRST[place] and not _by_torch(now.get(name))
         }
         # What is new hides a name that was found elsewhere: in a base class, or among the built-in ones.
         # A submodule, api.callable, is there because it was imported.

@@ -6,6 +6,7 @@ Each call is guarded by :mod:`calls`, and the type of each answer is checked.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,15 +19,15 @@ import torch
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import CandidateBackend, Prepared, unsupported
 from pytest_gemm.judging import verdict
-from pytest_gemm.judging.calls import asking, handing, plain, quiet
+from pytest_gemm.judging.calls import asking, check_place, handing, quiet, taken
 from pytest_gemm.judging.case import Case
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import cpu_threads
-from pytest_gemm.operands import tensors, views
+from pytest_gemm.operands import memory, tensors, views
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Misconduct, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.text import printable
+from pytest_gemm.text import one_line
 
 _Kind = TypeVar("_Kind")
 # Names of candidates that a sentence lists.
@@ -67,7 +68,7 @@ def candidates(case: Case, given: Operands) -> tuple[tuple[str, ...], Mapping[st
     with handing(given, compiling=True) as own:
         listed = backend.candidates(case.problem, own, case.request(wanted.text if wanted.by_name else ""))
         names = tuple(map(str, listed.names))
-        if odd := [name for name in names if name != printable(name)]:  # outcomes have printable names
+        if odd := [name for name in names if name != one_line(name)]:  # outcomes have printable names
             raise ValueError(f"candidates() lists a name that cannot be printed: {odd[0]!r}")
     found = wanted.of(names) or listed.named
     if not found:
@@ -86,14 +87,33 @@ def prepare(case: Case, candidate: str, given: Operands) -> Prepared:
         return case.backend.prepare(case.problem, own, case.request(candidate))
 
 
+@dataclasses.dataclass(frozen=True)
+class Returned:
+    """What a run has returned.
+
+    Attributes:
+        own: the kernel's tensors, as ordinary ones over its memory.
+        copies: of them, made as soon as the call had returned; of large results the kernel's own, see ``calls.taken``.
+        results: the copies in the product's places, of which there are two with ``tap``.
+    """
+
+    own: tuple[torch.Tensor, ...]
+    copies: tuple[torch.Tensor, ...]
+    results: tuple[torch.Tensor, ...]
+
+    def rewritten(self) -> int:
+        """How many elements have changed since the call returned."""
+        return sum(differing(*pair) for pair in zip(self.own, self.copies, strict=True) if pair[0] is not pair[1])
+
+
 def run(
     prepared: Prepared,
     given: Operands,
     device: str,
     timed: Callable[[Operands], Any] | None = None,
     threads: int = 0,
-) -> tuple[torch.Tensor, ...]:
-    """The results in the product's places, of which there are two with ``tap``; the device has finished.
+) -> Returned:
+    """The results of a run; the device has finished.
 
     Args:
         prepared: computes them.
@@ -107,11 +127,14 @@ def run(
         Exception: whatever the backend raises.
     """
     given.empty_out()
-    with cpu_threads(threads), handing(given) as own:
-        made = (prepared.run if timed is None else timed)(own)
+    with cpu_threads(threads), handing(given) as handed:
+        made = as_tuple((prepared.run if timed is None else timed)(handed))
         wait_for(device)
+        own, copies = taken(made)
+        wait_for(device)  # for the copies, which may be on a stream of the block's
+    check_place(own, given)
     try:
-        return views.in_product(given.problem, plain(as_tuple(made), given))
+        return Returned(own, copies, views.in_product(given.problem, copies))
     except views.WrongShape as wrong:
         raise Misconduct("wrong-shape", str(wrong)) from None
 
@@ -177,6 +200,12 @@ def pruned_of(prepared: Prepared) -> Mapping[str, Reason]:
         return dict(getattr(prepared, "pruned", {}))
 
 
+def holds_b(prepared: Prepared) -> bool:
+    """Whether B is part of what was compiled, so that what is written to its memory later does not count."""
+    with asking():
+        return bool(getattr(prepared, "constant_b", False))
+
+
 def source_of(prepared: Prepared) -> str:
     """The generated program, where the backend has one."""
     source = getattr(prepared, "source", "")
@@ -203,9 +232,20 @@ def complaint(problem: Problem, results: Sequence[torch.Tensor], given: Operands
     return None if wrong is None else Reason(*wrong)
 
 
-def bytes_of(results: Sequence[torch.Tensor]) -> bytes:
-    """The bytes of results."""
-    return b"".join(_raw(result.detach().cpu()).tobytes() for result in results)
+def differing(new: torch.Tensor, old: torch.Tensor) -> int:
+    """How many elements of a tensor have other bits than those of another tensor of its shape and dtype."""
+    return int((words(new) != words(old)).count_nonzero())
+
+
+def words(x: torch.Tensor) -> torch.Tensor:
+    """A view of the bits of each element, of complex ones of each part, as integers: NaN is NaN, and 0 is not -0."""
+    x = torch.view_as_real(x) if x.is_complex() else x
+    return x.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+
+
+def fingerprint_of(results: Sequence[torch.Tensor]) -> str:
+    """A hash of every byte of large results in the order of their indices; on a GPU in about the time of reading."""
+    return " ".join(memory.digest(x.contiguous().flatten()) for x in results)
 
 
 def _raw(x: torch.Tensor) -> npt.NDArray[np.uint8]:

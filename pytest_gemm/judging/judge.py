@@ -21,10 +21,10 @@ import torch
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.protocols import Prepared
 from pytest_gemm.case_id import CandidateSelection, Mode
-from pytest_gemm.judging import drive, faults, properties, sampled, streams, verdict
+from pytest_gemm.judging import calls, drive, faults, imitations, properties, sampled, streams, verdict
 from pytest_gemm.judging.attempt import Attempt, Devices, Ended, Watching
 from pytest_gemm.judging.case import Case, Evidence, Judged
-from pytest_gemm.judging.truth import EagerRefusal, Truth, Truths
+from pytest_gemm.judging.truth import EagerRefusal, Earlier, Truth, Truths
 from pytest_gemm.numerics import precision
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import dtypes
@@ -34,17 +34,13 @@ from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.outcome import Misconduct, Outcome, Phase, Reason, Seconds, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.text import printable
+from pytest_gemm.text import one_line
 
 # Times a case that has passed: gets the case, what was compiled for it and the operands, returns the last result.
 Timing = Callable[[Case, Prepared, operands.Operands], Any]
 # The same for what was compiled.
 Timed = Callable[[operands.Operands], Any]
 
-# Results up to this size are kept and checked again at the end of the case.
-_KEEP_BYTES: Final = 1 << 20
-# Of results from this size on only a digest is kept.
-_DROP_BYTES: Final = 1 << 28
 # Failed outcomes of one case whose tensors are kept: hundreds of candidates may fail alike.
 _EVIDENCE: Final = 8
 # With more candidates than this each is judged with two distributions.
@@ -53,27 +49,41 @@ _MANY: Final = 8
 
 @dataclasses.dataclass
 class _Run:
-    """One result, kept until the case ends to see whether the backend still writes to it.
+    """What a run has returned, kept until the case ends to see whether the backend still writes to it.
 
     Attributes:
         truth: what it was held against.
-        results: the tensors; none of them where they are too large to be kept.
-        kept: a copy of their bits, where they are small.
-        digest: of those that are too large; "" for others.
+        returned: the results and the copies of them; ``None`` where they are too large to be kept.
+        fingerprint: of those that are.
     """
 
     truth: Truth
-    results: tuple[torch.Tensor, ...]
-    kept: bytes | None = None
-    digest: str = ""
+    returned: drive.Returned | None
+    fingerprint: str = ""
 
     @classmethod
-    def of(cls, truth: Truth, results: tuple[torch.Tensor, ...]) -> _Run:
+    def of(cls, truth: Truth, returned: drive.Returned) -> _Run:
         """With what their size allows."""
-        size = sum(r.numel() * r.element_size() for r in results)
-        if size >= _DROP_BYTES:
-            return cls(truth, (), digest=drive.digest_of(results))
-        return cls(truth, results, drive.bytes_of(results) if size <= _KEEP_BYTES else None)
+        if sum(one.numel() * one.element_size() for one in returned.copies) >= calls.KEPT_BYTES:
+            return cls(truth, None, drive.fingerprint_of(returned.copies))
+        if truth.operands.out is not None:  # memory that each run is given
+            returned = dataclasses.replace(returned, own=returned.copies)
+        return cls(truth, returned)
+
+    @property
+    def results(self) -> tuple[torch.Tensor, ...]:
+        """The results in the program's form; none where they are too large to be kept."""
+        return () if self.returned is None else program.gathered(self.truth.problem, self.returned.results)
+
+    def differs(self, other: drive.Returned) -> str:
+        """How many elements of the same program's other results have other bits, in brackets; "" for none."""
+        if self.returned is None:
+            return "" if drive.fingerprint_of(other.copies) == self.fingerprint else " (of a large result)"
+        first = self.returned.copies
+        if not all(map(verdict.comparable, other.copies, first)):
+            return " (it is of another type or shape)"
+        count = sum(map(drive.differing, other.copies, first))
+        return f" ({count} of {sum(one.numel() for one in first)} elements)" if count else ""
 
 
 class Judge:
@@ -85,6 +95,7 @@ class Judge:
         reference: ``full``, ``sampled`` or ``auto``, see ``sampled.applies``.
         pages: where operands and results lie, ``None`` for ordinary memory.
         stream: ``default``, or ``side`` to run on a CUDA stream of its own, see ``streams``.
+        statements: names the known wrong answers that a wrong result is compared with, see ``imitations``.
     """
 
     def __init__(
@@ -94,7 +105,9 @@ class Judge:
         reference: str = "auto",
         pages: GuardPages | None = None,
         stream: str = "default",
+        statements: Callable[[Outcome, Problem], Sequence[str]] = lambda *_: (),
     ) -> None:
+        self._statements = statements
         self._stream = stream
         self._eager = eager
         self._watch = watch
@@ -201,7 +214,7 @@ class Judge:
                 yield judged
         for name, why in unsupported.items():
             if name not in done:
-                yield Judged(self._attempt(case, printable(name)).end(Status.UNSUPPORTED, why))
+                yield Judged(self._attempt(case, one_line(name)).end(Status.UNSUPPORTED, why))
         # A user who names candidates may name one that is pruned; in any other run something has to be judged.
         if pruned and len(pruned) == len(candidates) and not case.candidates.by_name:
             yield Judged(self._attempt(case).end(Status.CRASHED, _all_pruned(pruned)))
@@ -216,7 +229,7 @@ class Judge:
             attempt.prepared = drive.prepare(case, candidate, truths[0].operands)
             pruned = drive.pruned_of(attempt.prepared)
         for name, reason in pruned.items():
-            yield Judged(self._attempt(case, printable(name)).end(Status.PRUNED, reason))
+            yield Judged(self._attempt(case, one_line(name)).end(Status.PRUNED, reason))
         runs: list[_Run] = []
         for truth in truths:
             yield from _ended(self._distribution(attempt, truth, runs))
@@ -225,8 +238,12 @@ class Judge:
                 return
         again = list(_ended(self._run_again(attempt, runs)))
         yield from again
-        if timing is not None and not again and len(runs) == len(truths):
-            attempt.seconds = Seconds()
+        if again or len(runs) < len(truths):
+            return
+        attempt.seconds = Seconds()
+        if timing is None:  # a session of many processes times what one has judged
+            yield from _ended(self._on_another_weight(attempt, runs))
+        else:
             timed = functools.partial(timing, case, attempt.prepared)
             yield from _ended(self._distribution(attempt, runs[-1].truth, runs, timed))
 
@@ -238,8 +255,12 @@ class Judge:
         """One result: of a run, or with ``timed`` the one that it returns."""
         case = attempt.case
         attempt.turn_to(truth.operands.distribution, truth)
-        results, contract = self._run(attempt, truth, timed, profiled=not runs)
-        verdicts = self._verdicts(attempt, truth, results, contract)
+        returned, contract = self._run(attempt, truth, timed, profiled=not runs)
+        verdicts = self._verdicts(attempt, truth, returned.results, contract)
+        if count := returned.rewritten():
+            text = f"{count} elements of the result changed after the call had returned, and no other call was made"
+            reason = Reason("written-after-return", text, "wait for every thread and process before returning")
+            raise Ended(attempt.end(Status.INCORRECT, reason))
         for place, one in enumerate(verdicts):
             if (wrong := one.comparison.mismatch) is not None:
                 which = f"{case.problem.output_names[place]}: " if len(verdicts) > 1 else ""
@@ -248,6 +269,9 @@ class Judge:
                 if steps := case.problem.outputs[place].view_steps:
                     details += f"\n  (places of the product; it is stored after {'+'.join(map(str, steps))})"
                 outcome = attempt.end(Status.INCORRECT, reason, details)
+                failure = imitations.Failure(truth, returned.results, contract, place, one, outcome.candidates)
+                imitated = imitations.imitated(failure, self._statements(outcome, case.problem))
+                outcome = dataclasses.replace(outcome, imitates=imitated)
                 actual = one.actual if isinstance(one.actual, torch.Tensor) else None
                 again = None if one.note else attempt.prepared
                 source = drive.source_of(attempt.prepared)
@@ -256,15 +280,14 @@ class Judge:
         if (doubt := next((one.doubt for one in verdicts if one.doubt is not None), None)) is not None:
             raise Ended(attempt.end(Status.MISTRUSTED, doubt))
         if timed is None:
-            runs.append(_Run.of(truth, results))
-            if not runs[-1].digest:
-                name = f"distribution {attempt.distribution}, seed {case.seed}"
-                self._truths.earlier(case)[name] = program.gathered(case.problem, results)
+            runs.append(_Run.of(truth, returned))
+            if results := runs[-1].results:
+                self._truths.earlier(case)[f"distribution {attempt.distribution}, seed {case.seed}"] = results
         yield Judged(attempt.end(Status.PASSED))
 
     def _run(
         self, attempt: Attempt, truth: Truth, timed: Timed | None, *, profiled: bool
-    ) -> tuple[tuple[torch.Tensor, ...], Contract]:
+    ) -> tuple[drive.Returned, Contract]:
         """Run, and prove that the backend did it.
 
         Raises:
@@ -278,15 +301,15 @@ class Judge:
             with guarded, self._streamed(truth.operands) as given:
                 _prime_allocator(case.problem, case.device)
                 with device_kernels.profile() if profiled else contextlib.nullcontext() as names:
-                    results = drive.run(prepared, given, case.device, timed, case.run_threads)
+                    returned = drive.run(prepared, given, case.device, timed, case.run_threads)
             profile = None if names is None else tuple(names)
             attempt.proved(proof := dataclasses.replace(drive.proof_of(prepared), profiled=profile))
             objection, contract = proof.objection(), drive.contract_of(prepared)
         if objection is not None:
             raise Ended(attempt.end(Status.FALLBACK, objection))
-        if (wrong := drive.miscounted(case.problem, results)) is not None:
+        if (wrong := drive.miscounted(case.problem, returned.results)) is not None:
             raise Ended(attempt.end(Status.CRASHED, wrong))
-        return results, contract
+        return returned, contract
 
     def _streamed(self, given: operands.Operands) -> contextlib.AbstractContextManager[operands.Operands]:
         """A block on the stream that was asked for, with operands for it."""
@@ -334,14 +357,70 @@ class Judge:
             return
         first = next((run for run in runs if run.truth.operands.quantum == 0.0), runs[0])
         attempt.turn_to(first.truth.operands.distribution, first.truth)
-        with attempt.phase(Phase.RUN_AGAIN):
-            case = attempt.case
-            with self._streamed(first.truth.operands) as given:
-                second = drive.run(attempt.prepared, given, case.device, threads=case.run_threads)
-            proof, contract = drive.proof_of(attempt.prepared), drive.contract_of(attempt.prepared)
-        if (wrong := _differs(runs, first, second, contract)) is not None:
-            attempt.proved(proof)
+        second, contract = self._once_more(attempt, first.truth)
+        wrong: Reason | None = None
+        if any(run.returned.rewritten() for run in runs if run.returned is not None):
+            text = "a result that was handed out changed when the next one was computed"
+            wrong = Reason("result-rewritten", text)
+        elif (difference := first.differs(second)) and contract.deterministic:
+            text = f"the same call gave other bits the second time{difference}"
+            wrong = Reason("not-deterministic", f"{text}; a backend that uses atomics declares deterministic=False")
+        elif difference and (mismatch := self._mismatch(attempt, first.truth, second, contract, {})) is not None:
+            text = f"the same call gave a wrong result the second time: {mismatch.summary()}"
+            wrong = Reason(mismatch.code, text)  # other bits have to be right ones too
+        if wrong is not None:
             yield Judged(attempt.end(Status.INCORRECT, wrong))
+
+    def _on_another_weight(self, attempt: Attempt, runs: list[_Run]) -> Iterator[Judged]:
+        """One distribution with other values in the same B, as ``weight.copy_()`` leaves them.
+
+        Catches what was made of B and kept by its address.  Where B is part of what was compiled nothing is run.
+        """
+        with attempt.phase(Phase.RUN_AGAIN):
+            if drive.holds_b(attempt.prepared):
+                return
+        run = next((run for run in runs if run.truth.operands.quantum > 0.0), runs[0])
+        with run.truth.another_weight() as truth:
+            if truth is None:
+                return
+            attempt.turn_to(run.truth.operands.distribution, run.truth)
+            returned, contract = self._once_more(attempt, truth)
+            before = {"the weight before": run.results} if run.results else {}
+            wrong = self._mismatch(attempt, truth, returned, contract, before)
+        if wrong is not None:
+            reason = Reason(wrong.code, f"wrong after other values were written to B: {wrong.summary()}")
+            if not run.differs(returned) or "the weight before" in wrong.cause:
+                text = "other values were written to B, and the result is that of the weight before"
+                remedy = "keep what is made of B by its address and its version counter, or make it anew"
+                reason = Reason("stale-weight", text, remedy)
+            yield Judged(attempt.end(Status.INCORRECT, reason, wrong.text()))
+
+    def _once_more(self, attempt: Attempt, truth: Truth) -> tuple[drive.Returned, Contract]:
+        """Run what has run before, without a profile.
+
+        Raises:
+            Ended: for an exception, and for another number of results.
+        """
+        case, prepared = attempt.case, attempt.prepared
+        with attempt.phase(Phase.RUN_AGAIN):
+            with self._streamed(truth.operands) as given:
+                returned = drive.run(prepared, given, case.device, threads=case.run_threads)
+            attempt.proved(drive.proof_of(prepared))
+            contract = drive.contract_of(prepared)
+        if (wrong := drive.miscounted(case.problem, returned.results)) is not None:
+            raise Ended(attempt.end(Status.CRASHED, wrong))
+        return returned, contract
+
+    def _mismatch(
+        self, attempt: Attempt, truth: Truth, returned: drive.Returned, contract: Contract, earlier: Earlier
+    ) -> verdict.Mismatch | None:
+        """What is wrong with the results of a further run; ``None`` for nothing."""
+        problem = attempt.case.problem
+        with attempt.phase(Phase.REFERENCE):
+            by_sample = sampled.applies(problem, self._reference)
+            results = program.gathered(problem, returned.results)
+            verdicts = truth.verdicts(results, contract, earlier, by_sample=by_sample)
+        return next(filter(None, (one.comparison.mismatch for one in verdicts)), None)
 
     # -- properties ------------------------------------------------------------------------------
 
@@ -387,12 +466,11 @@ class Judge:
             other = given.problem != case.problem
             same = dataclasses.replace(case, problem=given.problem)
             chosen = drive.prepare(same, "", given) if other else prepared
-            results = drive.run(chosen, given, case.device, threads=case.run_threads)
+            results = drive.run(chosen, given, case.device, threads=case.run_threads).results
             wrong = drive.complaint(given.problem, results, given)
             if wrong is not None:
                 raise Misconduct(wrong.code, wrong.text)
-            last: torch.Tensor = results[-1].clone()
-            return last
+            return results[-1]
 
         objection, text = None, ""
         with attempt.phase(Phase.RUN):
@@ -448,33 +526,6 @@ def _all_pruned(reasons: Sequence[Reason]) -> Reason:
     causes = Counter(reason.code for reason in reasons)
     counts = ", ".join(f"{count} {code}" for code, count in causes.most_common())
     return Reason("all-pruned", f"every candidate that was tried was pruned ({counts}): {reasons[0].text}")
-
-
-def _differs(runs: Sequence[_Run], first: _Run, second: tuple[torch.Tensor, ...], contract: Contract) -> Reason | None:
-    """What is wrong after the second run with the operands of ``first``; ``None`` for nothing."""
-    if any(run.kept is not None and drive.bytes_of(run.results) != run.kept for run in runs):
-        return Reason("result-rewritten", "a result that was handed out changed when the next one was computed")
-    if first.digest:
-        if not contract.deterministic or drive.digest_of(second) == first.digest:
-            return None
-        text = "the same call gave other bits the second time"
-        return Reason("not-deterministic", f"{text}; a backend that uses atomics declares deterministic=False")
-    if len(second) != len(first.results) or not all(map(verdict.comparable, second, first.results)):
-        text = "the same call gave something of another type or shape the second time"
-        return Reason("not-deterministic", text)
-    if first.kept is None or drive.bytes_of(second) == first.kept:
-        return None
-    if contract.deterministic:
-        count = sum(int((new != old).sum()) for new, old in zip(second, first.results, strict=True))
-        total = sum(result.numel() for result in second)
-        text = f"the same call gave other bits the second time ({count} of {total} elements)"
-        return Reason("not-deterministic", f"{text}; a backend that uses atomics declares deterministic=False")
-    results = program.gathered(first.truth.problem, second)  # other bits have to be right ones too
-    for place, (output, used, interval) in enumerate(first.truth.answers(results, contract)):
-        wrong = verdict.compare(results[place], interval, output, used).mismatch
-        if wrong is not None:
-            return Reason(wrong.code, f"the same call gave a wrong result the second time: {wrong.summary()}")
-    return None
 
 
 def _prime_allocator(problem: Problem, device: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -11,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from pytest_gemm.judging import faults, sampled, verdict
+from pytest_gemm.judging.calls import KEPT_BYTES
 from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.drive import as_tuple, wait_for
+from pytest_gemm.judging.drive import as_tuple, wait_for, words
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
@@ -37,14 +39,46 @@ class Truth:
         operands: of the problem.
         digest: of the operands, as they were made.
         spoiled: a backend has taken the memory of an operand away.
+        product: what A @ B is taken for, float64; ``None``: what it is.
     """
 
     operands: Operands
     digest: str
     spoiled: bool = False
+    product: torch.Tensor | None = None
     # Of the contract that came last: the candidates of a backend mostly share one.
     _intervals: tuple[Contract, tuple[interval_module.Interval, ...]] | None = None
     _eager: tuple[torch.Tensor, ...] | str | None = None
+    _other: Truth | None = None
+
+    @contextlib.contextmanager
+    def another_weight(self) -> Iterator[Truth | None]:
+        """A block in which B's memory holds other values, and its truth; ``None`` where B cannot be overwritten.
+
+        Its columns stand one place further: that is as good a B of the distribution, and its truth is that of no other
+        block.  B is as it was afterwards.
+        """
+        columns = self._columns
+        if columns is None:
+            yield None
+            return
+        step = 2 if self.problem.op.is_complex else 1  # a number is a pair
+        columns.copy_(columns.roll(step, -1))
+        try:
+            self._other = self._other or Truth(self.operands, self.digest)
+            yield self._other
+        finally:
+            if not self.spoiled:
+                columns.copy_(columns.roll(-step, -1))
+
+    @property
+    def _columns(self) -> torch.Tensor | None:
+        """Bits of the elements of B, each once; ``None`` for a B that is A, is large, or has equal columns alone."""
+        b = self.operands.b
+        if not any(one.name == "b" for one in self.operands.buffers) or b.numel() * b.element_size() >= KEPT_BYTES:
+            return None
+        once = words(b[tuple(slice(1 if stride == 0 else None) for stride in b.stride())])
+        return once if once.numel() and bool((once != once[..., :1]).any()) else None
 
     @property
     def problem(self) -> Problem:
@@ -58,7 +92,8 @@ class Truth:
 
     @functools.cached_property
     def _reference(self) -> reference_module.Reference:
-        return reference_module.reference(self.problem, self.operands)
+        found = reference_module.reference(self.problem, self.operands)
+        return found if self.product is None else dataclasses.replace(found, c=self.product)
 
     @functools.cached_property
     def _sample(self) -> sampled.Sample:
@@ -134,6 +169,12 @@ class Truth:
         return found
 
 
+def _written_over(old: Operands, new: Operands) -> Operands:
+    """The values of ``new`` in the storages of ``old``, operands of the same problem, as ``copy_()`` leaves them."""
+    storages = {one.name: one.storage for one in old.buffers}
+    return new.moved(lambda one: one.over(storages[one.name].copy_(one.storage), 0))
+
+
 class Truths:
     """The truths of the problem at hand, and what one backend has returned for it.
 
@@ -149,20 +190,28 @@ class Truths:
 
     def forget(self) -> None:
         """Let go of everything."""
-        self._key: object = None
+        self._key: tuple[object, ...] = ()
         self._known: dict[str, Truth] = {}
+        self._replaced: dict[str, Truth] = {}
         self._by: object = None
         self._earlier: dict[str, tuple[torch.Tensor, ...]] = {}
 
     def of(self, case: Case, distribution: str) -> Truth:
-        """The truth of a case with one distribution; operands that a backend has written to are made again."""
-        key = (case.problem.line, case.seed, case.device)
+        """The truth of a case with one distribution; operands that a backend has written to are made again.
+
+        With a user's caches those of another seed are written into the memory of those before: at the same addresses.
+        """
+        key = (case.problem.line, case.device, case.seed)
         if self._key != key:
+            same = case.user_caches and self._key[:-1] == key[:-1]
+            self._replaced = {name: one for name, one in self._known.items() if same and not one.spoiled}
             self._key, self._known = key, {}
         known = self._known.get(distribution)
         if known is None or known.spoiled or known.operands.changed(known.digest):
             made = tensors.make(case.problem, distribution, case.seed, case.device)
             made = made if self._pages is None else self._pages.place(made)
+            if (before := self._replaced.pop(distribution, None)) is not None:
+                made = _written_over(before.operands, made)
             known = self._known[distribution] = Truth(made, made.digest())
         return known
 

@@ -77,10 +77,7 @@ class Guarded:
 
     def digest(self) -> str:
         """Hash of every byte of the storage, viewed or not."""
-        size = self.storage.numel() * self.storage.element_size()
-        if size >= _LARGE_BYTES and self.storage.device.type != "cpu":
-            return _checksum(self.storage)  # rather than through the host's bus
-        return hashlib.blake2b(_bytes(self.storage).data, digest_size=16).hexdigest()
+        return digest(self.storage)
 
     def clone(self) -> Guarded:
         """The same bytes in fresh memory: values, strides, offset and poison."""
@@ -99,6 +96,13 @@ class Guarded:
         window = expected.as_strided(self.view.size(), self.view.stride(), self.view.storage_offset())
         window.copy_(self.view)
         return bool(np.array_equal(_bytes(expected), _bytes(self.storage)))
+
+
+def digest(flat: Tensor) -> str:
+    """Hash of every byte of a flat tensor."""
+    if flat.numel() * flat.element_size() >= _LARGE_BYTES and flat.device.type != "cpu":
+        return _checksum(flat)  # rather than through the host's bus
+    return hashlib.blake2b(_bytes(flat).data, digest_size=16).hexdigest()
 
 
 def _bytes(flat: Tensor) -> npt.NDArray[np.uint8]:

@@ -304,6 +304,16 @@ CAUSES: list[tuple[str, Change, str]] = [
         "step add came before relu",
     ),
     ("mm:f32:nn:24x40x64:gelu+add", lambda x, o: x - o.residuals[0], "step add is missing"),
+    (
+        "addmm:f32:nn:24x40x64:bias+beta-0",
+        lambda x, o: 0 * x + (o.bias if o.bias is not None else x),
+        "alpha and beta were exchanged",
+    ),
+    (
+        "addmm:f32:nn:24x40x64:bias+beta-2",
+        lambda x, o: f32(2 * product(o) + (o.bias if o.bias is not None else x)),
+        "alpha and beta were exchanged",
+    ),
     ("mm:f32:nn:40x40x64", lambda x, _: x.t(), "the result is transposed"),
     ("mm:f32:nn:24x40x64", lambda x, _: x.t().reshape(24, 40), "laid out as its own transpose"),
     ("mm:f32:nn:24x40x64", lambda x, _: x.roll(1, 0), "the rows are shifted"),
@@ -324,6 +334,14 @@ def test_what_was_computed_instead(line: str, change: Change, words: str, distri
 
 def bits(x: torch.Tensor, name: torch.dtype) -> torch.Tensor:
     return x.to(name).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_small_integers_of_another_computation_are_no_detour(dtype: str) -> None:
+    found = story(
+        f"mm:{dtype}:nn:24x40x1000", lambda x, _: (torch.arange(960) * 7919 % 101).reshape(24, 40).to(x.dtype)
+    )
+    assert "detour" not in found.cause, found.text()
 
 
 def cut(x: torch.Tensor, mask: int) -> torch.Tensor:

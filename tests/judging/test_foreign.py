@@ -9,23 +9,29 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from mutants import Claiming
 
 from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.case_id import Device
 from pytest_gemm.judging import calls, verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import interval
-from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Misconduct, Outcome, Status, Unsupported
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import tensors, views
+from pytest_gemm.outcome import Activity, Misconduct, Outcome, Phase, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
 
 LINE = "mm:f32:nn:17x65x127"
 DISTRIBUTIONS = ("int-2", "rand")
@@ -180,6 +186,236 @@ class Tagged(torch.Tensor):
 )
 def test_an_unusual_result_that_is_right_passes(result: Matmul) -> None:
     assert codes(outcomes(result)) == {(Status.PASSED, "")}
+
+
+def zeros_that_say(*names: str) -> Matmul:
+    """Zeros, of which the named attributes of the instance lead to the right result."""
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        c = torch.zeros(a.shape[0], b.shape[1])
+        for name in names:
+            setattr(c, name, lambda *args, name=name, **options: getattr(a @ b, name)(*args, **options))
+        return c
+
+    return matmul
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (zeros_that_say("detach"), "hide methods of torch.Tensor: detach"),
+        (zeros_that_say("clone", "to"), "hide methods of torch.Tensor: clone, to"),
+        (lambda a, b: Claiming(a @ b), "the result is a Claiming, not a tensor"),
+    ],
+    ids=["detach", "clone-to", "claims"],
+)
+def test_what_a_result_says_of_itself_does_not_count(kernel: Matmul, words: str) -> None:
+    found = outcomes(kernel)
+    assert codes(found) == {(Status.INCORRECT, "wrong-type")}
+    assert words in str(found[0].reason)
+
+
+def test_what_a_library_notes_on_its_result_does_no_harm() -> None:
+    def noting(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        c: Any = a @ b
+        torch._dynamo.mark_dynamic(c, 0)
+        c.tensor_model_parallel, c.on_ready = True, lambda: None
+        return torch.nn.Buffer(c)
+
+    assert codes(outcomes(noting)) == {(Status.PASSED, "")}
+
+
+# -- results that change ---------------------------------------------------------------------------------
+
+OVER_A_MIB = "mm:f32:nn:512x520x16"
+
+
+@pytest.fixture(params=[1 << 28, 1], ids=["kept", "too-large-to-be-kept"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether results are kept, or only a hash of them as of very large ones."""
+    monkeypatch.setattr(calls, "KEPT_BYTES", request.param)
+    return bool(request.param > 1)
+
+
+@pytest.mark.parametrize("line", [LINE, OVER_A_MIB])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_second_result_is_looked_at_whatever_its_size(line: str, deterministic: bool, kept: bool) -> None:
+    seen: set[int] = set()
+
+    def spent(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        factor = 0.0 if a.data_ptr() in seen else 1.0
+        seen.add(a.data_ptr())
+        return factor * (a @ b)
+
+    registry = Registry()
+    registry.add_callable("mine", spent, deterministic=deterministic)
+    last = Judge().outcomes(Case(registry["mine"], Problem.parse(line), DISTRIBUTIONS, 0, Device.CPU))[-1]
+    assert last.status is Status.INCORRECT
+    assert last.reason is not None
+    assert last.reason.code == ("not-deterministic" if deterministic else "outside-bound")
+    assert "the second time" in last.reason.text
+    shape = Problem.parse(line).result_shape
+    assert not kept or f"{shape[0] * shape[1]} of {shape[0] * shape[1]} elements" in last.reason.text
+
+
+@pytest.mark.parametrize("line", [LINE, OVER_A_MIB])
+def test_one_buffer_for_all_results_is_found_whatever_its_size(line: str) -> None:
+    buffers: list[torch.Tensor] = []
+
+    def replayed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        buffers[1:] = [a @ b]
+        return buffers[0].copy_(buffers[1])
+
+    buffers.append(torch.empty(Problem.parse(line).result_shape))
+    assert codes(outcomes(replayed, line)) == {(Status.PASSED, ""), (Status.INCORRECT, "result-rewritten")}
+
+
+def test_a_given_result_is_written_by_every_run() -> None:
+    assert codes(outcomes(right, f"{LINE}:out.given")) == {(Status.PASSED, "")}
+
+
+class Late:
+    """A writer that fills the result when the judge begins to compare it; the judge's ``watch``."""
+
+    def __init__(self, by: str) -> None:
+        self.by = by
+        self.finish: list[Callable[[], object]] = []
+
+    def matmul(self, a: torch.Tensor, b: torch.Tensor) -> Any:
+        c, right = torch.zeros(a.shape[0], b.shape[1]).share_memory_(), a @ b
+        (self.in_a_child if self.by == "child" else self.in_a_thread)(lambda: c.copy_(right))
+        return c
+
+    def in_a_thread(self, write: Callable[[], object]) -> None:
+        released = threading.Event()
+        thread = threading.Thread(target=lambda: (released.wait(60), write()))
+        thread.start()
+        self.finish += [released.set, thread.join]
+
+    def in_a_child(self, write: Callable[[], object]) -> None:
+        outlet, inlet = os.pipe()
+        if not (child := os.fork()):
+            os.close(inlet)
+            if os.read(outlet, 1):  # nothing comes where the judge has not got as far
+                write()
+            os._exit(0)
+        os.close(outlet)
+        self.finish += [lambda: os.write(inlet, b"x"), lambda: os.waitpid(child, 0), lambda: os.close(inlet)]
+
+    @contextlib.contextmanager
+    def watch(self, activity: Activity) -> Iterator[None]:
+        if activity.phase is Phase.REFERENCE:
+            self.release()
+        yield
+
+    def release(self) -> None:
+        while self.finish:
+            self.finish.pop(0)()
+
+
+@pytest.mark.parametrize("by", ["thread", "child"])
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_result_that_is_written_after_the_return_is_not_believed(by: str) -> None:
+    late = Late(by)
+    with at_one_thread():
+        found = outcomes(late.matmul, judge=Judge(watch=late.watch))
+    late.release()
+    assert codes(found) == {(Status.INCORRECT, "written-after-return")}
+    assert "1105 elements of the result changed after the call had returned" in str(found[0].reason)
+
+
+# -- a weight with other values ----------------------------------------------------------------------------
+
+
+def packing(key: Callable[[torch.Tensor], object]) -> Matmul:
+    """A kernel that keeps a pack of B by this key, and B itself."""
+    packs: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ packs.setdefault(key(b), (b.clone(), b))[0]
+
+    return matmul
+
+
+WEIGHTS = [
+    LINE,
+    f"{LINE}:b.argument",
+    "linear:f32:nt:17x65x127:bias+relu",
+    "linear:f32:nt:17x65x127:add:b.padded",
+    "bmm:f32:nn:3x17x65x127:b.broadcast",
+    "addmm:f32:nn:17x65x127:bias+alpha-0.5+beta-2+add+mul",
+    "linears:f32:nt:3x17x65x127",
+]
+
+
+@pytest.mark.parametrize("line", WEIGHTS)
+def test_a_pack_that_is_kept_by_address_is_stale(line: str) -> None:
+    assert codes(outcomes(packing(lambda b: (b.data_ptr(), b._version, b.shape)), line)) == {(Status.PASSED, "")}
+    for _ in range(2):  # the rerun fails as the run does
+        found = outcomes(packing(lambda b: (b.data_ptr(), b.shape)), line)
+        assert [o.status for o in found] == [Status.PASSED] * len(DISTRIBUTIONS) + [Status.INCORRECT]
+        assert found[-1].reason is not None
+        assert found[-1].reason.code == "stale-weight"
+        assert "that of the weight before" in found[-1].reason.text
+
+
+def test_what_holds_b_sees_no_second_weight_and_b_is_as_it_was() -> None:
+    registry = Registry()
+    registry.add_callable("mine", packing(lambda b: (b.data_ptr(), b.shape)))
+    backend, judge, seen = registry["mine"], Judge(), list[float]()
+
+    class Holding(type(backend.prepare(Problem.parse(LINE), None))):  # type: ignore[misc]  # nothing is read
+        constant_b = True
+
+        def run(self, operands: tensors.Operands) -> Any:
+            seen.append(float(operands.b.double().abs().sum()))
+            return super().run(operands)
+
+    holding: Any = registry["mine"]
+    holding.prepare = lambda problem, *_: Holding(backend, problem)
+    case = Case(holding, Problem.parse(LINE), DISTRIBUTIONS, 0, Device.CPU)
+    assert codes(judge.outcomes(case)) == {(Status.PASSED, "")}
+    assert len(seen) == len(DISTRIBUTIONS) + 1
+    truths = [judge._truths.of(case, name) for name in DISTRIBUTIONS]
+    outcomes(right, judge=judge)
+    assert [judge._truths.of(case, name) for name in DISTRIBUTIONS] == truths  # made once, as nothing has changed
+
+
+class Freezing:
+    """A backend whose compile puts a pack of B into the program, and keeps packs by this key."""
+
+    name = "freezing"
+
+    def __init__(self, key: Callable[[torch.Tensor], object]) -> None:
+        self.key = key
+        self.packs: dict[object, torch.Tensor] = {}
+
+    def availability(self, device: str) -> Availability:
+        return Availability()
+
+    def supports(self, problem: Problem, request: object = None) -> None:
+        return None
+
+    def prepare(self, problem: Problem, operands: tensors.Operands, request: object = None) -> Any:
+        pack = self.packs.setdefault(self.key(operands.b), operands.b.clone())
+        proof = Proof(provable=False, executed=("frozen",))
+        return SimpleNamespace(
+            contract=Contract(), constant_b=True, run=lambda given: given.a @ pack, proof=lambda: proof
+        )
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_a_cache_by_address_answers_for_the_second_weight_of_the_cache_tests(stale: bool) -> None:
+    def key(b: torch.Tensor) -> object:
+        return b.data_ptr() if stale else float(b.double().sum())
+
+    judge, backend = Judge(), Freezing(key)
+    first, second = (
+        judge.outcomes(Case(backend, Problem.parse(LINE), ("rand",), seed, Device.CPU, user_caches="tag"))[0]
+        for seed in (1, 0)
+    )
+    assert first.status is Status.PASSED
+    assert second.status is (Status.INCORRECT if stale else Status.PASSED)
 
 
 # -- exceptions ----------------------------------------------------------------------------------------
@@ -361,6 +597,32 @@ def test_a_compile_leaves_nothing_behind_either(name: str) -> None:
 
 def test_a_kernel_that_pytorch_compiles_in_its_first_run_passes() -> None:
     assert codes(outcomes(torch.compile(right, dynamic=False))) == {(Status.PASSED, "")}
+
+
+def test_what_dynamo_leaves_among_our_globals_and_takes_away_again_is_no_state() -> None:
+    def compiled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.reset()
+        gc.collect()  # what was compiled of the program before, and with it the global
+        made: torch.Tensor = torch.compile(program.build(Problem.parse(LINE)), backend="eager")(a=a, b=b)
+        left.append([name for name in vars(program) if name.startswith("__compiled_fn")])
+        return made
+
+    left: list[list[str]] = []
+    assert codes(outcomes(compiled)) == {(Status.PASSED, "")}
+    assert all(left)
+    assert left[0] != left[-1]
+
+
+def test_a_global_that_comes_and_goes_is_no_state_unless_it_hides_another() -> None:
+    def leaving(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        vars(views).pop("__compiled_fn_0", None)
+        vars(views)[f"__compiled_fn_{len(runs) % 2}"] = lambda: None
+        runs.append(1)
+        return a @ b
+
+    runs: list[int] = []
+    assert codes(outcomes(leaving)) == {(Status.PASSED, "")}
+    vars(views).pop("__compiled_fn_1", None)
 
 
 def test_a_new_name_among_the_built_in_ones_hides_nothing() -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mutant_study
@@ -184,16 +184,23 @@ def test_atomics_excuse_other_bits_and_no_wrong_ones(judge: Judge, late: bool) -
     assert "the second time" in str(catch.outcome.reason)
 
 
-def test_a_second_result_of_another_type_is_no_exception_of_ours(judge: Judge) -> None:
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [(lambda _: None, "a NoneType, not a tensor"), (lambda c: c[:1], "it is of another type or shape")],
+    ids=["none", "one-row"],
+)
+def test_a_second_result_of_another_kind_is_no_exception_of_ours(
+    judge: Judge, second: Callable[[torch.Tensor], torch.Tensor | None], words: str
+) -> None:
     calls: list[int] = []
 
     def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
         calls.append(1)
-        return right(a, b) if len(calls) <= len(DISTRIBUTIONS) else None
+        return right(a, b) if len(calls) <= len(DISTRIBUTIONS) else second(right(a, b))
 
     catch = mutant_study.caught(judge, Planted("forgetful", Mutant("", product(run))), "mm:f32:nn:20x40x256")
     assert catch is not None
-    assert "another type or shape" in str(catch.outcome.reason)
+    assert words in str(catch.outcome.reason)
 
 
 def test_a_result_of_one_element_may_have_any_stride(judge: Judge) -> None:
