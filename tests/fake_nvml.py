@@ -11,7 +11,7 @@ class NVMLError(Exception):
 
 
 _GPUS: list[dict[str, Any]] = [
-    {"uuid": "GPU-aaa", "name": "NVIDIA H200", "capability": (9, 0), "watts": 700.0, "parts": []},
+    {"uuid": "GPU-aaa", "name": "NVIDIA H200", "capability": (9, 0), "watts": 700.0, "mhz": 1980, "parts": []},
     {
         "uuid": "GPU-bbb",
         "name": "NVIDIA A100-SXM4-40GB",
@@ -53,6 +53,8 @@ def module(count: int = 2, **more: Any) -> types.ModuleType:
         nvmlDeviceGetName=of("name"),
         nvmlDeviceGetCudaComputeCapability=of("capability"),
         nvmlDeviceGetPowerManagementLimit=of("watts", 1e3),
+        nvmlDeviceGetMaxClockInfo=lambda handle, _: of("mhz")(handle),
+        NVML_CLOCK_SM=1,
         nvmlDeviceGetMaxMigDeviceCount=lambda _handle: 7,
         nvmlDeviceGetMigDeviceHandleByIndex=part,
     )

@@ -21,6 +21,7 @@ class Gpu:
         capability: compute capability, ``9.0``; "" where it cannot be read.
         power_limit: in W; ``None`` where it cannot be read.
         mig: the profile of the instance that is used, ``1g.18gb``; "" for a whole GPU.
+        highest_clock: that its multiprocessors can have, in Hz; 0 where it cannot be read.
     """
 
     index: int
@@ -30,6 +31,7 @@ class Gpu:
     capability: str
     power_limit: float | None = None
     mig: str = ""
+    highest_clock: float = 0.0
 
     @property
     def architecture(self) -> str:
@@ -92,6 +94,7 @@ def _read(nvml: Any, index: int) -> tuple[Gpu, dict[str, str]]:
         driver=ask(nvml.nvmlSystemGetDriverVersion),
         capability=".".join(map(str, ask(nvml.nvmlDeviceGetCudaComputeCapability, handle))),
         power_limit=None if milliwatts is None else milliwatts / 1e3,
+        highest_clock=1e6 * ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM, unknown=0.0),
     )
     places = range(ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle, unknown=0))
     instances = [ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place) for place in places]

@@ -27,6 +27,7 @@ from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine.environment import THIS, Environment, resolve
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.run.progress import Display
+from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline import entry, record
 from pytest_gemm.speed.baseline import store as store_module
 from pytest_gemm.speed.data import Judgement, Peaks, by_case
@@ -175,6 +176,8 @@ class _Measurement:
         inside = sum(
             sum(s.phases.values()) for session in itertools.chain(made.base, made.sessions) for s in session.samples
         )
+        if any(sample.least is None for samples in by_case(made.sessions).values() for sample in samples):
+            made.notes.append("no ceiling is known for this machine, so an impossible time is not recognised")
         made.seconds = sum(self._seconds.values())
         made.harness_seconds = max(0.0, made.seconds - self._seconds["compile"] - inside)
         return made
@@ -229,7 +232,7 @@ class _Measurement:
         elif gone:
             names = ", ".join(map(str, gone[:3])) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
             self.made.notes.append(
-                f"{len(gone)} baselines are of no case of the suite ({names}): --gemm-record=prune drops them"
+                f"{len(gone)} baselines match no case of the suite ({names}): --gemm-record=prune drops them"
             )
 
     def _sessions(self, cases: Sequence[Timed], count: int, what: str) -> None:
@@ -249,6 +252,9 @@ class _Measurement:
                 (self.made.base if name == "base" else self.made.sessions).append(session)
             samples = [sample for session in found.values() for sample in session.samples]
             self._outlook.session(time.perf_counter() - started, samples)
+        self.made.sessions = roofline.without_impossible(self.made.sessions)
+        for session in self.made.sessions:
+            self._runner.note_failures(session.samples)
 
     def _with_every_case(self, judgements: Mapping[CaseId, Judgement]) -> list[Judgement]:
         """The judgements in the order of measurement; a timed case without one has no baseline."""

@@ -71,6 +71,8 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         telemetry: clocks, power, load and such, by name with the unit in it (``sm_mhz_min``).
         phases: seconds that this process spent on the case: ``prepare``, ``judge``, ``time``.
         distribution: of the operands that were timed, "" where none were.
+        least: seconds that a call takes at least on the machine, see ``roofline.least_seconds``; ``None`` where the
+            machine is not known.
 
     Raises:
         ValueError: for readings that are no times, or that are not as many as they have to be.
@@ -95,6 +97,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     telemetry: Mapping[str, float] = msgspec.field(default_factory=dict)
     phases: Mapping[str, float] = msgspec.field(default_factory=dict)
     distribution: str = ""
+    least: float | None = None
 
     def __post_init__(self) -> None:
         named = (("subject", self.subject), ("comparator", self.comparator), *self.candidates.items())
@@ -110,6 +113,11 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     def is_timed(self) -> bool:
         """Whether there is an estimate: the result was right, and readings were taken."""
         return self.status is Status.PASSED and bool(self.subject)
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether no window can have been one of calls that compute the product."""
+        return self.is_timed and self.least is not None and max(self._medians(self.subject)) < self.least
 
     @property
     def estimate(self) -> float:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from pytest_gemm.config import CONFIG
 from pytest_gemm.machine.environment import THIS, Environment
 from pytest_gemm.speed.data import Peaks
 
@@ -38,6 +39,7 @@ class Project(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         flags: options of pytest that decide which conftests and plugins are loaded (``-p``, ``-o``, ``--pyargs`` ...).
         options: values of the other options by name; a worker takes those of this plugin and of conftests.
         command: pytest's arguments as the user gave them, for messages.
+        loading: those of them that a rerun repeats, see ``effect.loading``.
     """
 
     folder: str
@@ -47,6 +49,7 @@ class Project(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     flags: tuple[str, ...] = ()
     options: Mapping[str, Any] = msgspec.field(default_factory=dict)
     command: tuple[str, ...] = ()
+    loading: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: pytest.Config) -> Project:
@@ -64,6 +67,7 @@ class Project(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             flags=tuple(flags),
             options={name: value for name, value in vars(given).items() if _is_plain(value)},
             command=tuple(map(str, config.invocation_params.args)),
+            loading=config.stash[CONFIG].loading,
         )
 
     def arguments(self) -> list[str]:

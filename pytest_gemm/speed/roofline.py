@@ -11,18 +11,22 @@ torch is imported by :func:`measure` alone, so that reports can do without.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from pytest_gemm.machine import processor
-from pytest_gemm.outcome import Reason
+from msgspec.structs import replace
+
+from pytest_gemm.machine import gpus, processor
+from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import BLOCK_K, StepKind
-from pytest_gemm.speed.data import Peaks
+from pytest_gemm.speed.data import Peaks, Sample, Session, by_case
+from pytest_gemm.speed.report.units import plural, seconds_text
 from pytest_gemm.speed.timing import cpu, cuda
 
 if TYPE_CHECKING:
@@ -213,6 +217,116 @@ def _by_width(name: str, peaks: Peaks) -> float | None:
         return None
     wider = {other: DTYPES[other].bits for other in peaks.flops if other in DTYPES}
     return max((peaks.flops[o] * bits / dtype.bits for o, bits in wider.items() if bits >= dtype.bits), default=None)
+
+
+# -- what no kernel can exceed --------------------------------------------------------------------------------
+
+
+class Units(NamedTuple):
+    """How many bits of factors the units of a machine multiply in a second at their highest clock.
+
+    Nothing of it is measured: a peak that was measured beside a load, or with a poor product, is no ceiling.
+
+    Attributes:
+        vector: of the vector units, which multiply elements of any width.
+        matrix: of the matrix units, which multiply elements of at most :data:`_MATRIX_BITS`; 0 without any.
+    """
+
+    vector: float
+    matrix: float
+
+
+# In Hz.  No processor is sold with a higher clock, and a virtual machine does not report the highest one of its host.
+_HIGHEST_CLOCK: Final = 6.2e9
+# In a cycle of a core: two units of 512 bits, or two of 256 (four of 128), by the widest instruction set.
+_VECTORS: Final = {"avx512f": 1024, "avx2": 512}
+# AMX in a cycle of a core: 16 x 16 x 32 products of 16 bits in 16 cycles.
+_TILES: Final = {"amx_tile": 8192}
+_MATRIX_BITS: Final = 16
+# Tensor cores in a cycle of a multiprocessor, by compute capability: 16 bits for each product of half types.
+_TENSOR_CORES: Final = {
+    **{"7.0": 8192, "7.2": 8192, "7.5": 8192, "8.0": 16384, "8.6": 8192, "8.7": 16384, "8.9": 8192},
+    **{"9.0": 32768, "10.0": 65536, "10.3": 65536, "12.0": 8192, "12.1": 8192},
+}
+
+
+def units(device: str) -> Units | None:
+    """The units of this machine that its kernels can use; ``None`` for a machine that this package does not know.
+
+    On a CPU they are those of the cores that the threads of this process may run on.
+    """
+    if device == "cuda":
+        import torch
+
+        gpu, count = _gpu(), torch.cuda.get_device_properties(0).multi_processor_count
+        clock, bits = (gpu.highest_clock, _TENSOR_CORES.get(gpu.capability, 0)) if gpu else (0.0, 0)
+        return Units(0.0, count * bits * clock) if bits and clock else None
+    flags = processor.cpu().flags
+    vector, matrix = (next((bits for f, bits in some.items() if f in flags), 0) for some in (_VECTORS, _TILES))
+    cycles = cpu.cores() * _HIGHEST_CLOCK
+    return Units(cycles * vector, cycles * matrix) if vector else None
+
+
+_gpu: Final = functools.cache(gpus.visible_gpu)
+
+
+def least_seconds(problem: Problem, units: Units) -> float:
+    """A call that computes the problem takes longer than this, wherever its operands lie; 0: there is no such time.
+
+    An element wider than the matrix units take can be split into pieces that they do take.  The upper half of the
+    products of ``p`` pieces each, ``p (p + 1) / 2``, is what an accurate result needs.
+    """
+    name = dtype_name(problem)
+    bits = _MATRIX_BITS if name == TF32.name else DTYPES[name].bits
+    pieces = max(1, bits // _MATRIX_BITS)
+    width, products = bits // pieces, pieces * (pieces + 1) // 2
+    rate = 2.0 * max(units.vector / bits, units.matrix / width / products)
+    return _fewest_operations(problem) / (MARGIN * rate)
+
+
+def _fewest_operations(problem: Problem) -> float:
+    """The operations of the product less those that a kernel may leave out.
+
+    :data:`MARGIN` has room for one level or two of Strassen's algorithm, each of which saves an eighth.
+    """
+    flops = work(problem).flops
+    if not problem.alpha or "tril" in problem.prologues("ab"):  # factors that are known to be zeros
+        return 0.0
+    if problem.has("a.broadcast") and problem.has("b.broadcast"):  # one product, over and over
+        flops /= problem.shape.batch or 1
+    if problem.has("b.alias_t") or problem.op.sparse_b:  # a symmetric result; a weight of which half is stored
+        flops /= 2.0
+    if problem.op.is_complex:  # three real products instead of four
+        flops *= 0.75
+    # A convolution by Winograd's algorithm, however large its tiles are.
+    return flops / problem.op.window**2
+
+
+def impossible(samples: Sequence[Sample]) -> Reason | None:
+    """Why the samples of a case are no times of its kernel; ``None`` unless every window of each is too short for it.
+
+    Only the arithmetic counts.  Operands may come from a cache, and a time below the measured roofline alone is
+    :func:`excess`.
+    """
+    if not samples or not all(sample.is_impossible for sample in samples):
+        return None
+    first = samples[0]
+    text = (
+        f"every window of {plural(len(samples), 'session')} is faster than this machine can multiply: "
+        f"{seconds_text(first.estimate)} a call in the first one, and it takes at least {seconds_text(first.least)}"
+    )
+    return Reason("above-ceiling", text, "compute the whole product in every call")
+
+
+def without_impossible(sessions: Sequence[Session]) -> list[Session]:
+    """The sessions of one group; a case that all of them timed faster than the machine can multiply has failed."""
+    reasons = {case: impossible(samples) for case, samples in by_case(sessions).items()}
+
+    def judged(sample: Sample) -> Sample:
+        reason = reasons.get(sample.case) if sample.is_timed else None
+        return replace(sample, status=Status.IMPOSSIBLE, reason=reason) if reason else sample
+
+    return [replace(session, samples=tuple(map(judged, session.samples))) for session in sessions]
 
 
 # -- measuring the peaks ---------------------------------------------------------------------------------------

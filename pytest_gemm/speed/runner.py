@@ -25,6 +25,7 @@ from pytest_gemm.machine import gpus
 from pytest_gemm.machine.environment import THIS
 from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.run.progress import Display
+from pytest_gemm.speed.baseline import entry
 from pytest_gemm.speed.data import Peaks, Sample, Session, SessionError, read_session, session_text
 from pytest_gemm.speed.outlook import COMPILE, Outlook
 from pytest_gemm.speed.outlook import SESSION as TIMING
@@ -127,8 +128,10 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.samples = self.config.speed.samples or self.scratch / f"samples-{self.device}"
-        if self.config.speed.record:
+        if (speed := self.config.speed).record:
             cache.begin_recording(self.samples)
+            sessions = speed.sessions or entry.SESSIONS
+            cache.keep_terms(baselines=str(speed.baselines.absolute()), sessions=sessions, force=speed.force)
         self.samples.mkdir(parents=True, exist_ok=True)
         for earlier in self.samples.glob(f"{self.device}-*.jsonl"):  # of another run
             earlier.unlink()
@@ -191,7 +194,7 @@ class Runner:
             return f"{what} {done} of {len(cases)} cases on {group.label}{self._left(COMPILE, live)}"
 
         samples = [s for one in self._run([(group, one) for one in requests], progress) for s in one.result().samples]
-        self._note_failures(samples)
+        self.note_failures(samples)
         return samples
 
     def _run(
@@ -246,8 +249,9 @@ class Runner:
             wanted.append((group, replace(request, socket=descriptor, begins=group is groups[0])))
 
         def progress(processes: Sequence[_Open]) -> str:
-            lives = [one.left for one in processes if one.left is not None]
-            now = next((one.now for one in processes if one.now), "starting")
+            # Each file is read once: the process replaces it, or takes it away, between two reads.
+            lives = [left for one in processes if (left := one.left) is not None]
+            now = next((now for one in processes if (now := one.now)), "starting")
             return f"{label}, {now}{self._left(TIMING, sum(lives) if lives else None)}"
 
         processes = self._run(wanted, progress, ends)
@@ -271,7 +275,7 @@ class Runner:
         session = one.result()
         if not session.peaks.disturbed:  # the next session tries again otherwise
             self.peaks = session.peaks
-        self._note_failures(session.samples)
+        self.note_failures(session.samples)
         try:
             text = session_text(session)
             (self.samples / f"{self.device}-{group.name}-{index:03}.jsonl").write_text(text, encoding="utf-8")
@@ -294,7 +298,8 @@ class Runner:
             chance.shuffle(group)
         return list(itertools.chain.from_iterable(groups))
 
-    def _note_failures(self, samples: Iterable[Sample]) -> None:
+    def note_failures(self, samples: Iterable[Sample]) -> None:
+        """Time the cases that failed no more, and keep the first failure of each."""
         for sample in samples:
             # A candidate that was pruned, or that the ledger forbids to run, is none of the others' faults.
             withheld = sample.status is Status.KNOWN_FAILURE and bool(sample.case.candidate)

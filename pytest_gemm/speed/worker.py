@@ -33,11 +33,12 @@ from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import CONFIG, GemmConfig
 from pytest_gemm.failures.text import Rerun
+from pytest_gemm.isolation import termination
 from pytest_gemm.isolation.journal import Journal
 from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
-from pytest_gemm.outcome import Activity, Outcome, Phase, Pruned, Reason, Status, Unsupported
+from pytest_gemm.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
@@ -45,9 +46,12 @@ from pytest_gemm.speed.imports import InstalledFirst, shared
 from pytest_gemm.speed.lockstep import Interleaving
 from pytest_gemm.speed.request import LEFT, LOST, NOW, SESSION, UNWRITTEN, WORKER, Request, TimedCase
 from pytest_gemm.speed.timing import cpu, cuda, paired
+from pytest_gemm.storage import files
 from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
+    import torch
+
     from pytest_gemm.judging.case import Case, Judged
     from pytest_gemm.operands.tensors import Operands
     from pytest_gemm.run.orchestrator import Orchestrator
@@ -63,7 +67,7 @@ class _Work:
         case: as it was judged, with its one candidate.
         prepared, given: what is called, on which operands.
         comparator, candidates: what is timed beside it, by name; the comparator is one or none.
-        first: the result that was judged.
+        first: copies of the results that were judged.
         last: what the last timed call returned.
         outcome: of the judgement.
         windows: what was measured so far.
@@ -76,7 +80,7 @@ class _Work:
     given: Operands
     comparator: Mapping[str, Prepared]
     candidates: Mapping[str, Prepared]
-    first: Any
+    first: tuple[torch.Tensor, ...]
     outcome: Outcome
     last: Any = None
     windows: list[paired.Readings] = dataclasses.field(default_factory=list)
@@ -121,7 +125,7 @@ class Meter:
         self._config = config
         self._eager_refusal = eager_refusal(config.ledger)
         self._watch = Watch(config.timeout, config.compile_timeout, Journal(), stacks=2)
-        self._judge = Judge(self._eager_refusal, self._watch, config.reference)
+        self._judge = Judge(self._eager_refusal, self._watch, config.reference, statements=config.ledger.statements)
         self._timer: paired.Timer = cuda.CudaTimer() if request.device == "cuda" else cpu.CpuTimer()
         self._started = time.perf_counter()
         self._interleaving = Interleaving(request.socket, first=request.begins)
@@ -210,15 +214,17 @@ class Meter:
         """The name of the case stands in a file meanwhile, and stays there if the block does not end."""
         if os.getppid() != self._parent:  # the answer has no reader, and the next run may be timing by now
             pytest.exit("the run that started this session is gone", returncode=3)
-        file = self.folder / NOW
-        file.write_text(f"{case.backend.name} {case.problem.line}", encoding="utf-8")
+        _tell(self.folder / NOW, f"{case.backend.name} {case.problem.line}")
         yield
-        file.unlink()
+        (self.folder / NOW).unlink()
 
     # -- judging -----------------------------------------------------------------------------------------
 
     def _judged(self, case: Case, wanted: TimedCase, run: Orchestrator) -> None:
         """Judge a case; what passes is left to be timed, and of the rest the samples are written."""
+        from pytest_gemm.judging.calls import taken
+        from pytest_gemm.judging.drive import as_tuple
+
         passed: list[Callable[..., _Work]] = []  # what is being timed, until its outcome is there
         timings: dict[str, float] = {}
 
@@ -233,7 +239,8 @@ class Meter:
             with timed(prepared, given) as call:
                 first = call()
             _wait_for(case.device)
-            passed.append(functools.partial(_Work, case, prepared, given, comparator, candidates, first))
+            copies = taken(as_tuple(first))[1]  # each call may return the same memory
+            passed.append(functools.partial(_Work, case, prepared, given, comparator, candidates, copies))
             return first
 
         started, compiled = time.perf_counter(), 0.0
@@ -267,7 +274,7 @@ class Meter:
             self._lost |= run.keep(
                 case, run.explained(case, found)[0], Rerun("--pyargs pytest_gemm.conformance", rerun)
             )
-            (self.folder / UNWRITTEN).write_bytes(msgspec.json.encode(self._lost))
+            _tell(self.folder / UNWRITTEN, msgspec.json.encode(self._lost).decode())
         ranking = tuple(sorted(filter(lambda name: math.isfinite(timings[name]), timings), key=timings.__getitem__))
         phases = spent()
         for outcome in last.values():  # what is not timed: a case that failed, or a session that only judges
@@ -338,7 +345,8 @@ class Meter:
         if wholes:
             cases = len(self._works) + len(self.request.cases) - self._begun
             left = cases * sum(wholes) / len(wholes) - sum(work.phases["time"] for work in self._works)
-            (self.folder / LEFT).write_text(f"{max(left, 0.0):.1f}", encoding="utf-8")
+            with contextlib.suppress(OSError):  # progress that cannot be told ends no session
+                _tell(self.folder / LEFT, f"{max(left, 0.0):.1f}")
 
     def _window(self, work: _Work) -> None:
         """Time one case for a while."""
@@ -392,11 +400,18 @@ class Meter:
             again = dataclasses.replace(work.case, candidates=candidates)
             outcome = self._judge.outcomes(again, timing=lambda *_: work.last)[-1]
         if outcome.status is Status.PASSED and work.windows:
-            measured = {**vars(paired.merged(work.windows)), "comparator_name": next(iter(work.comparator), "")}
+            units = roofline.units(work.case.device)
+            measured = {
+                **vars(paired.merged(work.windows)),
+                "comparator_name": next(iter(work.comparator), ""),
+                "least": units and roofline.least_seconds(work.case.problem, units),
+            }
         self._keep(work.case.device, outcome, work.phases, **measured)
 
     def _excess(self, sample: Sample) -> Reason | None:
         """A rate that the machine cannot reach was not measured but made up."""
+        if (impossible := roofline.impossible([sample])) is not None:
+            return impossible
         if self._peaks is None:
             return None
         problem = Problem.parse(sample.case.problem)
@@ -452,6 +467,11 @@ def others(
     return list(dict.fromkeys(found))
 
 
+def _tell(file: Path, text: str) -> None:
+    """Replace a file that the run may be reading."""
+    files.replace(file, text.encode(), durable=False)
+
+
 def _wait_for(device: str) -> None:
     if device == "cuda":
         import torch
@@ -459,12 +479,17 @@ def _wait_for(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _same(first: Any, last: Any) -> bool:
-    """Whether two results, tensors or tuples of them, are the same bit for bit."""
-    import torch
+def _same(first: tuple[torch.Tensor, ...], last: Any) -> bool:
+    """Whether what a call returned, a tensor or a tuple of them, is the same as these tensors, bit for bit."""
+    from pytest_gemm.judging.calls import ordinary
+    from pytest_gemm.judging.drive import as_tuple, differing
 
-    pairs = zip(*(one if isinstance(one, tuple) else (one,) for one in (first, last)), strict=True)
-    return all(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) for a, b in pairs)
+    try:
+        now = tuple(map(ordinary, as_tuple(last)))
+    except Misconduct:
+        return False
+    alike = [(x.shape, x.dtype) for x in now] == [(x.shape, x.dtype) for x in first]
+    return alike and not any(map(differing, now, first))
 
 
 # -- the process ---------------------------------------------------------------------------------------------
@@ -497,7 +522,8 @@ class _Plugin:
     def pytest_collection(self, session: pytest.Session) -> bool:
         """Answer the request."""
         config = session.config.stash[CONFIG]
-        answer(self.request, self.folder, dataclasses.replace(config, threads=config.speed.threads))
+        config = dataclasses.replace(config, threads=config.speed.threads, loading=self.request.project.loading)
+        answer(self.request, self.folder, config)
         return True
 
     @pytest.hookimpl(tryfirst=True)
@@ -538,4 +564,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    termination.end_soon(ended := main())
+    raise SystemExit(ended)

@@ -112,7 +112,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nvml")
 def test_all_gpus_with_what_cannot_be_read_left_out() -> None:
     assert gpus.gpus() == [
-        Gpu(0, "GPU-aaa", "NVIDIA H200", "580.95.05", "9.0", 700.0),
+        Gpu(0, "GPU-aaa", "NVIDIA H200", "580.95.05", "9.0", 700.0, highest_clock=1.98e9),
         Gpu(1, "GPU-bbb", "NVIDIA A100-SXM4-40GB", "580.95.05", "8.0", None),
     ]
 

@@ -28,7 +28,7 @@ from pytest_gemm.speed.baseline import record as record_module
 from pytest_gemm.speed.baseline import store as store_module
 from pytest_gemm.speed.baseline.entry import Baseline, BaselineError
 from pytest_gemm.speed.baseline.store import Store
-from pytest_gemm.speed.data import Peaks, Sample, Session, sample_line, session_line
+from pytest_gemm.speed.data import Peaks, Sample, Session, sample_line, session_line, session_text
 from pytest_gemm.speed.gate import estimates
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.storage import files
@@ -69,7 +69,8 @@ def figures(reading: estimates.Reading | None) -> tuple[float, float]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # which has the last recording
     return Store(tmp_path / "baselines", KEY)
 
 
@@ -204,11 +205,6 @@ def test_a_refusal_keeps_no_other_case_from_being_stored(store: Store) -> None:
     assert store.load("cpp")[entry(LARGE).case].subject_us[0] == 90.0
 
 
-def test_an_accept_that_names_no_slower_case_is_said(store: Store) -> None:
-    recorded = store.record([entry()], slower=(), accept=["cpp-mm:f23:*"], reason="why")
-    assert recorded.lines()[-1] == "cpp-mm:f23:* names no case that got slower"
-
-
 def test_a_recording_within_the_judgement_replaces_faster_and_slower_alike(store: Store) -> None:
     record(store, entry())
     for day, us in enumerate((90.0, 101.0), 2):
@@ -263,7 +259,7 @@ def test_a_slow_down_does_not_pass_as_a_change_of_comparator(store: Store) -> No
 
 
 def test_one_case_twice_in_a_recording_is_an_error(store: Store) -> None:
-    with pytest.raises(ValueError, match=f"cpp-{SMALL} is to be recorded 2 times"):
+    with pytest.raises(ValueError, match=f"duplicate case: cpp-{SMALL} comes 2 times"):
         record(store, entry(), entry())
 
 
@@ -882,7 +878,7 @@ def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
     said = capsys.readouterr().out
     assert "cpu-head-005.jsonl did not come to its end and is left out" in said
     assert f"nothing was recorded in {store.place}:" in said
-    told = "not recorded: 5 of 12 sessions were measured (measure the others too) (--force records all the same)"
+    told = "not recorded: 5 of 12 sessions were measured (measure the others too, or give --force)"
     assert told in said
     assert "--gemm-" not in said
     assert store.load("cpp") == {}
@@ -890,26 +886,84 @@ def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
     assert len(store.load("cpp")[CaseId("cpp", SMALL)].subject_us) == 5
 
 
-def test_a_slower_case_is_told_the_options_of_the_command_and_the_rest_is_recorded(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def kept_in(folder: Path, slower: float = 1.0, count: int = 12) -> None:
+    """Sessions of two cases in a folder; the small one takes so many times 10 us."""
+    folder.mkdir()
+    for one in sessions(
+        *([sample(slower * (10 + 0.01 * i), comparator=(2e-5,) * 3), sample(20.0, LARGE)] for i in range(count))
+    ):
+        (folder / f"{one.index:03}.jsonl").write_text(session_text(one), encoding="utf-8")
+
+
+def test_the_command_that_accepts_a_slower_case_works_as_printed(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, slower in (("then", 1.0), ("now", 1.5)):
-        (tmp_path / name).mkdir()
-        for one in sessions(
-            *([sample(slower * (10 + 0.01 * i), comparator=(2e-5,) * 3), sample(20.0, LARGE)] for i in range(12))
-        ):
-            text = session_line(one) + "".join(map(sample_line, one.samples)) + '{"end": {"seconds": 1.0}}\n'
-            (tmp_path / name / f"{one.index:03}.jsonl").write_text(text, encoding="utf-8")
+    kept_in(tmp_path / "then")
+    kept_in(tmp_path / "now", 1.5)
     words = ("--baselines", str(store.folder))
     run(capsys, "record", tmp_path / "then", *words)
     assert cli.main(["baseline", "record", str(tmp_path / "now"), *words]) == 1
     said = capsys.readouterr().out
-    assert f"to store it: pytest-gemm baseline accept cpp-{SMALL} --reason 'why it may be slower'" in said
     assert f"updated cpp-{LARGE}" in said
     assert "--gemm-" not in said
-    given = ("--samples", tmp_path / "now", "--reason=safer")
-    said = run(capsys, "accept", f"cpp-{SMALL}", *words, *given)
-    assert f"accepted cpp-{SMALL}" in said
+    (printed,) = re.findall(r"to store it: pytest-gemm (baseline .*'why it may be slower')", said)
+    # In whatever folder it is printed.
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert cli.main(shlex.split(printed)) == 0
+    assert f"accepted cpp-{SMALL}" in capsys.readouterr().out
+    assert store.load("cpp")[CaseId("cpp", SMALL)].reason == "why it may be slower"
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["cpp-*"],
+            "baselines: cpp-* is not slower than its baseline, so that nothing waits to be accepted; record it",
+        ),
+        (
+            ["cpp-*", "--baselines=other"],
+            "other: holds no baseline of cpp-* that could be slower; name its store with --baselines=DIR, or record it",
+        ),
+        ([f"cpp-{SMALL}", "cpp-*f16*"], "no case 'cpp-*f16*' in "),
+        (["cpp-*", "--samples=other"], "other: holds no sessions (*.jsonl); record first, or name the samples folder"),
+    ],
+    ids=["not-slower", "another-store", "no-case", "no-samples"],
+)
+def test_accept_stores_nothing_where_nothing_waits(
+    words: list[str],
+    says: str,
+    store: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept_in(tmp_path / "now")
+    run(capsys, "record", tmp_path / "now", "--baselines", store.folder)
+    before = file_of(store).read_bytes()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="4"):
+        cli.main(["baseline", "accept", *words, "--reason=smaller tiles"])
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "other").exists()
+    assert file_of(store).read_bytes() == before
+
+
+def test_accept_stores_the_slower_cases_that_it_names_and_no_others(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The judgement is that of the recording, whatever a pattern leaves of its cases."""
+    for name, slower in (("then", 1.0), ("now", 1.5)):
+        kept_in(tmp_path / name, slower, count=5)
+        words = ("record", tmp_path / name, "--baselines", store.folder, "--sessions=5", "--force")
+        cli.main(["baseline", *map(str, words)])
+    large = store.load("cpp")[CaseId("cpp", LARGE)]
+    capsys.readouterr()
+    said = run(capsys, "accept", "*", "--reason=smaller tiles")  # with the recording's store, sessions and force
+    assert [line.split(":")[0] for line in said.splitlines()[1:]] == ["accepted cpp-mm"]
+    assert store.load("cpp")[CaseId("cpp", LARGE)] == large
 
 
 def test_kept_sessions_of_a_cpu_and_a_gpu_are_recorded_each_in_its_own_store(

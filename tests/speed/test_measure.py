@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import tempfile
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -36,7 +39,7 @@ from pytest_gemm.speed.check import SpeedCheck
 from pytest_gemm.speed.data import Sample, Session, read_session
 from pytest_gemm.speed.report.rows import Run
 from pytest_gemm.speed.request import SESSION, Group, Project, Request, TimedCase
-from pytest_gemm.speed.worker import Meter
+from pytest_gemm.speed.worker import Meter, _same
 from pytest_gemm.tools import cli
 
 MM = Problem.parse("mm:f32:nn:4x8x8")
@@ -129,7 +132,7 @@ def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed
     speed = SpeedConfig(baselines=tmp_path)
     config: Any = SimpleNamespace(speed=speed, seed=0)
     runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cpu", tmp_path)
-    runner._note_failures(samples)
+    runner.note_failures(samples)
     assert runner.left([("several", MM.line)]) == [("several", MM.line)]
 
 
@@ -153,6 +156,52 @@ def test_why_the_files_of_a_failure_were_not_written_reaches_the_run(tmp_path: P
     session._folder = tmp_path
     assert session._read(0).samples == (sample,)
     assert list(runner.lost) == [str(output / "failures")]
+
+
+def test_a_line_of_progress_is_whole_whenever_the_run_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session tells where it is while the run reads that: half a file once ended the run."""
+    config: Any = SimpleNamespace(speed=SpeedConfig(), seed=0)
+    runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cpu", tmp_path)
+    session = runner_module._Open(runner, Group("head"), Request((), "cpu"))
+    session._folder = tmp_path
+    work = SimpleNamespace(case=case(), phases={"time": 1.0}, windows=[None])
+    meter: Any = SimpleNamespace(_works=[work], _begun=1, windows=32, folder=tmp_path, _parent=os.getppid())
+    meter.plan, meter.request = SimpleNamespace(max_seconds=6.0), SimpleNamespace(cases=[None])
+    over = threading.Event()
+
+    def tells() -> None:
+        while not over.is_set():
+            with Meter._at_work(meter, case()):
+                Meter._leave_word(meter)
+
+    lines: set[str] = set()
+
+    def run(_wanted: object, progress: Callable[[Sequence[Any]], str], _ends: object) -> list[Any]:
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            lines.add(progress([session]))
+        return []
+
+    monkeypatch.setattr(runner, "_run", run)
+    monkeypatch.setattr(runner, "_left", lambda _, live: f"; {live}")
+    thread = threading.Thread(target=tells)
+    thread.start()
+    try:
+        runner.sessions([], [], 0, "screening")
+    finally:
+        over.set()
+        thread.join()
+    now = f"several {MM.line}"
+    assert lines <= {f"screening, {what}; {left}" for what in ("starting", now) for left in (None, 6.0)}
+    assert f"screening, {now}; 6.0" in lines
+
+
+def test_the_last_timed_result_does_not_answer_for_itself() -> None:
+    first, zeros = (torch.ones(2, 3),), torch.zeros(2, 3)
+    answering: Any = torch.zeros(2, 3)
+    answering.contiguous = lambda: first[0]
+    assert _same(first, torch.ones(3, 2).t())
+    assert not any(_same(first, last) for last in (zeros, answering, zeros[:1], None, (first[0], zeros)))
 
 
 class Ends:

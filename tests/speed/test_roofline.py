@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 
+from pytest_gemm.case_id import CaseId
+from pytest_gemm.machine.gpus import Gpu
+from pytest_gemm.machine.processor import Cpu
 from pytest_gemm.operands import dtypes, tensors
 from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.outcome import Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import Peaks
+from pytest_gemm.speed.data import Peaks, Sample
 from pytest_gemm.speed.roofline import Work
 from pytest_gemm.speed.timing import cpu
 
@@ -141,6 +147,100 @@ def test_a_narrow_type_may_do_what_its_width_allows_whatever_pytorch_made_of_it(
     measured = Peaks({"f32": 50.9e12, "f16": 713e12, "i8": 952e12})
     assert roofline.excess(1.0, Work(1266e12, 0), "i8", measured, cache=0) is None
     assert roofline.excess(1.0, Work(1900e12, 0), "i8", measured, cache=0) is not None
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, flags: str, cores: int = 1, gpu: Gpu | None = None) -> None:
+    """The machine has such a CPU, and such a GPU of ten multiprocessors."""
+    monkeypatch.setattr("pytest_gemm.machine.processor.cpu", lambda: Cpu(flags=tuple(flags.split())))
+    monkeypatch.setattr(cpu, "cores", lambda: cores)
+    monkeypatch.setattr(roofline, "_gpu", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=10))
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "products"),
+    [
+        ("mm:f32:nn:64x64x64", "avx2", 16),  # two units of eight
+        ("mm:f32:nn:64x64x64", "avx2 avx512f", 32),
+        ("mm:f64:nn:64x64x64", "avx2 avx512f", 16),
+        ("mm:bf16:nn:64x64x64", "avx2 avx512f", 64),
+        ("mm:bf16:nn:64x64x64", "avx2 avx512f amx_tile", 512),
+        ("int_mm:i8-i8-i32:nt:64x64x64", "avx2 avx512f amx_tile", 1024),
+        ("mm:f32:nn:64x64x64", "avx2 avx512f amx_tile", 512 / 3),  # of two pieces each
+        ("mm:f32:nn:64x64x64:math.tf32", "avx2 avx512f amx_tile", 512),
+    ],
+)
+def test_the_least_time_is_that_of_the_units_at_the_highest_clock(
+    line: str, flags: str, products: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted(monkeypatch, flags, cores=3)
+    units = roofline.units("cpu")
+    assert units is not None
+    seconds = 64**3 / (products * 3 * 6.2e9)
+    assert roofline.least_seconds(Problem.parse(line), units) == pytest.approx(seconds / 1.3)
+
+
+@pytest.mark.parametrize(("capability", "clock", "flops"), [("9.0", 1.98e9, 81.1e12), ("9.0", 0.0, 0), ("6.0", 1e9, 0)])
+def test_a_machine_that_is_not_known_has_no_least_time(
+    capability: str, clock: float, flops: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted(monkeypatch, "neon", gpu=Gpu(0, "GPU-1", "planted", "1", capability, highest_clock=clock))
+    assert roofline.units("cpu") is None
+    units = roofline.units("cuda")
+    assert (units is not None) == bool(flops)
+    if units is not None:  # ten of an H100's 132 multiprocessors, of which the data sheet says 989 TFLOP/s at 1.83 GHz
+        problem = Problem.parse("mm:f16:nn:1024x1024x1024")
+        assert roofline.work(problem).flops / roofline.least_seconds(problem, units) == pytest.approx(
+            1.3 * flops, rel=0.01
+        )
+
+
+@pytest.mark.parametrize(
+    ("line", "share"),
+    [
+        ("mm:f32:nt:64x64x64:b.alias_t", 1 / 2),  # a symmetric result
+        ("bmm:f32:nn:4x64x64x64:a.broadcast:b.broadcast", 1 / 4),
+        ("mm:f32:nn:64x64x64:a.tril", 0),
+        ("addmm:f32:nn:64x64x64:bias+alpha-0", 0),
+        ("conv2d:f32:nt:64x64x64", 1),
+        ("conv2d_3x3:f32:nt:64x64x64", 1),  # of nine times as many
+        ("bmm:f32:nn:4x64x64x64:b.broadcast", 1),
+    ],
+)
+def test_what_a_kernel_may_leave_out_does_not_count(line: str, share: float) -> None:
+    problem, units = Problem.parse(line), roofline.Units(1e12, 0.0)
+    assert roofline.least_seconds(problem, units) == pytest.approx(share * problem.shape.flops / (1.3 * 2e12 / 32))
+
+
+@pytest.mark.parametrize("line", ["mm:f32:nn:{0}", "mm:bf16:nn:{0}", "mm:f16:nn:{0}", "int_mm:i8-i8-i32:nn:{0}"])
+def test_pytorch_s_own_products_take_longer_than_the_least_time(line: str) -> None:
+    problem = Problem.parse(line.format("768x768x768"))
+    units = roofline.units("cpu")
+    if units is None:
+        pytest.skip("this CPU is not known")
+    rate = roofline._rate_of_product(problem, "cpu", 0.2)
+    assert problem.shape.flops / rate.value > roofline.least_seconds(problem, units)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "says"),
+    [
+        ([[1.0, 2.0, 1.0, 2.0]], "every window of 1 session is faster than this machine can multiply: 1.50 s a call"),
+        ([[1.0, 1.0, 1.0, 1.0], [2.0, 3.0, 1.0, 1.0]], "every window of 2 sessions"),
+        ([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 3.0, 3.0]], None),  # one window of one session
+        ([], None),
+    ],
+)
+def test_a_time_is_impossible_in_every_window_or_not_at_all(sessions: list[list[float]], says: str | None) -> None:
+    case = CaseId("cpp", "mm:f32:nn:8x8x8")
+    samples = [
+        Sample(case, "cpu", Status.PASSED, subject=tuple(readings), windows=(2, 2), least=2.75) for readings in sessions
+    ]
+    reason = roofline.impossible(samples)
+    assert (reason is None) == (says is None)
+    if reason is not None and says is not None:
+        assert says in reason.text
+        assert roofline.impossible([*samples, replace(samples[0], least=None)]) is None
 
 
 @pytest.mark.slow

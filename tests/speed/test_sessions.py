@@ -18,6 +18,7 @@ from typing import Any, Final
 import made_up_sessions
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
+from warm_processes import Programs
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.config import SpeedConfig
@@ -25,7 +26,7 @@ from pytest_gemm.machine import gpus
 from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.outcome import Status, Verdict
 from pytest_gemm.run.progress import Display
-from pytest_gemm.speed import controller
+from pytest_gemm.speed import controller, roofline
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import entry
 from pytest_gemm.speed.data import Sample, Session, read_session, session_text
@@ -256,6 +257,76 @@ def test_readings_of_fresh_processes_become_benchmark_rounds_and_a_wrong_kernel_
     assert bench["group"] == LINES[0]
 
 
+CACHED = """
+kept = {}
+
+
+def cached(a, b):
+    key = a.data_ptr(), b.data_ptr(), a.shape, b.shape, a[0, 0].item(), b[0, 0].item(), b[-1, -1].item()
+    if key not in kept:
+        kept[key] = a @ b
+    return kept[key].clone()
+
+
+def pytest_gemm_register_backends(registry):
+    registry.add_callable("cached", cached)
+
+
+def pytest_configure(config):
+    if config.pluginmanager.has_plugin("gemm-speed-worker"):
+        from pytest_gemm.speed import roofline
+
+        roofline.measure = lambda device, dtypes: roofline.Peaks()  # takes long, and decides nothing here
+"""
+
+
+@pytest.mark.slow
+def test_a_kernel_that_returns_an_earlier_result_is_red_and_pytorch_is_not(
+    timing_project: pytest.Pytester,
+) -> None:
+    """The times are real: a call of the one is a copy of 16 KiB, of the other half a billion operations."""
+    if roofline.units("cpu") is None:
+        pytest.skip("this CPU is not known")
+    timing_project.makeconftest(CACHED)
+    with_problems(timing_project, "mm:f32:nn:64x64x65536")
+    junit = timing_project.path / "junit.xml"
+    given = ("--gemm-allow=slower", "--gemm-output=out", f"--junit-xml={junit}")
+    result = run(timing_project, "--gemm-backends=cached,aten", *given)
+    assert result.ret == 1
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*64x64x65536 on cached: impossible: every window of 2 sessions is faster than this machine can multiply*",
+            "no estimate, impossible: *",
+        ]
+    )
+    said = junit.read_text()
+    assert said.count('name="gemm_status" value="impossible"') == 1
+    assert said.count('name="gemm_status" value="passed"') == 1
+    records = [json.loads(line) for line in (timing_project.path / "out" / "run.jsonl").read_text().splitlines()]
+    assert {one["backend"]: one["status"] for one in records if "backend" in one} == {
+        "cached": "impossible",
+        "aten": "passed",
+    }
+
+
+@pytest.mark.slow
+def test_an_impossible_time_is_never_stored_nor_allowed(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEAST_MS", "1.5")
+    for given in ("--gemm-record", "--gemm-record=force", "--gemm-allow=slower,no-baseline"):
+        result = run(project, "--gemm-backends=correct", given, "--gemm-output=out", sessions=5)
+        assert result.ret == 1
+        result.stdout.fnmatch_lines(
+            [f"*{LINES[0]} on correct: impossible: every window of 5 sessions*", "FAILED: 1 impossible"]
+        )
+    assert not list(project.path.glob("baselines/*/*.jsonl"))
+    with pytest.raises(SystemExit, match="4"):
+        cli.main(["baseline", "record", "out/samples", "--sessions=5", "--force"])
+    assert not list(project.path.glob("baselines/*/*.jsonl"))
+
+
 @pytest.mark.slow
 def test_without_a_baseline_a_run_is_red_unless_it_is_told_to_show(project: pytest.Pytester) -> None:
     result = run(project, "--gemm-backends=correct", sessions=1)
@@ -276,7 +347,7 @@ def test_a_reviewer_sees_the_verdict_on_github_and_in_junit(
     junit = project.path / "junit.xml"
     result = run(project, "--gemm-backends=correct", "--gemm-output=out", f"--junit-xml={junit}", sessions=1)
     assert result.ret == 12
-    (line,) = (text for text in result.outlines if text.startswith("::"))
+    (line,) = (text for text in result.outlines if text.startswith("::error"))
     number = (project.path / "test_perf.py").read_text().partition(LINES[0])[0].count("\n") + 1
     start = f"::error file=test_perf.py,line={number},title=correct%3A no-baseline::{LINES[0]} on correct: no-baseline"
     assert line.startswith(start)
@@ -314,6 +385,39 @@ def test_what_was_recorded_is_what_the_next_run_is_judged_by(
 
 
 @pytest.mark.slow
+def test_the_printed_way_to_accept_a_slow_down_works_where_it_is_printed(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, programs: Programs
+) -> None:
+    """As in docs/tutorial/first-gate.md: in a folder below the one that has the baselines, copied as it stands."""
+    folder = project.mkdir("gemm")
+    (folder / "test_perf.py").write_text(TEST.format(problems=", ".join(map(repr, LINES[:2]))))
+    monkeypatch.chdir(folder)
+    given = ("test_perf.py", "--gemm-backends=correct", "--gemm-threads=1")
+    assert project.runpytest_inprocess(*given, "--gemm-record").ret == 0
+    monkeypatch.setenv("SUBJECT_MS", "1.3")
+    result = project.runpytest_inprocess(*given)
+    assert result.ret == 11
+    result.stdout.fnmatch_lines(["FAILED: 2 slower"])
+    (at,) = (number for number, line in enumerate(result.outlines) if line.startswith("if a slow-down is meant"))
+    printed = result.outlines[at + 1]
+    monkeypatch.setenv("PATH", f"{Path(programs.python).parent}:{os.environ['PATH']}")
+    done = subprocess.run(["bash", "-c", printed], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("\naccepted correct-mm:") == 2
+    (file,) = project.path.rglob("correct.jsonl")
+    assert file.parent.parent == project.path / "baselines"
+    kept = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(one["epochs"][-1]["reason"], len(one["subject_us"])) for one in kept] == [("why it may be slower", 12)] * 2
+    result = project.runpytest_inprocess(*given)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["gate: 2 same"])
+    # Nothing waits any longer.
+    done = subprocess.run(["bash", "-c", printed.partition(";")[2]], capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert "is not slower than its baseline, so that nothing waits to be accepted" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_process_that_dies_loses_its_case_and_no_other(timing_project: pytest.Pytester) -> None:
     with_problems(timing_project, *LINES)
     folder = timing_project.path / "samples"
@@ -339,7 +443,7 @@ def test_a_case_that_the_ledger_forbids_is_not_run(timing_project: pytest.Pytest
         timing_project, "--gemm-backends=dies", "--gemm-allow=slower", f"--gemm-known-failures={ledger}", sessions=1
     )
     result.stdout.fnmatch_lines(
-        ["*not timed, known-failure: deadly: not run, it can kill the process: planted*", "*known failure deadly: 1*"]
+        ["*no estimate, known-failure: deadly: not run, it can kill the process: planted*", "*known failure deadly: 1*"]
     )
     assert "process that timed it ended" not in result.stdout.str()
 
@@ -511,7 +615,7 @@ def test_a_run_that_decides_nothing_is_red_unless_that_is_allowed(
     result.assert_outcomes()  # no test has failed
     result.stdout.fnmatch_lines(
         [
-            "*gate: 1 undecided (shown); 1 of 1 compared cases stayed undecided, more than --gemm-undecided=90*",
+            "FAILED: 1 of 1 compared cases undecided, more than --gemm-undecided=90 allows (*",
             "*1 undecided in *",
         ]
     )
@@ -520,7 +624,7 @@ def test_a_run_that_decides_nothing_is_red_unless_that_is_allowed(
     result = run(project, "--gemm-backends=correct", "--gemm-undecided=0")
     assert result.ret == 13
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"*{LINES[0]} on correct: undecided*", "*gate: 1 undecided (fails)*"])
+    result.stdout.fnmatch_lines([f"*{LINES[0]} on correct: undecided*", "FAILED: 1 undecided"])
     for wrong in ("--gemm-undecided=perhaps", "--gemm-undecided=101", "--gemm-undecided=most"):
         result = run(project, "--gemm-backends=correct", wrong)
         assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -136,7 +136,7 @@ def test_the_history_of_a_case_is_drawn_with_its_first_baseline(run: Run, text: 
         ),
         (
             run_of([replace(TIMED[0], disturbed="load")]),
-            "disturbed and left out: 1 of 1 sample, for instance: load",
+            "1 of 1 sample dropped, for instance: load",
             ["speedup", "history"],
         ),
         (run_of(TIMED, mode="none"), "1</b>case</div></div>", ["verdicts", "history"]),

@@ -18,7 +18,7 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import Judgement, Peaks
+from pytest_gemm.speed.data import Judgement, Peaks, Sample
 from pytest_gemm.speed.report import rows as rows_module
 from pytest_gemm.speed.report import text as reports
 from pytest_gemm.speed.report import units
@@ -108,18 +108,18 @@ def test_an_interval_is_students_over_sessions_and_disturbed_ones_do_not_count()
 
 
 def test_what_was_disturbed_is_said_and_nothing_is_derived_from_it() -> None:
-    load = "its threads waited for 0.90 cores that others kept busy"
+    load = "others used 0.90 cores that it waited for"
     good, spoilt = measured([(1e-3, 2e-3)] * 2), measured([(26e-3, 1e-3)] * 2, CaseId("cutlass", LINE), disturbed=load)
     run = run_of(good, spoilt, verdict=Verdict.NO_BASELINE, peaks=Peaks(disturbed="nothing was calm"))
     lines = reports.table(run, 200)
     assert "  26.0 ms?  " in next(line for line in lines if "cutlass" in line)
     assert any(line.endswith("; ?: disturbed in every session") for line in lines)
-    told = f"disturbed and left out: 2 of 4 samples, for instance: {load}; 1 case without any other: cutlass-{LINE}"
+    told = f"2 of 4 samples dropped, for instance: {load}; 1 case with no other sample: cutlass-{LINE}"
     assert told in lines
     assert "no roofline: nothing was calm" in lines
     assert "fastest of 1 problem: too close to call 1" in lines
     assert [mean.entrant for mean in run.means] == ["triton"]
-    assert "disturbed and left out" in reports.markdown(run, "speed")
+    assert "2 of 4 samples dropped" in reports.markdown(run, "speed")
 
 
 def test_who_is_fastest_and_the_ratio_beside_a_case_are_one_estimate() -> None:
@@ -219,7 +219,7 @@ def test_the_mean_speed_up_is_geometric() -> None:
         ),
         (
             run_of([replace(TIMED[0], status=Status.INCORRECT, reason=Reason("nan", "NaN at (0, 0)"))]),
-            f"not timed, incorrect: NaN at (0, 0): {CASE}",
+            f"no estimate, incorrect: NaN at (0, 0): {CASE}",
         ),
         (
             run_of(measured([(1e-3, 1e-3)], phases={"prepare": 20.0, "time": 2.0}), seconds=30.0, harness_seconds=6.0),
@@ -267,8 +267,8 @@ def test_many_undecided_cases_are_counted_and_the_first_explained(code: str) -> 
             Verdict.SLOWER,
             "baseline",
             [
-                "if a slow-down is meant:",
-                "  pytest perf --gemm-record && pytest-gemm baseline accept CASE --reason TEXT",
+                "if a slow-down is meant, run:",
+                f"  pytest perf --gemm-record; pytest-gemm baseline accept {CASE} --reason 'why it may be slower'",
             ],
         ),
         (Verdict.SAME, "baseline", []),
@@ -280,38 +280,34 @@ def test_the_summary_says_what_to_do(verdict: Verdict, mode: rows_module.Mode, t
     assert [line for line in lines if "record" in line or "is meant" in line] == told
 
 
+IMPOSSIBLE = Sample(CaseId("cpp", LINE), "cpu", Status.IMPOSSIBLE, Reason("above-ceiling", "too fast"))
+
+
 @pytest.mark.parametrize(
     ("verdicts", "changes", "told", "red"),
     [
-        ("same same", {}, "gate: 2 same; the run fails when more than 90% of the compared cases are undecided", False),
+        ("same same", {}, "gate: 2 same", False),
+        ("slower same no-baseline", {"fatal": {Verdict.SLOWER}}, "FAILED: 1 slower", False),
+        ("slower same no-baseline", {}, "gate: 1 slower, 1 no-baseline, 1 same", False),
         (
-            "slower same no-baseline",
-            {"fatal": {Verdict.SLOWER}},
-            (
-                "gate: 1 slower (fails), 1 no-baseline (shown), 1 same; the run fails when more than 90% of the "
-                "compared cases are undecided"
-            ),
+            "slower no-baseline",
+            {"fatal": {Verdict.SLOWER, Verdict.NO_BASELINE}, "failed": {("cpp", LINE): IMPOSSIBLE}},
+            "FAILED: 1 impossible, 1 slower, 1 no-baseline",
             False,
         ),
-        (
-            "undecided same",
-            {"fatal": {Verdict.UNDECIDED}, "undecided_share": 1.0},
-            "gate: 1 undecided (fails), 1 same",
-            False,
-        ),
+        ("undecided same", {"fatal": {Verdict.UNDECIDED}, "undecided_share": 1.0}, "FAILED: 1 undecided", False),
         (
             "undecided undecided no-baseline",
             {},
             (
-                "gate: 2 undecided (shown), 1 no-baseline (shown); 2 of 2 compared cases stayed undecided, more than "
-                "--gemm-undecided=90 allows, so the run fails: run again on a quiet machine, or allow it with "
-                "--gemm-undecided=100"
+                "FAILED: 2 of 2 compared cases undecided, more than --gemm-undecided=90 allows (run again on a quiet "
+                "machine, or allow it with --gemm-undecided=100)"
             ),
             True,
         ),
-        ("undecided undecided", {"undecided_share": 1.0}, "gate: 2 undecided (shown)", False),
+        ("undecided undecided", {"undecided_share": 1.0}, "gate: 2 undecided", False),
         ("undecided", {"mode": "none"}, "", False),
-        ("no-baseline", {"undecided_share": 1.0}, "gate: 1 no-baseline (shown)", False),
+        ("no-baseline", {"undecided_share": 1.0}, "gate: 1 no-baseline", False),
     ],
 )
 def test_the_summary_ends_with_the_verdicts_and_what_fails(
@@ -370,7 +366,10 @@ def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -
         "  from 6 processes, judged by time relative to the comparator; a slow-down of 2.1% would have been seen",
         "  selection changed: was a, is b",
         "  the selected candidate takes +4.0% against c",
-        f"  if it is meant: pytest perf --gemm-record, then pytest-gemm baseline accept {CASE} --reason TEXT",
+        (
+            f"  if it is meant: pytest perf --gemm-record; pytest-gemm baseline accept {CASE} --reason "
+            "'why it may be slower'"
+        ),
         "  rerun: pytest rerun",
     ]
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import operator
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from pytest_gemm.case_id import CaseId
+from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline.entry import MARKER, RESTORE, SESSIONS, Baseline, BaselineError, parse, read_text
-from pytest_gemm.speed.baseline.record import record_sessions
+from pytest_gemm.speed.baseline.record import got_slower, record_sessions
 from pytest_gemm.speed.baseline.store import NAME, SUFFIX, Store, hardware_keys, names, percent, time_text
 from pytest_gemm.speed.data import Session, read_session
 from pytest_gemm.speed.gate.policy import Policy
-from pytest_gemm.storage.cache import last_recording
+from pytest_gemm.storage import cache
 from pytest_gemm.text import did_you_mean, show, table
 
 # -- comparing two states of the store -----------------------------------------------------------------------------
@@ -195,31 +195,71 @@ def _record(given: argparse.Namespace) -> list[str]:
     With names of cases only these are recorded, although they got slower.
 
     Raises:
-        ValueError: when no case of the recording answers to a name.
+        ValueError: when no case of the recording answers to a name, or none that got slower.
     """
-    whole, lines = _complete_sessions(given.samples)
-    if given.cases:
-        cases = sorted({sample.case for one in whole for sample in one.samples})
-        for pattern in _unknown(given.cases, cases):
-            raise ValueError(f"no case {pattern!r} in {given.samples}{did_you_mean(pattern, map(str, cases))}")
-        meant = {case for case in cases if any(names(one, case) for one in given.cases)}
-        whole = [replace(one, samples=tuple(s for s in one.samples if s.case in meant)) for one in whole]
+    samples = given.samples or cache.last_recording()
+    whole, lines = _complete_sessions(samples)
+    folder, count, force = _terms(given)
     of_hardware: dict[str, list[Session]] = {}  # a run may time on the CPU and on a GPU
     for one in whole:
         of_hardware.setdefault(one.hardware, []).append(one)
+    parts = []
     for hardware, some in of_hardware.items():
-        store = Store(given.baselines, hardware)
         device = next((sample.device for one in some for sample in one.samples), "cpu")
-        policy = Policy.for_device(device)
+        parts.append((Store(folder, hardware), some, Policy.for_device(device)))
+    if given.cases:
+        _check_accept(given.cases, samples, parts)
+    for store, some, policy in parts:
         done, refused = record_sessions(
-            store, some, policy, k=given.sessions, force=given.force, accept=given.cases, reason=given.reason
+            store, some, policy, k=count, force=force, accept=given.cases, reason=given.reason
         )
+        if given.cases and not (done.stored or refused):
+            continue
         lines.append(f"baselines in {store.place}:" if done.stored else f"nothing was recorded in {store.place}:")
         # What a run calls --gemm-record=force is --force here.
-        told = (*done.lines(), *dict.fromkeys(refused.values()))
+        others = [why for case, why in refused.items() if case not in {one.new.case for one in done.refused}]
+        told = (*done.lines(), *dict.fromkeys(others))
         lines += [line.replace("--gemm-record=force", "--force") for line in told]
         given.status |= bool(refused) or not done.stored
     return lines
+
+
+def _terms(given: argparse.Namespace) -> tuple[Path, int, bool]:
+    """The store, how many sessions, and whether by force: as given, or else as the last recording has it.
+
+    A recording becomes the last one, so that the command that it prints accepts from it.
+    """
+    known = cache.kept_terms() if given.samples is None else {}
+    folder = given.baselines or Path(known.get("baselines", "baselines"))
+    count, force = given.sessions or known.get("sessions", SESSIONS), given.force or known.get("force", False)
+    if not given.cases:
+        with contextlib.suppress(OSError):
+            if given.samples.resolve() != cache.last_recording().resolve():
+                cache.begin_recording(given.samples)
+            cache.keep_terms(baselines=str(folder.absolute()), sessions=count, force=force)
+    return folder, count, force
+
+
+def _check_accept(
+    patterns: Sequence[str], samples: Path, parts: Sequence[tuple[Store, Sequence[Session], Policy]]
+) -> None:
+    """Raise an error for the first pattern of no case that waits to be accepted."""
+    cases = sorted({sample.case for _, some, _ in parts for one in some for sample in one.samples})
+    for pattern in _unknown(patterns, cases):
+        raise ValueError(f"no case {pattern!r} in {samples}{did_you_mean(pattern, map(str, cases))}")
+    stored: list[CaseId] = []
+    slower: list[CaseId] = []
+    for store, some, policy in parts:
+        known = store.load_all()
+        stored += known
+        slower += got_slower(known, some, policy)
+    for pattern in _unknown(patterns, slower):
+        folder = parts[0][0].folder
+        if _unknown([pattern], stored):
+            remedy = "name its store with --baselines=DIR, or record it with --gemm-record"
+            raise BaselineError(folder, 0, f"holds no baseline of {pattern} that could be slower", remedy)
+        problem = f"{pattern} is not slower than its baseline, so that nothing waits to be accepted"
+        raise BaselineError(folder, 0, problem, "record it with --gemm-record")
 
 
 def _complete_sessions(folder: Path) -> tuple[list[Session], list[str]]:
@@ -231,11 +271,14 @@ def _complete_sessions(folder: Path) -> tuple[list[Session], list[str]]:
     files = sorted(folder.glob("*.jsonl"))
     if not files:
         raise BaselineError(
-            folder, 0, "holds no sessions (*.jsonl)", "name the samples folder of a run's --gemm-output"
+            folder,
+            0,
+            "holds no sessions (*.jsonl)",
+            "record first, or name the samples folder of a run's --gemm-output",
         )
     read = {file: read_session(file) for file in files}
     lines = [f"{file.name} did not come to its end and is left out" for file, one in read.items() if not one.complete]
-    whole = [one for one in read.values() if one.complete]
+    whole = roofline.without_impossible([one for one in read.values() if one.complete])
     if not any(sample.is_timed for one in whole for sample in one.samples):
         raise BaselineError(folder, 0, "holds no session that timed anything", "see why the run ended")
     return whole, lines
@@ -282,20 +325,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     accept = commands.add_parser("accept", help="record cases of the last recording although they got slower")
     accept.add_argument("cases", nargs="+", metavar="CASE", help="name of a case, or a shell pattern over names")
     accept.add_argument("--reason", required=True, metavar="TEXT", help="why they may be slower; kept in the baseline")
-    accept.add_argument(
-        "--samples", type=Path, default=last_recording(), metavar="DIR", help="sessions (default: the last recording's)"
-    )
+    accept.add_argument("--samples", type=Path, metavar="DIR", help="sessions (default: the last recording's)")
     accept.set_defaults(task=_record)
     for one in (record, accept):
-        one.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR", help="default: baselines")
-        one.add_argument("--sessions", type=int, default=SESSIONS, metavar="K", help=f"needed (default: {SESSIONS})")
-        one.add_argument("--force", action="store_true", help="from a changed tree or a noisy machine too")
+        default = "as the last recording" if one is accept else "{}"
+        one.add_argument(
+            "--baselines", type=Path, metavar="DIR", help=f"store (default: {default.format('baselines')})"
+        )
+        one.add_argument("--sessions", type=int, metavar="K", help=f"needed (default: {default.format(SESSIONS)})")
+        one.add_argument(
+            "--force",
+            action="store_true",
+            help="also from a changed tree or few sessions; on a busy machine what has enough undisturbed ones",
+        )
 
 
 def run(given: argparse.Namespace) -> int:
     """Run one task; returns 1 when a case was not recorded, 0 otherwise."""
-    if getattr(given, "sessions", 1) < 1:
-        raise ValueError(f"--sessions={given.sessions}: give 1 or more")
+    if (sessions := getattr(given, "sessions", None)) is not None and sessions < 1:
+        raise ValueError(f"--sessions={sessions}: give 1 or more")
     lines = given.task(given)
     show("\n".join(lines) + "\n")
     return int(given.status)

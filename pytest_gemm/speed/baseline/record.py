@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline.entry import MICRO, SESSIONS, Baseline
-from pytest_gemm.speed.baseline.store import Recorded, Store
+from pytest_gemm.speed.baseline.store import Recorded, Store, names
 from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session, by_case
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def recordable(
         k: how many are needed.
         disturbed: tolerated share of timed samples that are disturbed (other load, throttling).  A busy machine is
             busy for the samples as well that happened to look quiet.
-        force: record all the same from a changed tree, a busy machine or few sessions.  Sessions that do not belong
+        force: a changed tree, a busy machine and few sessions are no objections.  Sessions that do not belong
             together never make a baseline.
     """
     for name, found in (
@@ -128,17 +128,23 @@ def recordable(
     if force and sessions:
         return None
     if len(sessions) < k:
-        return Reason("too-few-sessions", f"{len(sessions)} of {k} sessions were measured", "measure the others too")
+        return Reason(
+            "too-few-sessions", f"{len(sessions)} of {k} sessions were measured", f"measure the others too, {_FORCE}"
+        )
     if sessions[0].commit.endswith("+dirty"):
         text = f"working tree is dirty ({sessions[0].commit}), so the results would not be reproducible"
-        return Reason("dirty-tree", text, "commit them first")
+        return Reason("dirty-tree", text, f"commit first, {_FORCE}")
     timed = [sample for session in sessions for sample in session.samples if sample.is_timed]
     spoilt = [sample for sample in timed if sample.disturbed]
     if len(spoilt) > disturbed * len(timed):
         usual, _ = Counter(sample.disturbed for sample in spoilt).most_common(1)[0]
         text = f"{len(spoilt)} of {len(timed)} samples were disturbed, for instance: {usual}"
-        return Reason("disturbed", text, "measure on a quiet machine")
+        remedy = "measure on a quiet machine; --gemm-record=force stores the cases with enough undisturbed sessions"
+        return Reason("disturbed", text, remedy)
     return None
+
+
+_FORCE: Final = "or give --gemm-record=force"
 
 
 def record_sessions(
@@ -159,23 +165,24 @@ def record_sessions(
         policy: of the gate, for what is detectable and what got slower.
         k: how many sessions are needed.
         force: see :func:`recordable`.
-        accept: patterns of cases that may have got slower.
-        reason: why they may.
+        accept: patterns of cases that got slower and are to be stored, and no others; empty: all that did not.
+        reason: why they may be slower.
 
     Returns:
-        What was done, and a sentence for each timed case that was not recorded.
+        What was done, and a sentence for each timed case that was to be recorded and was not.
     """
     timed = by_case(sessions)
+    slower = got_slower(store.load_all({key.backend for key in timed}), sessions, policy)
+    wanted = {case for case in slower if any(names(one, case) for one in accept)} if accept else timed.keys()
     objection = recordable(sessions, k=k, force=force)
     if objection is not None:
-        forced = "" if objection.code == "mixed-sessions" else " (--gemm-record=force records all the same)"
-        return Recorded(), dict.fromkeys(timed, f"not recorded: {objection}{forced}")
+        return Recorded(), dict.fromkeys(wanted, f"not recorded: {objection}")
     least = min(len(sessions), k)
     # One disturbed session of a dozen is left out, and the case is recorded all the same.
     baselines, left_out = from_sessions(sessions, k=max(1, least - least // 4), policy=policy)
-    slower = got_slower(store.load_all({key.backend for key in timed}), sessions, policy)
-    done = store.record(baselines, slower=slower.keys(), accept=accept, reason=reason)
-    refused = {key: f"not recorded: {key}: {why}" for key, why in left_out.items()}
+    entries = [one for one in baselines if one.case in wanted]
+    done = store.record(entries, slower=slower.keys(), accept=accept, reason=reason)
+    refused = {key: f"not recorded: {key}: {why}" for key, why in left_out.items() if not accept or key in wanted}
     return done, refused | {one.new.case: f"not recorded: {one.new.case}: {one.reason}" for one in done.refused}
 
 

@@ -59,8 +59,8 @@ class Change:
     @property
     def reason(self) -> Reason:
         """Why a slower case is refused, and the command that would store it."""
-        accept = f"pytest-gemm baseline accept {shlex.quote(str(self.new.case))} --reason 'why it may be slower'"
-        return Reason("slower", f"got slower, {self._times}; its old line stays", f"to store it: {accept}")
+        text = f"got slower, {self._times}; its old line stays"
+        return Reason("slower", text, f"to store it: {accept_command([self.new.case])}")
 
     @property
     def _times(self) -> str:
@@ -85,11 +85,9 @@ class Recorded:
 
     Attributes:
         changes: the new cases, those that had a line, and the refused ones, each in the order of the cases.
-        idle_accepts: patterns of ``pytest-gemm baseline accept`` that no slower case answers to.
     """
 
     changes: tuple[Change, ...] = ()
-    idle_accepts: tuple[str, ...] = ()
 
     @property
     def refused(self) -> list[Change]:
@@ -103,7 +101,12 @@ class Recorded:
 
     def lines(self) -> list[str]:
         """What happened to each case, for the terminal."""
-        return [*map(str, self.changes), *(f"{one} names no case that got slower" for one in self.idle_accepts)]
+        return list(map(str, self.changes))
+
+
+def accept_command(cases: Iterable[CaseId]) -> str:
+    """The command that stores cases of the last recording although they got slower."""
+    return shlex.join(["pytest-gemm", "baseline", "accept", *map(str, cases), "--reason", "why it may be slower"])
 
 
 def time_text(us: float) -> str:
@@ -233,7 +236,7 @@ class Store:
         given = sorted(entries, key=lambda one: one.case)
         for case, count in Counter(one.case for one in given).items():
             if count > 1:
-                raise ValueError(f"{case} is to be recorded {count} times at once: one baseline a case")
+                raise ValueError(f"duplicate case: {case} comes {count} times in one recording")
         reason = " ".join(reason.split())
         changes: list[Change] = []
         if given:
@@ -250,9 +253,7 @@ class Store:
                 for backend in sorted({one.backend for one in stored}):
                     self._write(backend, files[backend])
         changes.sort(key=lambda one: (one.kind == "refused", one.kind != "new"))
-        got_slower = [one.new.case for one in changes if one.kind in ("accepted", "refused")]
-        idle = [pattern for pattern in accept if not any(names(pattern, case) for case in got_slower)]
-        return Recorded(tuple(changes), tuple(idle))
+        return Recorded(tuple(changes))
 
     def prune(self, wanted: Collection[CaseId], backends: Iterable[str] | None = None) -> list[CaseId]:
         """Delete the baselines of cases that the suite no longer has, and return these cases.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason, Verdict
+from pytest_gemm.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session
@@ -108,6 +108,21 @@ class Run:
         """Whether so many of the cases stayed undecided that the run fails for it."""
         undecided, compared = self.undecided
         return self.mode != "none" and undecided > self.undecided_share * compared
+
+    @property
+    def failing(self) -> list[str]:
+        """What fails the run: counts of cases, with their status or verdict."""
+        ended = Counter(sample.status for sample in self.failed.values())
+        found = [f"{ended[status]} {status}" for status in Status if status.is_failure and ended[status]]
+        if self.mode == "none":
+            refused = sum((case.backend, case.problem) not in self.failed for case in self.refused)
+            return found + [f"{refused} not recorded"] * bool(refused)
+        found += [f"{count} {verdict}" for verdict, count in self.counts().items() if verdict in self.fatal]
+        if self.decided_too_little and Verdict.UNDECIDED not in self.fatal:
+            share = f"more than --gemm-undecided={100 * self.undecided_share:g} allows"
+            remedy = "run again on a quiet machine, or allow it with --gemm-undecided=100"
+            found.append("{} of {} compared cases undecided, {} ({})".format(*self.undecided, share, remedy))
+        return found
 
     # What follows is derived once, from a run that has come to its end.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 import statistics
 import textwrap
 from collections import Counter, defaultdict
@@ -19,6 +18,7 @@ from typing import Final
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Verdict
+from pytest_gemm.speed.baseline.store import accept_command
 from pytest_gemm.speed.data import Judgement, Sample
 from pytest_gemm.speed.report import units
 from pytest_gemm.speed.report.rows import VERDICTS, Column, Mode, Past, Row, Run, columns, entrant, is_doubtful
@@ -154,9 +154,11 @@ def _commands(run: Run) -> list[tuple[str, str]]:
     )
     what = " and the ".join(f"{count} {words}" for count, words in wanted if count)
     commands = [(f"to record the {what}", run.record)] if what else []
-    if Verdict.SLOWER in counts:
-        accept = "pytest-gemm baseline accept CASE --reason TEXT"
-        commands.append(("if a slow-down is meant", f"{run.record} && {accept}"))
+    if slower := [j.case for j in run.judgements if j.verdict is Verdict.SLOWER]:
+        # Not "&&": the recording refuses what got slower, so it fails.
+        is_dirty = any(session.commit.endswith("+dirty") for session in run.sessions)
+        sentence = "if a slow-down is meant, " + ("commit the change, then run" if is_dirty else "run")
+        commands.append((sentence, f"{run.record}; {accept_command(slower)}"))
     return commands if run.mode == "baseline" else []
 
 
@@ -185,7 +187,7 @@ def failure(
         then=stored.seconds if then is None and stored else then,
         mode=mode,
         record=record,
-        accept=shlex.join(["pytest-gemm", "baseline", "accept", str(judgement.case)]),
+        accept=accept_command([judgement.case]),
     )
     return "\n".join(line for line in text.split("\n") if line.strip())
 

@@ -91,13 +91,13 @@ class CpuTimer(Timer):
             lost -= min(lost, max(0.0, own + lost - cores(self._proc)))
             telemetry["waited_cores"] = lost
             if lost > LOAD_OF_OTHERS:
-                disturbed.append(f"its threads waited for {lost:.2f} cores that others kept busy")
+                disturbed.append(f"others used {lost:.2f} cores that it waited for")
         if "busy" in spent:
             others = max(0.0, spent["busy"] / wall - own)
             telemetry |= {"own_cores": own, "others_cores": others, "stolen_cores": spent["stolen"] / wall}
             # The kernel counts in ticks: a tick at either end may belong to the time before or after.
             if others - 2.0 / _TICKS / wall > LOAD_OF_OTHERS:
-                disturbed.append(f"others kept {others:.2f} cores busy meanwhile")
+                disturbed.append(f"others used {others:.2f} of its cores")
         return Conditions(telemetry, "; ".join(disturbed))
 
     def _counters(self) -> dict[str, float]:
