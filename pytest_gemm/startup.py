@@ -11,10 +11,10 @@ import contextlib
 import dataclasses
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -30,9 +30,10 @@ from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.backends.cpp.micro_kernels import Registered
 from pytest_gemm.backends.inductor import ahead
 from pytest_gemm.config import CONFIG, GemmConfig, workers
+from pytest_gemm.isolation import termination
 from pytest_gemm.options import is_any_given
 from pytest_gemm.run.state import RunState
-from pytest_gemm.storage import cache
+from pytest_gemm.storage import cache, files
 from pytest_gemm.values import cores
 
 _REGISTERED: Final = "gemm_registered"
@@ -112,14 +113,14 @@ def _fork_server(config: pytest.Config, settings: GemmConfig) -> str:
     """
     compiling = any(honours(backend, Capability.USER_CACHES) for backend in settings.backends)
     modules = ("torch", "torch._dynamo", *(_COMPILING if compiling else ()))
-    folder = tempfile.TemporaryDirectory(prefix="gemm-")
-    path = os.path.join(folder.name, "workers")
+    folder = files.own_folder()
+    path = str(folder / "workers")
     with socket.socket(socket.AF_UNIX) as listening:
-        opened = os.open(folder.name, os.O_RDONLY)
+        opened = os.open(folder, os.O_RDONLY)
         try:
             listening.bind(forkserver.short(opened, "workers"))
         except OSError:
-            folder.cleanup()
+            shutil.rmtree(folder, ignore_errors=True)
             return ""
         finally:
             os.close(opened)
@@ -133,7 +134,7 @@ def _fork_server(config: pytest.Config, settings: GemmConfig) -> str:
 
     def stop() -> None:
         process.communicate()  # it ends when its standard input does
-        folder.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
 
     config.add_cleanup(stop)
     return shlex.join([sys.executable, "-I", "-S", forkserver.__file__, "launch", path])
@@ -225,13 +226,10 @@ class _Worker:
     def pytest_unconfigure(self) -> None:
         """The session is over."""
         atexit.register(_leave)
+        termination.end_soon(0)
 
 
 def _leave() -> None:
     """Do all that is to be done at the exit, and end: Python would take torch apart first, for a second."""
     atexit.unregister(_leave)
-    atexit._run_exitfuncs()
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(0)
+    termination.leave(0)

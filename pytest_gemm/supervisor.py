@@ -36,7 +36,7 @@ import pytest
 from pytest_gemm import config as config_module
 from pytest_gemm import options, records, selection, values, xdist
 from pytest_gemm.failures import text as text_module
-from pytest_gemm.isolation import sanitizer
+from pytest_gemm.isolation import sanitizer, termination
 from pytest_gemm.isolation.journal import Journals, manner
 from pytest_gemm.outcome import Outcome
 from pytest_gemm.run import github, places, review, state, terminal
@@ -139,6 +139,7 @@ class Child:
     def finished(self, status: int) -> None:
         """pytest has come to its end.  The process is named, for a kernel may have made copies of it."""
         self.note(process=os.getpid(), status=status)
+        termination.end_soon(status)
 
 
 CHILD = pytest.StashKey[Child]()
@@ -280,6 +281,7 @@ class _Run:
         judged = [records.from_record(record) for entry in self._ended.values() for record in entry["outcomes"]]
         failures = [entry for entry in self._ended.values() if entry["failure"]]
         lines = [line for entry in failures for line in (f"FAILED {entry['test']}", entry["failure"], "")]
+        annotations: list[str] = []
         if from_outside:
             lines.append(f"The run was ended by {manner(status)}.")
         else:
@@ -289,16 +291,21 @@ class _Run:
             if record := self._facts.get("record"):
                 with Path(record).open("a", encoding="utf-8") as file:
                     file.writelines(records.record_line(records.to_record(outcome)) for outcome in crashed)
-            lines += self._review(crashed, judged, seconds)
+            annotations = self._review(crashed, judged, seconds)
         lines += ["", *terminal.summary(judged, missing={}, stale_entries=(), processes=1, wall_seconds=seconds)]
         counts = Counter(entry["end"] for entry in self._ended.values())
         ends = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
-        return [*lines, f"{ends or 'no test'} before the end, in {seconds:.2f} s"]
+        end = f"{ends or 'no test'} before the end, in {seconds:.2f} s"
+        return [*github.quoted(lines, self._github), *annotations, end]
+
+    @property
+    def _github(self) -> str:
+        given = config_module.settings_given(self._config)
+        return str(config_module.setting(given, "run", "github", config_module.ENGINE["run"]))
 
     def _review(self, crashed: Sequence[Outcome], judged: Sequence[Outcome], seconds: float) -> list[str]:
         """Write the summary for reviewers; returns the annotations."""
-        given = config_module.settings_given(self._config)
-        wanted = github.is_wanted(config_module.setting(given, "run", "github", config_module.ENGINE["run"]))
+        wanted = github.is_wanted(self._github)
         died = "The process that ran the tests died, and the tests behind this one were not run."
         text = review.markdown(review.Run(judged, [died], [], seconds), review.TITLE)
         try:
@@ -328,7 +335,8 @@ class _Run:
 
     def _crash_lines(self, crashed: Sequence[Outcome], status: int) -> list[str]:
         position = self._position
-        lines = [text_module.failure(o, self._rerun()) for o in crashed if o.status.is_failure or o.known_failure]
+        shown = [outcome for outcome in crashed if outcome.status.is_failure or outcome.known_failure]
+        lines = [text_module.failures(shown, self._rerun())] if shown else []
         if not crashed and position is not None and position.stack:
             lines.append(position.stack)
         where = f" in {self._last}" if self._last and not crashed else ""

@@ -21,6 +21,7 @@ from pytest_gemm.options import is_any_given
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import durations
 from pytest_gemm.run.durations import Taken
+from pytest_gemm.run.progress import Display
 from pytest_gemm.selection import case_id
 
 
@@ -291,12 +292,10 @@ def scheduler(
             if not outcome:
                 return False
             _count_attempt(config, nodeid)
-            terminal = config.pluginmanager.get_plugin("terminalreporter")
-            if terminal is not None and config.option.verbose >= 0:
+            if config.get_verbosity() >= 0:
                 why = outcome.reason.text if outcome.reason else ""
                 case = f"{outcome.problem} on {outcome.who}"
-                terminal.ensure_newline()
-                terminal.write_line(f"{case}: {outcome.status}: {why}; another worker goes on behind it")
+                Display.of(config).line(f"{case}: {outcome.status}: {why}; another worker goes on behind it")
             return True
 
         def _count_false_start(self, node: Any) -> None:

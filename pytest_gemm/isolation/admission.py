@@ -19,6 +19,7 @@ from typing import Final
 import torch
 
 from pytest_gemm.judging import faults
+from pytest_gemm.judging.calls import KEPT_BYTES
 from pytest_gemm.judging.case import Case
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.dtypes import DType
@@ -35,7 +36,7 @@ def needed(case: Case) -> int:
     """Bytes that a case needs on its device; 0 for one of less than a GiB.
 
     They are the operands of each distribution and a packed or converted copy of them, and two results: the one that is
-    judged, and a partial or an intermediate one.
+    judged, and a partial or an intermediate one; and what the judge keeps: each result and its copy.
     """
     problem = case.problem
     shape, dtypes = problem.shape, problem.dtypes
@@ -47,7 +48,8 @@ def needed(case: Case) -> int:
     result = size(shape.m * shape.n, problem.result_dtype)
     given = size(shape.m * shape.k, dtypes.a) + size(shape.k * shape.n, dtypes.b)
     given += sum(result for step, _ in problem.residuals if not step.extent)
-    total = given * (len(case.distributions) + 1) + 2 * result
+    kept = 2 * len(case.distributions) if result < KEPT_BYTES else 0
+    total = given * (len(case.distributions) + 1) + (2 + kept) * result
     return 0 if total < _GIB else total + _OWN[case.device]
 
 

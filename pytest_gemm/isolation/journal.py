@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Final
@@ -18,6 +17,7 @@ from typing import IO, Final
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Seconds, Status
 from pytest_gemm.records import from_record, plain, to_record, typed
+from pytest_gemm.storage import files
 
 # -- what a process leaves behind ------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class Journals:
     """
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="pytest-gemm-"))
+        self.folder = files.own_folder()
         self.unfinished: set[str] = set()
 
     def position(self, process: str) -> Position | None:

@@ -1,13 +1,20 @@
-"""SIGTERM ends a run as Ctrl-C does: workers end, temporary folders go, the run record is closed."""
+"""How processes end: by SIGTERM as by Ctrl-C, and at the end of the tests whatever threads a kernel has left.
+
+Where SIGTERM ends a run, workers end, temporary folders go, and the run record is closed.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Any, Final
+
+from pytest_gemm.text import one_line
 
 STATUS = 128 + signal.SIGTERM
 """The exit status of a run that SIGTERM ended: 143, as of a process that the signal itself ends."""
@@ -54,3 +61,40 @@ class Termination:
             with contextlib.suppress(ValueError):  # not the main thread
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._installed = False
+
+
+# -- threads of kernels -------------------------------------------------------------------------------------------
+
+# Seconds that other threads have to end when all else is done; xdist ends its workers after 10.
+_GRACE: Final = 5.0
+
+
+def end_soon(status: int) -> None:
+    """End this process although a kernel's thread goes on, for which Python waits at the exit; called at the very end.
+
+    A thread of an executor ends when Python asks it to.  What else is there after the time is named on stderr.
+
+    Args:
+        status: to end with.
+    """
+    threading.Thread(target=_end, args=(status,), daemon=True).start()
+
+
+def _end(status: int) -> None:
+    time.sleep(_GRACE)
+    left = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    if left:  # else the main thread is at work: it writes a report, for instance
+        names = ", ".join(map(one_line, left))
+        os.write(
+            2, f"gemm: {len(left)} thread(s) still there {_GRACE:g} s after the tests, now ended: {names}\n".encode()
+        )
+        leave(status)
+
+
+def leave(status: int) -> None:
+    """Do all that is to be done at the exit, and end."""
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)

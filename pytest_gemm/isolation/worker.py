@@ -264,7 +264,7 @@ def _serve(config: GemmConfig, answer: Answer, there: socket.socket, folder: Pat
     assert journal.stacks is not None
     faulthandler.enable(file=journal.stacks, all_threads=False)
     watch = Watch(config.timeout, config.compile_timeout, journal, stacks=journal.stacks)
-    service = Service(config, Judge(eager, watch), journal, watch)
+    service = Service(config, Judge(eager, watch, statements=config.ledger.statements), journal, watch)
 
     def say(**message: object) -> None:
         there.sendall(json.dumps(message).encode() + b"\n")
