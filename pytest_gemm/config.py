@@ -58,6 +58,26 @@ def suite(name: str) -> Path:
     return Path(spec.origin).parent
 
 
+def suites() -> tuple[Path, ...]:
+    """The folders of the suites that come with the package."""
+    return suite("conformance"), suite("perf")
+
+
+def test_target(path: Path, name: str, here: Path) -> str:
+    """How to name a test on pytest's command line in the folder ``here``.
+
+    Args:
+        path: its file.
+        name: its function.
+        here: where pytest is started.
+    """
+    if path.is_relative_to(here) and "site-packages" not in path.parts:  # a virtual environment may lie in the folder
+        return f"{path.relative_to(here).as_posix()}::{name}"
+    if (folder := next((one for one in suites() if path.is_relative_to(one)), None)) is not None:
+        return f"--pyargs pytest_gemm.{folder.name}.{path.stem}::{name}"
+    return f"{path}::{name}"
+
+
 def _option(name: str, parse: Parser = str) -> Any:
     """A field that is the parsed value of an option."""
 
@@ -160,6 +180,7 @@ class GemmConfig:
         options: every option's value as text, by its name.
         settings: what ``--gemm-set`` gives, as text, by ``NAME.KEY``.
         typed: names of the options, and of the settings, that the command line changes.
+        loading: what a rerun repeats of the command so that it loads the same backends, see ``effect.loading``.
         speed: what concerns timing and its gate.
     """
 
@@ -196,6 +217,7 @@ class GemmConfig:
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     typed: frozenset[str] = frozenset()
+    loading: tuple[str, ...] = ()
     speed: SpeedConfig = dataclasses.field(default_factory=SpeedConfig)
 
     @property

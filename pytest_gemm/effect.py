@@ -7,8 +7,13 @@ and no run has to heed all.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+import sys
 from collections.abc import Callable, Mapping
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -132,4 +137,76 @@ def rerun_options(config: GemmConfig, backend: str = "", *, timed: bool = True) 
         if (name.partition(".")[0] in owners or name == "run.stream")
         and not name.endswith((".cache", ".jobs", ".wait"))
     }
-    return tuple(text for name, text in found.items() if again is None or applies(name, config, again))
+    return (
+        *config.loading,
+        *(text for name, text in found.items() if again is None or applies(name, config, again)),
+    )
+
+
+# -- how pytest was started ----------------------------------------------------------------------------------------
+
+# Options of pytest that decide which plugins, conftests and ini files are loaded; whether they take a value.
+_LOADING: Final[Mapping[str, bool]] = {
+    **dict.fromkeys(("-p", "-c", "--config-file", "--rootdir", "--confcutdir", "-o", "--override-ini"), True),
+    "--import-mode": True,
+    "--noconftest": False,
+}
+_HOOK: Final = "pytest_gemm_register_backends"
+
+
+class _Declared:
+    """A parser of options that notes which there are, and whether they take a value."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, bool] = {}
+
+    def addoption(self, *names: str, **kwargs: Any) -> None:
+        """Note an option."""
+        self.names |= dict.fromkeys(names, kwargs.get("action", "store") in {"store", "append"})
+
+    def getgroup(self, *_: object, **__: object) -> _Declared:
+        """Groups make no difference."""
+        return self
+
+    def addini(self, *_: object, **__: object) -> None:
+        """Ini keys are in a file, which is read again."""
+
+
+def loading(config: pytest.Config) -> tuple[str, ...]:
+    """The words of the command line without which another run may not have the same backends.
+
+    These are pytest's own options of that kind, and those of conftests and of plugins that were named or that register
+    backends; and the conftests that register them, for a test in another folder.  ``python -m`` is in front where the
+    current folder is on the path for it.
+    """
+    wanted, kept = {**_LOADING, **_declared(config)}, []
+    words = iter(map(str, config.invocation_params.args))
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in wanted:
+            kept += [word, *([next(words, "")] if wanted[name] and not equals else [])]
+        elif word.startswith(("-p", "-c", "-o")):
+            kept.append(word)
+    start = getattr(config, "workerinput", {}).get("mainargv", sys.argv)[0]
+    here = config.invocation_params.dir
+    named = any(before == "-p" and not name.startswith("no:") for before, name in itertools.pairwise(kept))
+    as_module = Path(start).parts[-2:] == ("pytest", "__main__.py") and (named or not (here / "conftest.py").exists())
+    registering = config.hook.pytest_gemm_register_backends.get_hookimpls()
+    files = [Path(getattr(one.plugin, "__file__", None) or "") for one in registering]
+    conftests = sorted(os.path.relpath(file, here) for file in files if file.name == "conftest.py")
+    return (*(("python", "-m") if as_module else ()), *kept, *conftests)
+
+
+def _declared(config: pytest.Config) -> dict[str, bool]:
+    """The options of conftests, and of plugins that were named or register backends."""
+    found, manager = _Declared(), config.pluginmanager
+    installed = [plugin for plugin, _ in manager.list_plugin_distinfo()]
+    for declaring in config.hook.pytest_addoption.get_hookimpls():
+        plugin = declaring.plugin
+        module = getattr(plugin, "__name__", "_pytest.")
+        theirs = module.startswith(("_pytest.", "pytest_gemm.")) or plugin in installed
+        if not theirs or hasattr(plugin, _HOOK):
+            given = {"parser": found, "pluginmanager": manager}
+            with contextlib.suppress(Exception):  # it may use more of a parser
+                declaring.function(*(given[name] for name in declaring.argnames))
+    return found.names

@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ from pytest_gemm.api.protocols import Availability, Backend, Compiling
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.case_id import MODES, CandidateSelection, CaseId, Mode
-from pytest_gemm.config import GemmConfig
+from pytest_gemm.config import GemmConfig, suites, test_target
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation.journal import Position, death
 from pytest_gemm.machine.isa import ISAS
@@ -311,12 +312,7 @@ def is_benchmark(item: pytest.Item) -> TypeGuard[pytest.Function]:
 
 def target(item: pytest.Function) -> str:
     """How to name this test on pytest's command line."""
-    path, here, name = item.path, item.config.invocation_params.dir, item.originalname
-    if path.is_relative_to(here) and "site-packages" not in path.parts:  # a virtual environment may lie in the folder
-        return f"{path.relative_to(here).as_posix()}::{name}"
-    if item.module.__name__.startswith("pytest_gemm."):
-        return f"--pyargs {item.module.__name__}::{name}"
-    return f"{path}::{name}"
+    return test_target(item.path, item.originalname, item.config.invocation_params.dir)
 
 
 def is_narrowed(config: pytest.Config, settings: GemmConfig) -> bool:
@@ -360,9 +356,9 @@ def rerun(nodeid: str, root: Path, here: Path, options: tuple[str, ...]) -> Reru
         options: further ones, which the run was given.
     """
     file, _, name = nodeid.partition("[")[0].partition("::")
-    path = root / file
-    shown = path.relative_to(here) if path.is_relative_to(here) else path
-    return Rerun(f"{shown.as_posix()}::{name}", options)
+    paths = [Path(os.path.normpath(folder / file)) for folder in (root, *suites())]
+    path = next(filter(Path.exists, paths), paths[0])  # pytest cuts the folder of a package beside its own
+    return Rerun(test_target(path, name, here), options)
 
 
 def test_name(nodeid: str) -> str:

@@ -12,7 +12,7 @@ import torch
 from pytest_gemm.api.protocols import ScriptedBackend
 from pytest_gemm.failures import repro, scripts
 from pytest_gemm.failures import text as text_module
-from pytest_gemm.judging import verdict
+from pytest_gemm.judging import calls, verdict
 from pytest_gemm.numerics import precision
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.programs import program
@@ -80,9 +80,9 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
         tensors["actual"] = evidence.actual
     if (interval := evidence.interval) is not None:
         tensors |= {"lo": interval.lo, "hi": interval.hi}
-        if evidence.actual is not None and evidence.actual.shape == interval.lo.shape:
+        if (x := evidence.actual) is not None and calls.has_bits(x) and x.shape == interval.lo.shape:
             candidates = ", ".join(outcome.candidates)
-            draw(place / "error_map.png", evidence.actual, interval, outcome.problem, candidates)
+            draw(place / "error_map.png", x, interval, outcome.problem, candidates)
     if not _too_large(evidence):
         _store(tensors, place / "tensors.pt")
 
@@ -134,6 +134,8 @@ def _write_script(path: Path, outcome: Outcome, evidence: Evidence, case: Case, 
     """
     if _too_large(evidence):
         raise Unsupported("no-script", "the operands have more than a GiB")
+    if evidence.actual is not None and not calls.has_bits(evidence.actual):
+        raise Unsupported("no-script", "a script compares elements in memory, and the result has none")
     candidate = outcome.candidate or (outcome.chosen[0] if len(outcome.chosen) == 1 else "")
     if outcome.chosen and "out of the FX graph cache" in candidate:
         candidate = ""

@@ -6,6 +6,8 @@ import dataclasses
 import re
 import shlex
 import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from pytest_gemm.case_id import threads_text
 from pytest_gemm.outcome import Outcome
@@ -17,7 +19,8 @@ class Rerun:
 
     Attributes:
         target: what to hand to pytest, for instance ``conformance/test_products.py::test_product``.
-        options: further options that the run was given and that matter, already spelled out.
+        options: further options that the run was given and that matter, already spelled out; ``python -m`` in front
+            where pytest has to be started so.
     """
 
     target: str
@@ -32,13 +35,15 @@ class Rerun:
         threads = threads_text(case.threads, case.run_threads) if case.threads else ""
         own = {"--gemm-candidates=": candidate, "--gemm-threads=": threads}
         replaced = tuple(option for option, value in own.items() if value)
+        start = self.options[:2] if self.options[:1] == ("python",) else ()
         words = [
+            *start,
             "pytest",
             *self.target.split(),
             f"--gemm-backends={case.backend}",
             f"--gemm-problem={case.problem}",
             f"--gemm-seed={outcome.seed}",
-            *(option for option in self.options if not option.startswith(replaced)),
+            *(w for o in self.options[len(start) :] if not o.startswith(replaced) for w in self._spelled(o)),
         ]
         own |= {
             "--gemm-modes=": case.mode.value,
@@ -47,6 +52,15 @@ class Rerun:
         }
         words += [f"{option}{value}" for option, value in own.items() if value]
         return " ".join(map(shlex.quote, words))
+
+    def _spelled(self, option: str) -> list[str]:
+        """An option in the command; the folder of a conftest, without its tests, where pytest would not load that."""
+        conftest = Path(option)
+        if conftest.name != "conftest.py":
+            return [option]
+        folder, (*pyargs, path) = conftest.parent, self.target.partition("::")[0].split()
+        loads = folder.absolute() == Path.cwd() if pyargs else Path(path).absolute().is_relative_to(folder.absolute())
+        return [] if loads else [str(folder), f"--ignore-glob={folder}/*"]
 
 
 def folder_name(outcome: Outcome) -> str:
@@ -62,24 +76,48 @@ def folder_name(outcome: Outcome) -> str:
     return re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
 
 
-def failure(outcome: Outcome, rerun: Rerun) -> str:
-    """What went wrong, where, how far past the bound, with which kernel, and how to run it again."""
+def failures(outcomes: Iterable[Outcome], rerun: Rerun) -> str:
+    """The failures of a test: those that differ by distribution or candidate only are told once, with all of these."""
+    alike: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        case = dataclasses.replace(outcome.case, candidate="")
+        words = failure(dataclasses.replace(outcome, case=case, distribution="", kernels=(), chosen=()), rerun)
+        alike.setdefault(words, []).append(outcome)
+    return "\n".join(failure(first, rerun, others) for first, *others in alike.values())
+
+
+def failure(outcome: Outcome, rerun: Rerun, others: Sequence[Outcome] = ()) -> str:
+    """What went wrong, where, how far past the bound, with which kernel, and how to run it again.
+
+    Args:
+        outcome: the failure.
+        rerun: of its test.
+        others: failures of other distributions and candidates of the case, of which the same is true.
+    """
     reason = outcome.reason.text if outcome.reason else str(outcome.status)
     lines = [f"{outcome.problem} on {outcome.who}: {outcome.status}: {reason}"]
     details = outcome.details.removeprefix(reason).lstrip("\n")  # a mismatch begins with its own summary
     if details:
         lines.append(textwrap.indent(textwrap.dedent(details).rstrip("\n"), "  "))
-    kernels = ", ".join(outcome.kernels) or "unknown"
+    every = (outcome, *others)
+    kernels = ", ".join(dict.fromkeys(name for one in every for name in one.kernels)) or "unknown"
+    distributions = _named("distribution", (one.distribution or "-" for one in every))
     guard = outcome.case.guard
-    facts = {
-        "candidate ": outcome.candidate,
-        "kernel ": f"{kernels}; distribution {outcome.distribution or '-'}, seed {outcome.seed}",
-        "": outcome.sampled,
-        "operands and results ": guard and f"{guard} at guard pages",
-        "beside eager: ": outcome.eager,
-        "known failure: ": outcome.known_failure,
-        "remedy: ": outcome.reason.remedy if outcome.reason else "",
-    }
-    lines += [f"  {name}{fact}" for name, fact in facts.items() if fact]
+    facts = [
+        _named("candidate", (one.candidate for one in every)),
+        f"kernel {kernels}; {distributions}, seed {outcome.seed}",
+        outcome.sampled,
+        guard and f"operands and results {guard} at guard pages",
+        outcome.eager and f"beside eager: {outcome.eager}",
+        outcome.known_failure and f"known failure: {outcome.known_failure}",
+        outcome.reason and outcome.reason.remedy and f"remedy: {outcome.reason.remedy}",
+    ]
+    lines += [f"  {fact}" for fact in facts if fact]
     lines.append(f"  rerun: {rerun.line(outcome)}")
     return "\n".join(lines)
+
+
+def _named(what: str, names: Iterable[str]) -> str:
+    """``candidate a``, ``candidates a, b and c``, or "" without a name."""
+    *others, last = dict.fromkeys(filter(None, names)) or ("",)
+    return f"{what}s {', '.join(others)} and {last}" if others else last and f"{what} {last}"

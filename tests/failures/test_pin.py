@@ -83,6 +83,16 @@ def test_a_script_fails_as_the_case_did_and_no_longer_once_it_is_mended(
     assert run(place / "repro.py") == 2
 
 
+@pytest.mark.parametrize("what", ["c.to_sparse()", "c.to('meta')", "torch.quantize_per_tensor(c, 1.0, 0, torch.qint8)"])
+def test_a_result_that_cannot_be_drawn_leaves_the_other_files(tmp_path: Path, what: str) -> None:
+    source = f"import torch\n\n\ndef mine(a, b):\n    c = a @ b\n    return {what}\n"
+    found, case, _ = judged(tmp_path, MM, "rand", source)
+    artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
+    (place,) = (tmp_path / "kept").iterdir()
+    assert {one.name for one in place.iterdir()} == {"report.txt", "tensors.pt"}
+    assert "no script: a script compares elements in memory" in (place / "report.txt").read_text()
+
+
 def test_a_script_of_zeros_of_the_wrong_sign_fails_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     signed = "import torch\n\n\ndef mine(a, b):\n    c = a @ b\n    return torch.where(c == 0, -c.abs(), c)\n"
     found, case, source = judged(tmp_path, MM, "int-1", signed)
