@@ -32,11 +32,11 @@ from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.run import durations, precompile, progress
+from pytest_gemm.run import durations, github, precompile, progress
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run.state import RunState
 from pytest_gemm.sharding import division
-from pytest_gemm.storage import cache, files
+from pytest_gemm.storage import cache, digests, files
 from pytest_gemm.text import message
 
 if TYPE_CHECKING:
@@ -79,8 +79,10 @@ class GemmRun:
         self._fuzzer: Any = None  # a fuzzing.check.TrialWorker, likewise
         self._guarded: Any = None  # a run.guarded.GuardedJudge, likewise
         self._fuzzed: list[str] = []
+        self._pages: list[Path] = []
+        self._damaged, self._noted = list[str](), digests.noted()
         self._shown_header = False
-        self.settings = config_module.read(config)
+        self.settings = dataclasses.replace(config_module.read(config), loading=effect.loading(config))
         effect.check_backends(self.settings)
         config.stash[CONFIG] = self.settings
         self.watch = self._make_watch()
@@ -116,6 +118,9 @@ class GemmRun:
     def pytest_unconfigure(self) -> None:
         """Stop watching; what was written down for this run alone goes."""
         self._closing.close()
+        running: Any = self._config.pluginmanager.get_plugin("session")
+        if self.state.lost and getattr(running, "exitstatus", None) == pytest.ExitCode.OK:  # of a trace, for instance
+            running.exitstatus = state_module.Red.FILE
 
     def _make_watch(self) -> Watch:
         """The watch of this process.  What a worker leaves behind is read by the process that started it."""
@@ -165,7 +170,8 @@ class GemmRun:
             *state.incomplete(),
         ]
         if stderr is not None:
-            os.write(stderr, ("\n\n" + "\n".join(lines) + "\n").encode())
+            quoted = github.quoted(lines, self.settings.github)
+            os.write(stderr, ("\n\n" + "\n".join(quoted) + "\n").encode())
 
     def _explained(self, outcomes: Sequence[Outcome], position: Position | None) -> tuple[list[Outcome], LedgerUse]:
         """What the ledger says of outcomes whose process is gone, as ``GemmCheck`` asks it of the others."""
@@ -391,7 +397,7 @@ class GemmRun:
         made.when = "call"
         failed = [o for o in judged if o.status.is_failure]
         if failed:
-            made.longrepr = "\n".join(text.failure(o, self._rerun(crashitem)) for o in failed)
+            made.longrepr = text.failures(failed, self._rerun(crashitem))
         else:
             known = next(o for o in judged if o.known_failure)
             made.outcome, made.wasxfail = "skipped", f"{known.known_failure}: {known.reason}"
@@ -417,7 +423,7 @@ class GemmRun:
         gc.set_threshold(_GC_THRESHOLD, *before[1:])
         settings = self.settings
         eager = state_module.eager_refusal(settings.ledger)
-        yield Judge(eager, self.watch, settings.reference, stream=settings.stream)
+        yield Judge(eager, self.watch, settings.reference, None, settings.stream, settings.ledger.statements)
         gc.set_threshold(*before)
         if not self._is_worker and self._child is None:  # which end: pytest would collect all of these objects again
             gc.unfreeze()
@@ -543,12 +549,16 @@ class GemmRun:
             counts = {backend.name: dataclasses.asdict(backend.store.counts) for backend in compiling}
             session.config.workeroutput["gemm_kernels"] = counts  # type: ignore[attr-defined]  # xdist's
             return
-        state.notes += precompile.notes(self._harvest or [], {b.name: b.store.counts for b in compiling})
+        self._damaged = digests.notes(self._noted)
+        counted = {backend.name: backend.store.counts for backend in compiling}
+        state.notes += [*self._damaged, *precompile.notes(self._harvest or [], counted)]
         if self._termination is not None and self._termination.received:
             session.exitstatus = STATUS
         self._absorb_unfinished()
         state.close_record(session.exitstatus)
         reports.write_coverage(settings, state)
+        self._pages = reports.write_speed(settings, state, self._measured or [])
+        self._review.write(self._measured or [])
         if settings.compile_only and exitstatus == pytest.ExitCode.OK:
             complete = all(one.complete for one in self._harvest or [])
             session.exitstatus = exitstatus = pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED
@@ -567,24 +577,22 @@ class GemmRun:
         if self._is_worker:
             return
         if self._measured:
-            reports.show_speed(self.settings, self.state, self._measured, terminalreporter)
-        self._review.write(self._measured or [])
+            reports.show_speed(self._measured, self._pages, terminalreporter)
         state, settings = self.state, self.settings
         harvests = (self._harvest or []) if settings.compile_only else []
         lines = [line for harvest in harvests for line in precompile.table(harvest)]
         if settings.fuzz:
             lines += self._fuzzed
-            lines += [f"{name} cannot run: {reason}" for name, reason in state.missing.items()]
+            lines += [*self._damaged, *(f"{name} cannot run: {reason}" for name, reason in state.missing.items())]
         elif not self._measured or any(o.tier or o.status is not Status.PASSED for o in state.outcomes):
             lines += state.summary()
+        else:
+            lines += self._damaged
         lines += state.incomplete()
         if lines:
             terminalreporter.section("GEMM backends")
             for line in lines:
                 terminalreporter.write_line(line)
-        running: Any = self._config.pluginmanager.get_plugin("session")
-        if state.lost and running.exitstatus == pytest.ExitCode.OK:  # a page that was written just now, for instance
-            running.exitstatus = state_module.Red.FILE
 
 
 def _folder_of(workerinput: Mapping[str, Any]) -> Path | None:

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 
 from pytest_gemm.case_id import CaseId, Device, Mode, Word
-from pytest_gemm.text import DETAILS, printable
+from pytest_gemm.text import DETAILS, one_line, printable
 
 
 class Phase(Word):
@@ -45,6 +45,8 @@ class Status(enum.Enum):
     """A compile or a run reached its limit, ``--gemm-timeout``."""
     FALLBACK = "fallback"
     """Another implementation computed the result, or there is no proof that the backend did."""
+    IMPOSSIBLE = "impossible"
+    """Timed, and in every window faster than the units of the machine can multiply: not all calls computed it."""
     MISTRUSTED = "mistrusted"
     """The values could not tell a right result from a wrong one: a defect of the test, not of the kernel."""
     KNOWN_FAILURE = "known-failure"
@@ -68,7 +70,9 @@ class Status(enum.Enum):
 WITHHELD = "can-crash"
 """Code of the reason of a case that the ledger forbids to run."""
 
-_FAILURES = frozenset({Status.INCORRECT, Status.CRASHED, Status.TIMED_OUT, Status.FALLBACK, Status.MISTRUSTED})
+_FAILURES = frozenset(
+    {Status.INCORRECT, Status.CRASHED, Status.TIMED_OUT, Status.FALLBACK, Status.IMPOSSIBLE, Status.MISTRUSTED}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Reason:
 
     def __post_init__(self) -> None:
         for name in ("code", "text", "remedy"):  # often a backend's words
-            object.__setattr__(self, name, printable(getattr(self, name)))
+            object.__setattr__(self, name, one_line(getattr(self, name)))
 
     def __str__(self) -> str:
         return f"{self.text} ({self.remedy})" if self.remedy else self.text
@@ -143,11 +147,15 @@ class Outcome:
         test: name of the test function that judged it.
         known_failure: id of the ledger entry that explains it, or "".
         failed_as: what a known failure would have been without the ledger; ``None`` for any other status.
+        imitates: of the wrong answers that the ledger states for the case those that this one is, see
+            ``ledger.computes``; ``None`` where the result was right, or was not compared.
         chosen: candidates that the proof names as selected; empty before that is known.
         configuration: what the generated code says of each product's kernel and blockings, where the backend reads it.
         sampled: which part of a large result was judged; "" for all of it.
         fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where it is unknown.
         fusions: steps that Inductor's scheduler fused into a C++ template, by its own counter.
+        composed: whether eager PyTorch computed a part of the problem around the backend's function; ``None`` where the
+            backend is no function.
         bits: digest of the results' values, see ``drive.digest_of``; "" where another run need not give the same bits.
         operands: digest of the operands that they are results of; "" without ``bits``.
     """
@@ -170,14 +178,16 @@ class Outcome:
     configuration: tuple[str, ...] = ()
     fused: bool | None = None
     fusions: int = 0
+    composed: bool | None = None
     bits: str = ""
     operands: str = ""
     failed_as: Status | None = None
+    imitates: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", printable(self.details, DETAILS))
         for name in ("kernels", "chosen", "configuration"):  # a backend's words
-            object.__setattr__(self, name, tuple(map(printable, getattr(self, name))))
+            object.__setattr__(self, name, tuple(map(one_line, getattr(self, name))))
 
     @property
     def backend(self) -> str:

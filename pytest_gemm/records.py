@@ -110,6 +110,7 @@ _SEVERITY = (
     Status.TIMED_OUT,
     Status.INCORRECT,
     Status.FALLBACK,
+    Status.IMPOSSIBLE,
     Status.MISTRUSTED,
     Status.KNOWN_FAILURE,
     Status.PASSED,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,23 +18,31 @@ if TYPE_CHECKING:
     from pytest_gemm.run.state import RunState
 
 
-def show_speed(settings: GemmConfig, state: RunState, measured: Sequence[Any], reporter: Any) -> None:
-    """The table of each device, and the pages that were asked for."""
-    from pytest_gemm.speed.report import page, text
+def show_speed(measured: Sequence[Any], pages: Sequence[Path], reporter: Any) -> None:
+    """The table of each device, and where the pages are."""
+    from pytest_gemm.speed.report import text
 
-    runs = _timed(measured)
-    for run in runs:
+    for run in _timed(measured):
         reporter.section(f"GEMM speed on {run.hardware}")
         for line in text.table(run):
             reporter.write_line(line)
+    for path in pages:
+        reporter.write_line(f"speed report: {path}")
+
+
+def write_speed(settings: GemmConfig, state: RunState, measured: Sequence[Any]) -> list[Path]:
+    """Write the pages that were asked for, each about one machine; returns those that are complete."""
+    runs, pages = _timed(measured), []
     for run in runs:
-        # A page is about one machine.
         path = settings.file(f"report-{run.hardware}.html" if len(runs) > 1 else "report.html")
         if path is None:
             break
+        from pytest_gemm.speed.report import page
+
         with state.writing(path):
             path.write_text(page.page(run, _speed_title(settings)), encoding="utf-8")
-            reporter.write_line(f"speed report: {path}")
+            pages.append(path)
+    return pages
 
 
 def speed_markdown(settings: GemmConfig, measured: Sequence[Any]) -> str:

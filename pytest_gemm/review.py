@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,12 +118,19 @@ class Review:
             with state.writing(Path("the summary of the job")):
                 github.append_summary(text)
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """The annotations, which GitHub reads from the output."""
-        if self._wanted:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own
+    def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, object, object]:
+        """Quote for GitHub what others say, and add the annotations, which are commands."""
+        *before, after = github.quoted((), self._settings.github) or [""]
+        if not before:
+            return (yield)
+        terminalreporter.write_line(*before)
+        try:
+            return (yield)
+        finally:
+            terminalreporter.write_line(after)
             root = github.repository(self._config.rootpath)
-            for line in github.commands([*self._of_tests(), *self._of_run()], root):
+            for line in github.commands([*self._of_tests(), *self._of_run()], root) if self._wanted else ():
                 terminalreporter.write_line(line)
 
     def _of_tests(self) -> list[Annotation]:

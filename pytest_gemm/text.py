@@ -85,6 +85,11 @@ def printable(text: object, most: int = _MOST) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in found)
 
 
+def one_line(text: object, most: int = _MOST) -> str:
+    """The same for a name or a sentence, of which a newline would make two."""
+    return printable(text, most).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _asked(function: Callable[[Any], object], foreign: Any) -> str:
     """What a function of a foreign object says; the name of the exception where it raises one."""
     try:
@@ -102,8 +107,8 @@ def message(error: BaseException, most: int = _MOST) -> str:
 
 
 def kind_of(error: BaseException) -> str:
-    """The name of an exception's class, :func:`printable`."""
-    return printable(type.__dict__["__name__"].__get__(type(error)), 100)
+    """The name of an exception's class, in :func:`one_line`."""
+    return one_line(type.__dict__["__name__"].__get__(type(error)), 100)
 
 
 def described(error: BaseException) -> str:

@@ -16,7 +16,7 @@ def run(given: argparse.Namespace) -> int:
     before, after = _load(given.before, given.after)
     found = report.compared(before, after)
     if given.html is not None:
-        files.replace(given.html, found.html().encode())
+        files.replace(given.html, found.html().encode(errors="backslashreplace"))
     show(found.text(markdown=given.markdown, whole=given.all))
     return int(found.is_bad)
 

@@ -335,7 +335,7 @@ def run(given: argparse.Namespace) -> int:
     found = load(given.records)
     records = [one.record for one in found]
     if given.html is not None:
-        files.replace(given.html, page(found, given.title).encode())
+        files.replace(given.html, page(found, given.title).encode(errors="backslashreplace"))
     if given.comment:
         show(markdown.comment(records, given.title))
     elif given.html is None:

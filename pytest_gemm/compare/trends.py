@@ -146,5 +146,5 @@ def run(given: argparse.Namespace) -> int:
             f"--baselines={given.baselines}: holds no baselines; name a folder that --gemm-record has made"
         )
     found = [runs.load(path) for path in given.records]
-    files.replace(given.html, trends(found, given.baselines, given.title).encode())
+    files.replace(given.html, trends(found, given.baselines, given.title).encode(errors="backslashreplace"))
     return 0

@@ -24,7 +24,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ import pytest
 from pytest_gemm import effect, records
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.case_id import CandidateSelection, CaseId
-from pytest_gemm.config import GemmConfig
+from pytest_gemm.config import GemmConfig, suite, test_target
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzzing import fuzzer as fuzz
 from pytest_gemm.fuzzing.fuzzer import PRODUCT, PROPERTY
@@ -273,15 +272,4 @@ class FuzzCheck:
         options = effect.rerun_options(self._config, defect.outcome.backend, timed=False)
         if test == PRODUCT:
             options = (*options, f"--gemm-distributions={','.join(defect.trial.distributions)}")
-        return Rerun(_target(test, self._here), options)
-
-
-def _target(test: str, here: Path) -> str:
-    """How to name a test of the conformance suite on pytest's command line."""
-    spec = find_spec("pytest_gemm.conformance")
-    assert spec is not None, "the conformance suite is part of the package"
-    assert spec.origin is not None
-    path = Path(spec.origin).parent / f"{_MODULES[test]}.py"
-    if path.is_relative_to(here) and "site-packages" not in path.parts:
-        return f"{path.relative_to(here).as_posix()}::{test}"
-    return f"--pyargs pytest_gemm.conformance.{_MODULES[test]}::{test}"
+        return Rerun(test_target(suite("conformance") / f"{_MODULES[test]}.py", test, self._here), options)

@@ -203,7 +203,7 @@ class GemmCheck:
         rerun = self.rerun
         failed = [o for o in outcomes if o.status.is_failure]
         if failed:
-            pytest.fail("\n".join(text.failure(o, rerun) for o in failed), pytrace=False)
+            pytest.fail(text.failures(failed, rerun), pytrace=False)
         known = [o for o in outcomes if o.status is Status.KNOWN_FAILURE]
         if known:
             entries = ", ".join(dict.fromkeys(o.known_failure for o in known))

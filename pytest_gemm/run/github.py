@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -49,6 +50,14 @@ class Annotation:
 def is_wanted(setting: str) -> bool:
     """Whether GitHub reads the output, by the setting ``run.github``."""
     return setting == "yes" or (setting == "auto" and os.environ.get("GITHUB_ACTIONS") == "true")
+
+
+def quoted(lines: Iterable[str], setting: str) -> list[str]:
+    """Lines in which GitHub looks for no commands, whatever a kernel has written there; elsewhere they are as given."""
+    if not is_wanted(setting) and not is_wanted("auto"):
+        return list(lines)
+    token = secrets.token_hex(16)  # nothing that is in the lines can have known it
+    return [f"::stop-commands::{token}", *lines, f"::{token}::"]
 
 
 def repository(otherwise: Path) -> Path:

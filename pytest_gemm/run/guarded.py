@@ -131,5 +131,6 @@ def _answer(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
     if isinstance(sent, bytes) and sent not in _SENT:
         _SENT[sent] = pickle.loads(sent)
     backend = _SENT[sent] if isinstance(sent, bytes) else service.config.registry[sent]
-    judge = Judge(lambda *_: _NO_EAGER, watch=service.watch, pages=pages)
+    known = service.config.ledger.statements
+    judge = Judge(lambda *_: _NO_EAGER, watch=service.watch, pages=pages, statements=known)
     return (judged.outcome for judged in judge.judge(Case(backend, **fields)))

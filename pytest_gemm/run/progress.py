@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pytest_gemm.run import durations
+from pytest_gemm.run import durations, github
 
 INTERVAL: Final = 30.0
 """Seconds between two lines of progress where the output is no terminal."""
@@ -37,14 +37,15 @@ class Display:
     @classmethod
     def of(cls, config: Any) -> Display:
         """That of a run of pytest, without progress where ``-q`` is given."""
-        return cls(config.pluginmanager.get_plugin("terminalreporter"), quiet=config.option.verbose < 0)
+        return cls(config.pluginmanager.get_plugin("terminalreporter"), quiet=config.get_verbosity() < 0)
 
     def line(self, text: str) -> None:
         """A line that stays."""
         if self._reporter is not None:
             self.clear()
             self._reporter.ensure_newline()
-            self._reporter.write_line(text)
+            for line in github.quoted([text], "auto") if "##[" in text else [text]:  # a command in the middle of a line
+                self._reporter.write_line(line)
 
     def clear(self) -> None:
         """Take away the line that is written over."""

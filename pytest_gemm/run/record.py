@@ -206,6 +206,10 @@ def read(path: Path) -> Record:
         raise ValueError(f"{path}: {error}") from None
 
 
+def _not_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
 def load(text: str) -> Record:
     """Read a record; a run that was killed has no totals, and may have half a line at its end.
 
@@ -217,7 +221,7 @@ def load(text: str) -> Record:
     *lines, rest = text.split("\n")
     for number, line in enumerate([*lines, rest] if rest else lines, 1):
         try:
-            data = typed(json.loads(line), dict[str, Any])
+            data = typed(json.loads(line, parse_constant=_not_json), dict[str, Any])
             if "run" in data:
                 run = typed(data["run"], Provenance)
             elif "totals" in data:

@@ -50,7 +50,7 @@ class Red(enum.IntEnum):
     UNDECIDED = 13
     """More of the timed cases stayed undecided than ``--gemm-undecided`` allows."""
     LEDGER = 14
-    """An entry of the ledger applied to cases that ran, and none of them failed."""
+    """A known failure no longer fails: its entry applied to cases that ran, and none of them failed."""
     FILE = 15
     """A file that was asked for, by ``--gemm-output`` for instance, could not be written."""
 
@@ -414,7 +414,10 @@ def explain(
     for outcome in outcomes:
         entry = use.note(ledger, outcome, problem, env)
         if entry is None:
-            explained.append(outcome)
+            others = [one.id for one in ledger.covering(outcome, problem, env) if outcome.status in one.status]
+            text = f"  the known failure {others[0]} has this case, and states another failure" if others else ""
+            details = "\n".join(filter(None, (outcome.details, text)))
+            explained.append(dataclasses.replace(outcome, details=details))
         else:
             known = dataclasses.replace(outcome, status=Status.KNOWN_FAILURE, failed_as=outcome.status)
             explained.append(dataclasses.replace(known, known_failure=entry.id))

@@ -288,7 +288,8 @@ def explained(record: record_module.Record, ledger: Ledger) -> list[Outcome]:
     """A record's outcomes; what failed, and this ledger knows, is a known failure, whatever ledger the run had.
 
     A record tells release and level of its machine.  How many threads a case had is read off its generated code: of one
-    that ended before there was any, an entry that asks for threads explains nothing.
+    that ended before there was any, an entry that asks for threads explains nothing.  A wrong result has been compared
+    with what the ledger of its run states, and with nothing else.
     """
     release = record.run.versions.get("torch", "")
     here = Environment(release, isa_module.flags_of(record.run.isa))

@@ -49,7 +49,7 @@ NEEDS: Final = {
     r"-p nvmath_backend": "a CUDA device and nvmath-python; tests/examples runs it where they are",
     r"^python examples/results\.py": "records of libraries; tests/examples makes a page of some",
     r"pytest-gemm merge": "the shards of its page; tests/sharding/test_merge.py has some",
-    r"^git grep -lz OWNER": "it changes files of this repository",
+    r"^git grep -lz": "it changes files of this repository",
     r"^git (bisect|submodule)|\.\./venv/bin/pytest-gemm bisect": "a source build of PyTorch",
     r"pytest-gemm pairs": "a quarter of a minute and more; tests/conformance/test_pairs.py has what it prints",
     r"-candidates='\*,": "half a minute of compilation; tests/backends/test_micro_kernels.py has such patterns",
@@ -81,7 +81,7 @@ CHANGED: Final = [
     (r"PATH\.\.\.", r"PATH\.\.\.", "conformance", "a placeholder"),
     (r"CASE", r"\bCASE\b", f"cpp-{SMALL}", "a placeholder"),
     (r"SESSIONS_DIR", "SESSIONS_DIR", "sessions", "a placeholder"),
-    (r"baseline accept", "$", " --samples=out/samples", "the recording of its page was the last one"),
+    (r"baseline accept", "$", " --samples=slower", "the recording of its page was the last one"),
     (r"-n \S+", r"-n (auto|\d+)", "-n 0", "workers of xdist import PyTorch each; .ci/run has them"),
     (r"fuzz=\d+", r"fuzz=\d+", "fuzz=1 --gemm-ops=mm", "so many seconds, of an op without known defects"),
     (r"calibrate", "calibrate", "calibrate --runs=20", "seconds"),
@@ -237,12 +237,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Place
     return found
 
 
-def _more_sessions(source: Path, target: Path, number: int) -> None:
-    """As many sessions as if a run had timed longer."""
+def _more_sessions(source: Path, target: Path, number: int, slower: float = 1.0) -> None:
+    """As many sessions as if a run had timed longer, of kernels that take so many times as long."""
     target.mkdir(parents=True)
     first = read_session(min(source.glob("*.jsonl")))
     for index in range(number):
-        noise = random.Random(index).gauss(1.0, 0.003)
+        noise = slower * random.Random(index).gauss(1.0, 0.003)
         samples = tuple(replace(one, subject=tuple(noise * x for x in one.subject)) for one in first.samples)
         text = session_text(replace(first, index=index, samples=samples))
         (target / f"cpu-{index:03}.jsonl").write_text(text, encoding="utf-8")
@@ -270,6 +270,7 @@ def _prepare(place: Place, programs: Programs) -> None:
     assert done.returncode == 0, done.stdout
     _more_sessions(clone / "speed" / "samples", clone / "out" / "samples", 12)
     _more_sessions(clone / "speed" / "samples", clone / "sessions", 40)
+    _more_sessions(clone / "speed" / "samples", clone / "slower", 12, 1.5)
     for name in ("old-out", "new-out", "out-2.13", "out-2.15", "records/1", "records/2"):
         shutil.copytree(clone / "out", clone / name)
     shutil.copy(clone / "out" / "run.jsonl", clone / "more.jsonl")

@@ -254,6 +254,19 @@ def test_the_page_of_results_is_made_of_records(pytester: pytest.Pytester) -> No
     assert times[1:3] == ["numpy", "1.00 (0.50)"]
 
 
+def test_a_page_without_the_marks_is_an_error(pytester: pytest.Pytester) -> None:
+    page = pytester.path / "page.md"
+    page.write_text("<!-- generated: libraries -->\nold\n<!-- end -->\n")
+    outcome = to_record(Outcome(CaseId("numpy", "mm:f32:nn:8x8x8"), "rand", 0, Status.PASSED))
+    (pytester.path / "run.jsonl").write_text(json.dumps(outcome) + "\n")
+    result = pytester.run(sys.executable, FOLDER / "results.py", page, pytester.path, "--block=mine")
+    assert result.ret == 2
+    result.stderr.fnmatch_lines(
+        ["*page.md: has no block for the tables; write the lines <!-- generated: mine --> and*"]
+    )
+    assert "old" in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("backend", "distribution"),
     [("jax-gpu", "jax"), ("cutile", "cuda-tile"), ("flaggems", "flag-gems"), ("deepgemm", "sgl-deep-gemm")],

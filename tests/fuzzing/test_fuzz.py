@@ -421,7 +421,8 @@ def test_a_run_survives_the_kernels_that_it_finds_and_keeps_what_they_left(pytes
     assert "on deadly: crashed: the test process died in run: SIGSEGV" in out
     assert re.search(
         r"rerun: pytest --pyargs pytest_gemm.conformance.test_products::test_product --gemm-backends=deadly "
-        r"--gemm-problem=mm:f32:\S+ --gemm-seed=\d+ --gemm-threads=1 --gemm-distributions=[\w,-]+\n",
+        r"--gemm-problem=mm:f32:\S+ --gemm-seed=\d+ -p no:cacheprovider --gemm-threads=1 "
+        r"--gemm-distributions=[\w,-]+\n",
         out,
     )
     assert "1 defects" in out

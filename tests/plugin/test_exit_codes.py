@@ -24,6 +24,7 @@ CONFTEST = """
     import os
     import signal
     import sys
+    import threading
     import time
     import unittest
 
@@ -104,6 +105,11 @@ CONFTEST = """
             time.sleep(0.05)  # signal.pause() would sleep through a signal that came just before it
 
 
+    def polls(a, b):
+        threading.Thread(target=time.sleep, args=(600,), name="poller\\nof mine").start()
+        return mine(a, b)
+
+
     class Unraisable:
         def __del__(self):
             raise RuntimeError("\\ud800")
@@ -175,7 +181,7 @@ CONFTEST = """
     def pytest_gemm_register_backends(registry):
         for function in (
             mine, off, other, crash, skips, imports, xfails, exits, sys_exits, surrogate, mute, leaves, at_exit,
-            dies_at_exit, becomes_another, segfault, forks, interrupted, terminated, unraisable,
+            dies_at_exit, becomes_another, segfault, forks, interrupted, terminated, unraisable, polls,
         ):
             registry.add_callable(function.__name__.replace("_", "-"), function)
         for backend in (Absent, Silent, Odd, Quitting, Lawless, Refusing, Late, Picky):
@@ -274,6 +280,8 @@ def _like(pattern: str, text: str) -> bool:
     return re.fullmatch("".join({"*": ".*", "[[]": r"\["}.get(p, re.escape(p)) for p in parts), text) is not None
 
 
+LEFT = r"gemm: * thread(s) still there 5 s after the tests, now ended: poller\nof mine, *"
+
 # The same where the process itself comes to its end, or a signal does.
 PROCESS = [
     (0, "--gemm-backends=mine", "*2 passed*"),
@@ -283,6 +291,9 @@ PROCESS = [
     (1, "--gemm-backends=becomes-another", "mm:f32:nn:8x16x32 on becomes-another: crashed: *exit status 0"),
     (1, "--gemm-backends=at-exit", "*2 failed*"),
     (1, "--gemm-backends=dies-at-exit", "The tests were over when the process of pytest ended: SIGKILL *"),
+    (0, "--gemm-backends=polls", f"*{LEFT}"),
+    (1, "--gemm-backends=polls,off", f"*{LEFT}"),
+    (0, "--gemm-backends=polls -n1", f"*{LEFT}"),
     (0, "--gemm-backends=unraisable -n1", "*2 passed*"),
     (1, "--gemm-backends=surrogate,mine -n1", "*on surrogate: crashed: ValueError in run: \\ud800 \\x1b[[]31m"),
     (1, "--gemm-backends=skips,mine -n1", "*2 failed, 2 passed*"),
@@ -376,6 +387,23 @@ def test_a_program_that_calls_pytest_is_not_forked(project: pytest.Pytester) -> 
 def test_the_supervision_can_be_left_out(project: pytest.Pytester, option: str) -> None:
     result = project.runpytest_subprocess(option, "--gemm-backends=becomes-another", timeout=300)
     assert result.ret == 0  # what it is there for
+
+
+@pytest.mark.parametrize("more", [(), ("-n1", "--gemm-profile=yes")], ids=["alone", "worker"])
+@pytest.mark.parametrize(("backend", "status"), [("mine", 0), ("off", 1)])
+def test_without_the_terminal_plugin_a_run_judges_and_writes(
+    project: pytest.Pytester, backend: str, status: int, more: tuple[str, ...]
+) -> None:
+    options = ("-p", "no:terminal", "-p", "no:cacheprovider", f"--gemm-backends={backend}", "--gemm-output=out")
+    result = project.runpytest_subprocess(*options, *more, timeout=300)
+    assert (result.ret, result.stdout.str() + result.stderr.str()) == (status, "")
+    assert '"totals"' in (project.path / "out" / "run.jsonl").read_text()
+    assert f"GEMM correctness of {backend}" in (project.path / "out" / "summary.md").read_text()
+
+
+def test_without_the_terminal_plugin_a_file_that_is_not_complete_is_red(project: pytest.Pytester) -> None:
+    (project.path / "summary.md").symlink_to("/dev/full")
+    assert project.runpytest_inprocess("-p", "no:terminal", "--gemm-backends=mine", "--gemm-output=.").ret == Red.FILE
 
 
 def test_the_child_has_stdin(project: pytest.Pytester) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import selection
+from pytest_gemm import config, selection
 
 pytestmark = pytest.mark.slow
 
@@ -164,13 +164,16 @@ def test_a_rerun_line_reproduces_its_failure(project: pytest.Pytester) -> None:
     assert "--gemm-known-failures=none" in line
 
 
-def test_a_rerun_line_names_the_suite_as_a_module_where_the_virtual_environment_lies_in_the_folder() -> None:
+def test_a_rerun_line_names_the_suite_as_a_module_where_the_virtual_environment_lies_in_the_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     here = Path("/project")
+    package = here / ".venv/lib/python3.12/site-packages/pytest_gemm"
+    monkeypatch.setattr(config, "suite", package.joinpath)
     item: Any = SimpleNamespace(
-        path=here / ".venv/lib/python3.12/site-packages/pytest_gemm/conformance/test_products.py",
+        path=package / "conformance" / "test_products.py",
         config=SimpleNamespace(invocation_params=SimpleNamespace(dir=here)),
         originalname="test_product",
-        module=SimpleNamespace(__name__="pytest_gemm.conformance.test_products"),
     )
     assert selection.target(item) == "--pyargs pytest_gemm.conformance.test_products::test_product"
     item.path = here / "test_it.py"
@@ -181,7 +184,14 @@ def test_an_exception_is_one_crashed_case_and_the_run_goes_on(project: pytest.Py
     record = project.path / "run.jsonl"
     result = run(project, "--gemm-backends=crash,mine", "--gemm-ops=mm", "--gemm-output=.")
     result.assert_outcomes(passed=2, failed=2)
-    result.stdout.fnmatch_lines(["*on crash: crashed: RuntimeError in run: out of registers", "*rerun: pytest *"])
+    result.stdout.fnmatch_lines(
+        [
+            "*on crash: crashed: RuntimeError in run: out of registers",
+            "  kernel crash; distributions int-2, rand, k-cover and specials, seed 0",
+            "*rerun: pytest *",
+        ]
+    )
+    assert result.stdout.str().count('raise RuntimeError("out of registers")') == 2  # once for each problem
     by_backend = {(r["backend"], r["status"]) for r in records(record)}
     assert by_backend == {("crash", "crashed"), ("mine", "passed")}
 

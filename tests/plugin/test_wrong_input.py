@@ -673,6 +673,7 @@ def test_an_option_that_another_plugin_declares_is_not_misspelt(project: pytest.
 def test_a_rerun_line_has_no_option_that_would_be_refused(project: pytest.Pytester) -> None:
     registry = project.parseconfigure("--gemm-backends=auto", "--gemm-candidates=3", "--gemm-set=cutlass.level=2")
     settings = plugin.run_of(registry).settings
+    settings = dataclasses.replace(settings, loading=())
     assert effect.rerun_options(settings, "mine", timed=False) == ()
     assert effect.rerun_options(settings, "cpp", timed=False) == ("--gemm-candidates=3",)
     assert set(effect.rerun_options(settings, "cutlass")) == {"--gemm-candidates=3", "--gemm-set=cutlass.level=2"}

@@ -93,14 +93,16 @@ def test_the_name_of_a_class_is_foreign_text_too() -> None:
         def __name__(cls) -> str:  # type: ignore[override]  # as odd as it can be
             raise RuntimeError
 
-    assert kind_of(type("a\x1bb", (Exception,), {})()) == "a\\x1bb"
+    assert kind_of(type("a\x1bb\n::error::c", (Exception,), {})()) == "a\\x1bb\\n::error::c"
     assert kind_of(Meta("Odd", (Exception,), {})()) == "Odd"
 
 
 def test_what_an_outcome_says_can_be_sent_anywhere() -> None:
-    reason = Reason("\ud800", "\x1b[2J", "\x07")
-    outcome = Outcome(CaseId("b", "mm:f32:nn:1x1x1"), "rand", 0, Status.CRASHED, reason, ("k\ud800",), details="d\x1b")
+    reason = Reason("\ud800\n", "\x1b[2J\n::error::", "\x07")
+    outcome = Outcome(
+        CaseId("b", "mm:f32:nn:1x1x1"), "rand", 0, Status.CRASHED, reason, ("k\ud800\n",), details="d\x1b\n"
+    )
     texts = [outcome.reason.code, str(outcome.reason), *outcome.kernels, outcome.details] if outcome.reason else []
-    assert texts == ["\\ud800", "\\x1b[2J (\\x07)", "k\\ud800", "d\\x1b"]
+    assert texts == ["\\ud800\\n", "\\x1b[2J\\n::error:: (\\x07)", "k\\ud800\\n", "d\\x1b\n"]
     assert "".join(texts).encode()
     assert json.dumps(texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,7 @@ def changed(**facts: object) -> str:
         (changed(kernels=1), "kernels: Expected `array`, got `int`"),
         (changed(reason=["a"]), "reason: Expected `object | null`, got `array`"),
         (changed(seconds={"compile": "1"}), "seconds.compile: Expected `float`, got `str`"),
+        (changed(ratio=math.nan), "NaN is no number of JSON"),
         (changed(fused="no"), "fused: Expected `bool | null`, got `str`"),
         ('{"run": []}\n', "Expected `object`, got `array`"),
         ('{"run": {"versions": []}}\n', "versions: Expected `object`, got `array`"),
@@ -189,6 +191,10 @@ def test_what_a_terminal_cannot_show_is_escaped(record: Path, capsys: pytest.Cap
         file.write(changed(status="crashed", backend="c\ud800pp", problem="mm", fused=False))
     assert cli.main(["results", str(record)]) == 0
     assert "c\\ud800pp" in capsys.readouterr().out
+    page = record.with_suffix(".html")
+    for command in ("results", "trends"):
+        assert cli.main([command, str(record), f"--html={page}"]) == 0
+        assert "c\\ud800pp" in page.read_text(encoding="utf-8")
 
 
 def test_the_head_of_a_record_names_what_ran_on_what(record: Path) -> None:

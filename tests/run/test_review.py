@@ -160,6 +160,104 @@ def test_a_kernel_that_ends_the_process_is_annotated_and_in_the_summary(project:
     assert (project.path / "out" / "summary.md").read_text().strip() == summary.strip()
 
 
+# A kernel whose words are commands to GitHub's runner, in all the ways that it reads.
+HOSTILE = """
+    import os, time
+    from pytest_gemm.api.proof import Proof
+    from pytest_gemm.api.protocols import Availability, Candidates
+    from pytest_gemm.numerics.contract import Contract
+    from pytest_gemm.outcome import Unsupported
+
+    WORDS = "planted\\n::error::planted\\r::add-mask::planted\\n   ::stop-commands::planted\\nat ##[add-mask]planted"
+    Odd = type("Odd" + WORDS, (Exception,), {})
+
+    class Prepared:
+        contract = Contract()
+        def __init__(self, end):
+            self.end = end
+        def run(self, operands):
+            print(WORDS)
+            if self.end == "raises":
+                raise Odd(WORDS)
+            if self.end == "dies":
+                os._exit(0)
+            if self.end == "hangs":
+                time.sleep(600)
+            return operands.a @ operands.b + 1
+        def proof(self):
+            return Proof((WORDS,), (WORDS,), (WORDS,))
+
+    class Hostile:
+        devices = ("cpu",)
+        def __init__(self, name):
+            self.name = name
+        def availability(self, device):
+            return Availability()
+        def supports(self, problem, request=None):
+            return Unsupported("odd" + WORDS, WORDS) if problem.shape.m == 3 else None
+        def prepare(self, problem, operands, request=None):
+            return Prepared(self.name)
+
+    class Naming(Hostile):
+        def candidates(self, problem, operands, request):
+            return Candidates((WORDS,))
+
+    def pytest_gemm_register_backends(registry):
+        for name in ("raises", "dies", "hangs", "wrong"):
+            registry.add(Hostile(name))
+        registry.add(Naming("naming"))
+
+    def pytest_runtest_setup():
+        import warnings
+        warnings.warn(WORDS)
+"""
+
+
+def obeyed(log: str) -> list[str]:
+    """The commands that GitHub's runner finds in a log: ``::name::`` that begins a line, ``##[name]`` anywhere.
+
+    Between ``::stop-commands::TOKEN`` and ``::TOKEN::`` it looks for the latter alone.
+    """
+    found, token = [], ""
+    for line in re.split(r"[\r\n]+", log):
+        command = re.match(r"\s*::([^\s:]+)(?: [^:]*)?::(.*)", line) or re.search(r"##\[([\w-]+)[^\]]*\](.*)", line)
+        if command is None or (token and command[1] != token):
+            continue
+        if command[1] in {"stop-commands", token}:
+            token = "" if token else command[2]
+        else:
+            found.append(line.strip())
+    assert token == "", "nothing behind pytest is read"
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.parametrize(
+    ("arguments", "cases"),
+    [
+        ("--gemm-backends=raises,wrong -rA", 6),
+        ("--gemm-backends=raises,wrong,dies -n1 -v", 9),
+        ("--gemm-backends=naming --gemm-candidates=all", 3),
+        ("--gemm-backends=raises,dies", 2),
+        ("--gemm-backends=hangs --gemm-timeout=1", 1),
+        ("--gemm-backends=hangs --gemm-timeout=1 --gemm-set=run.supervise=no", 0),
+    ],
+)
+def test_no_word_of_a_kernel_is_a_command_to_github(project: pytest.Pytester, arguments: str, cases: int) -> None:
+    project.makeconftest(HOSTILE)
+    result = run(project, *arguments.split())
+    assert result.ret == 1
+    log = result.stdout.str() + "\n" + result.stderr.str()
+    assert "planted" in log
+    commands = obeyed(log)
+    assert len(commands) == cases
+    assert all(
+        re.match(r"::error file=[\w.]+,line=\d+,title=\w+%3A (crashed|incorrect|timed-out)::mm:", one)
+        for one in commands
+    )
+
+
 @pytest.mark.slow
 def test_a_case_of_the_installed_suite_is_annotated_at_the_kernel(project: pytest.Pytester) -> None:
     """The suite is installed outside of the repository, and GitHub shows files of the repository only."""
@@ -291,7 +389,7 @@ def test_the_comment_of_records_is_what_their_runs_said(tmp_path: Path, capsys: 
 
 def test_foreign_words_do_not_break_the_table() -> None:
     made = review.markdown(review.Run([WRONG], [], [], 1.0), "T")
-    assert r"| `mm:f32:nn:1x1x1` | `off` | incorrect | a \| b &lt;b&gt; \`c\` d | rand | 7 |" in made
+    assert r"| `mm:f32:nn:1x1x1` | `off` | incorrect | a \| b &lt;b&gt; \`c\`\\nd | rand | 7 |" in made
 
 
 def test_of_what_passed_the_share_is_shown_that_is_correctly_rounded() -> None:

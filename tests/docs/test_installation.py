@@ -1,0 +1,58 @@
+"""Until pytest-gemm is on a package index every page and workflow installs it from the repository, in one form."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from pytest_gemm import __version__
+
+ROOT: Final = Path(__file__).parents[2]
+FORM: Final = '"pytest-gemm @ git+https://github.com/OWNER/pytest-gemm"'
+# What pip would look up in an index: the name alone, with an extra, or with a version.
+NAME: Final = re.compile(r"""(?<![\w./@+-])pytest-gemm(?:\[[\w,]+\])?(?:[=<>~!]=?[\w.*]+)?(?=["'`\s]|$)""")
+INSTALL: Final = re.compile(r'\bpip"? install\b(.*)')
+
+
+def installed(text: str) -> list[str]:
+    """What the commands in a text install as pytest-gemm."""
+    found = []
+    for match in INSTALL.finditer(text):
+        rest = match[1].replace(FORM, "")
+        found += [FORM] * match[1].count(FORM) + NAME.findall(rest)
+        found += re.findall(r"\S*git\+\S*pytest-gemm\S*", rest)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("pip install pytest-gemm pytest-xdist", ["pytest-gemm"]),
+        ('"$side-env/bin/pip" install "pytest-gemm[dev]>=0.1" .', ["pytest-gemm[dev]>=0.1"]),
+        ("pip install git+https://github.com/OWNER/pytest-gemm", ["git+https://github.com/OWNER/pytest-gemm"]),
+        (f"pip install torch {FORM} .", [FORM]),
+        ("pip install . ../pytest-gemm", []),
+    ],
+)
+def test_a_command_is_understood(command: str, expected: list[str]) -> None:
+    assert installed(command) == expected
+
+
+def test_no_page_installs_what_no_index_has() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md", "*.yml", "*.toml", "*.ini"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    found = {
+        (path, text)
+        for path in listed.stdout.split()
+        if path not in {"CHANGELOG.md", "CONTRIBUTING.md"}
+        for text in installed((ROOT / path).read_text(encoding="utf-8"))
+    }
+    assert found
+    is_released = f"## {__version__} (unreleased)" not in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    wrong = {(path, text) for path, text in found if (text == FORM) is is_released}
+    assert not wrong, "see CONTRIBUTING.md, Release"
