@@ -60,7 +60,8 @@ class MlxPrepared(CallablePrepared):
         scale = mx.repeat(mx.reshape(given(t["scale"]), (-1, 1)), p.shape.k // GROUP, 1)
         bias = scale * mx.array(-128, dtype=scale.dtype)
         weight = codes, scale, bias, True, GROUP, 8
-        return lambda: taken(mx.quantized_matmul(given(t["a"]), *weight, stream=mx.cpu))
+        product = self.own(mx.quantized_matmul, "quantized_matmul")
+        return lambda: taken(product(given(t["a"]), *weight, stream=mx.cpu))
 
 
 class MlxBackend(CallableBackend):

@@ -53,14 +53,16 @@ class OnnxRuntimePrepared(CallablePrepared):
             (sa, za), (sc, zc), column = p.step("static").numbers, p.step("requant").numbers, t["scale_b"].numpy()
             kind, zero = np.dtype(p.dtypes.a.torch_name).type, np.zeros_like(column, np.int8)
             after_a = {"as": np.float32(sa), "az": kind(za), "b": t["b"].mT.numpy(), "bs": column, "bz": zero}
-            return functools.partial(model("QLinearMatMul", {**after_a, "cs": np.float32(sc), "cz": kind(zc)}), t["a"])
+            product = model("QLinearMatMul", {**after_a, "cs": np.float32(sc), "cz": kind(zc)})
+            return functools.partial(self.own(product, "QLinearMatMul"), t["a"])
         if not p.epilogue and not p.flags and p.op.name == "woq_int8" and p.dtypes.a.name == "f32":
             self.contract = Contract("f32", "fused", input_error=2.0**-24)
             n, k = t["b"].shape
             codes = np.full((n, -(-k // 32) * 32), 128, np.uint8)
             codes[:, :k] = t["b"].numpy().view(np.uint8) ^ 128
             weight = {"b": codes.reshape(n, -1, 32), "s": np.repeat(t["scale"].numpy(), codes.shape[1] // 32)}
-            return functools.partial(model("MatMulNBits", weight, K=k, N=n, bits=8, block_size=32), t["a"])
+            product = model("MatMulNBits", weight, K=k, N=n, bits=8, block_size=32)
+            return functools.partial(self.own(product, "MatMulNBits"), t["a"])
         return super().bind(operands)
 
 

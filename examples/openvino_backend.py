@@ -12,6 +12,8 @@ In f32 both operands are inputs, as subnormal numbers of a constant become zeros
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
@@ -55,13 +57,13 @@ def matmul(a: Any, b: Any, scale: Any = None) -> Any:
 class OpenVinoPrepared(CallablePrepared):
     """A compressed weight in place of the program, or the product alone."""
 
-    def run(self, operands: Any) -> Any:
-        """Compute the problem."""
+    def bind(self, operands: Any) -> Callable[[], Any]:
+        """Return the product with the scale."""
         t, p = self.arguments(operands), self.problem
         if p.op.name != "woq_int8" or p.dtypes.a.name != "f32" or p.epilogue or p.flags:
-            return super().run(operands)
+            return super().bind(operands)
         self.contract = Contract("f32", "fused", input_error=2.0**-24)
-        return matmul(t["a"], t["b"], t["scale"])
+        return functools.partial(self.own(matmul), t["a"], t["b"], t["scale"])
 
 
 class OpenVinoBackend(CallableBackend):

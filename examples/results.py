@@ -108,7 +108,13 @@ def main() -> int:
     lines = "\n".join([*table(rows[0], rows[1:], right, markdown=True), *speed(timed)])
     text = given.page.read_text(encoding="utf-8")
     block = re.compile(rf"(<!-- generated: {re.escape(given.block)} -->\n).*?(<!-- end -->)", re.DOTALL)
-    given.page.write_text(block.sub(lambda m: f"{m[1]}{lines}\n{m[2]}", text), encoding="utf-8")
+    text, count = block.subn(lambda m: f"{m[1]}{lines}\n{m[2]}", text)
+    if not count:
+        marks = f"<!-- generated: {given.block} --> and <!-- end -->"
+        parser.error(
+            f"{given.page}: has no block for the tables; write the lines {marks} into it, or name another by --block"
+        )
+    given.page.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -10,6 +10,7 @@ operation, as eager PyTorch does (https://docs.pytorch.org/ao/stable/).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -41,14 +42,15 @@ class TorchaoPrepared(CallablePrepared):
             return super().bind(operands)
         if problem.op.name == "da8w8":
             out, scale_a = getattr(torch, problem.dtypes.out.torch_name), t["scale_a"].contiguous()
-            return lambda: (int_scaled_matmul(t["a"], t["b"].mT, scale_a) * t["scale_b"]).to(out)
+            product = self.own(int_scaled_matmul)
+            return lambda: (product(t["a"], t["b"].mT, scale_a) * t["scale_b"]).to(out)
         n, k = t["b"].shape
         if problem.op.name == "woq_int8":
             weight = Int8Tensor(t["b"], t["scale"].reshape(n, 1), [1, k], t["a"].dtype)
         else:
             packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(t["b"].to(torch.int32).contiguous(), 1)
             weight = Int4OpaqueTensor(packed, t["quantisation"], [1, problem.group_size], torch.Size([n, k]))
-        return lambda: torch.nn.functional.linear(t["a"], weight)
+        return functools.partial(self.own(torch.nn.functional.linear, type(weight).__name__), t["a"], weight)
 
 
 class TorchaoBackend(CallableBackend):
