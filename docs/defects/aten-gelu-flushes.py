@@ -1,4 +1,4 @@
-"""torch.nn.functional.gelu in bf16 on a CPU with AMX: subnormal numbers become 0, which gelu in f32 keeps.
+"""torch.nn.functional.gelu in bf16 on a CPU with AVX512-BF16: subnormal numbers become 0, which gelu in f32 keeps.
 
 Needs torch alone.  Exit status: 1 the failure is there, 0 it is not.
 """
