@@ -434,8 +434,6 @@ COMMANDS = wrong(
     ("snapshot write /proc/no --isa=avx2 --problems=pytest_gemm.conformance.matrix:nothing", "has no attribute"),
     ("snapshot diff nowhere elsewhere", "nowhere"),
     ("coverage nowhere.json", "nowhere.json"),
-    ("calibrate nowhere", "nowhere"),
-    ("calibrate sessions", "sessions/1.jsonl"),
     ("baseline record sessions", "sessions/1.jsonl"),
     ("baseline record nowhere --sessions=0", "--sessions=0: give 1 or more"),
     ("baseline accept x --samples=nowhere", "required", "--reason"),
