@@ -32,7 +32,7 @@ from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.run import github, precompile, progress, timeline
+from pytest_gemm.run import github, places, precompile, progress, timeline
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run.state import RunState
 from pytest_gemm.sharding import division
@@ -87,9 +87,8 @@ class GemmRun:
         config.stash[CONFIG] = self.settings
         self.watch = self._make_watch()
         self.state = RunState.of(self.settings, narrowed=selection.is_narrowed(config, self.settings))
-        folder = self._folder if self._child is None else self._child.journals.folder
         division.register(config, self.state)
-        self._review = review.Review(config, self.state, folder)
+        self._review = review.Review(config, self.state)
         startup.register(config, self.state)
         remote_module.register(config, self.state)
         timeline.register(config, self.state)
@@ -102,6 +101,7 @@ class GemmRun:
                 threads=self.settings.threads,
                 devices=self.settings.devices,
                 record=str(self.settings.file("run.jsonl") or ""),
+                places={n: (p.file, p.line) for n, p in places.of_backends(self.settings.backends).items()},
             )
         if not self._is_worker and not config.pluginmanager.has_plugin(SPEED_WORKER):
             try:
@@ -236,7 +236,6 @@ class GemmRun:
         try:
             request = selection.read_marker(metafunc.definition.get_closest_marker("gemm"))
             found = selection.select(request, settings)
-            self._review.origins.sources[metafunc.definition.nodeid] = selection.sources(request)
         except selection.MarkerError as error:
             pytest.fail(f"{metafunc.definition.nodeid}: {error}", pytrace=False)
         metafunc.parametrize("gemm_case", found, ids=[str(one.case) for one in found], indirect=True)
@@ -369,7 +368,7 @@ class GemmRun:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
         """Several GPUs are shared out among the workers; what they leave behind when they die has a place."""
-        self._journals = self._review.journals = Journals() if self._child is None else self._child.journals
+        self._journals = Journals() if self._child is None else self._child.journals
         if self._child is None:
             self._closing.callback(self._journals.close)
         self.state.notes += filter(None, [xdist.pin(config, specs)])

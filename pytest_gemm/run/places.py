@@ -1,21 +1,13 @@
-"""Where a case comes from: the line of a case file, of a test file, or of the function that is judged."""
+"""Where an annotation belongs: the line of a test, or of the function that is judged."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
-
-from pytest_gemm.problem import shapes
-from pytest_gemm.records import plain, typed
-from pytest_gemm.storage import files
-
-_SHARED: Final = "sources.json"
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,62 +23,31 @@ class Place:
         return file.relative_to(folder).as_posix() if file.is_relative_to(folder) and file.is_file() else ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Origins:
-    """Where problems and backends come from.
-
-    Attributes:
-        sources: files of cases, by test function.
-        backends: where backends are defined, by their names.
-    """
-
-    sources: Mapping[str, Sequence[shapes.Source]] = dataclasses.field(default_factory=dict)
-    backends: Mapping[str, Place] = dataclasses.field(default_factory=dict)
-
-    def share(self, folder: Path) -> None:
-        """Leave it for the process that reports."""
-        with contextlib.suppress(OSError):  # what is reported is only less exact
-            files.replace(folder / _SHARED, json.dumps(plain(self)).encode())
-
-    @classmethod
-    def shared(cls, folder: Path) -> Origins:
-        """What :meth:`share` left; nothing where no process has come so far."""
-        try:
-            return typed(json.loads((folder / _SHARED).read_bytes()), cls)
-        except OSError:
-            return cls()
-
-
-def of_case(nodeid: str, problem: str, root: Path, sources: Mapping[str, Sequence[shapes.Source]]) -> Place:
-    """Where the problem of a test stands, or else the test.
+def of_case(nodeid: str, problem: str, root: Path) -> Place:
+    """Where the problem of a test stands in the test's file, or else the test.
 
     Args:
         nodeid: of the test.
         problem: its canonical line.
         root: folder that the id begins at.
-        sources: the files of cases, by test function.
     """
-    function = nodeid.partition("[")[0]
-    for source in sources.get(function, ()):
-        with contextlib.suppress(shapes.ShapeError):  # it was changed meanwhile
-            if line := shapes.line_of(source, problem):
-                return Place(source[0], line)
-    file, *_, name = function.split("::")
+    file, *_, name = nodeid.partition("[")[0].split("::")
     path = root / file
     quoted = rf"[\"']{re.escape(problem)}[\"']"
     return Place(str(path), _line_with(path, quoted) or _line_with(path, rf"^\s*(async )?def {re.escape(name)}\b"))
 
 
-def of_backend(backend: Any) -> Place | None:
-    """Where a backend that is not of this package is defined: its function, or else its class."""
-    code = getattr(getattr(backend, "matmul", None), "__code__", None)
-    if code is not None:
-        return Place(code.co_filename, code.co_firstlineno)
-    kind = type(backend)
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    if file is None or kind.__module__.startswith("pytest_gemm."):
-        return None
-    return Place(file, _line_with(Path(file), rf"^\s*class {re.escape(kind.__name__)}\b"))
+def of_backends(backends: Iterable[Any]) -> dict[str, Place]:
+    """Where the backends that are not of this package are defined, by their names: a function, or else a class."""
+    found = {}
+    for backend in backends:
+        code, kind = getattr(getattr(backend, "matmul", None), "__code__", None), type(backend)
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        if code is not None:
+            found[backend.name] = Place(code.co_filename, code.co_firstlineno)
+        elif file is not None and not kind.__module__.startswith("pytest_gemm."):
+            found[backend.name] = Place(file, _line_with(Path(file), rf"^\s*class {re.escape(kind.__name__)}\b"))
+    return found
 
 
 def _line_with(path: Path, pattern: str) -> int:

@@ -103,7 +103,7 @@ def node_of(spec: Any, name: str = "gw0") -> Any:
 
 def test_a_machine_with_another_torch_is_refused() -> None:
     config: Any = SimpleNamespace(workerinput={"gemm_versions": {"torch": "2.12.0", "nvcc": "13.0"}}, workeroutput={})
-    config.pluginmanager = None
+    config.pluginmanager = SimpleNamespace(register=None)
     torch = metadata.version("torch")
     with pytest.raises(pytest.UsageError, match=f"--tx: torch is {re.escape(torch)} there, and 2.12.0 here"):
         remote.register(config, RunState())

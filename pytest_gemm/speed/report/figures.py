@@ -46,7 +46,7 @@ def svg(label: str, height: float, draw: Callable[[Any], None]) -> str:
     from matplotlib.figure import Figure
 
     # Texts stay texts, and may hold anything; the same run gives the same bytes.
-    settings = {"svg.fonttype": "none", "svg.hashsalt": label, "text.parse_math": False, "font.size": 8}
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": label, "text.parse_math": False, "font.size": 8}
     with mpl.rc_context(settings):
         figure, file = Figure(figsize=(_WIDTH, height), layout="constrained"), io.StringIO()
         draw(figure)
