@@ -418,7 +418,6 @@ COMMANDS = wrong(
     ("baseline diff nowhere", "required", "NEW"),
     ("baseline diff nowhere elsewhere", "nowhere"),
     ("baseline prune nowhere key case", "nowhere/key", "does not exist"),
-    ("baseline resolve nowhere.jsonl", "nowhere.jsonl", "is no file of baselines"),
     ("baseline record nowhere", "nowhere", "holds no sessions"),
     ("baseline record nowhere --sessions=x", "--sessions", "'x'"),
     ("results", "required"),
