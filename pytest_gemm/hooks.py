@@ -32,7 +32,7 @@ from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.run import github, places, precompile, progress, timeline
+from pytest_gemm.run import github, precompile, progress, timeline
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run.state import RunState
 from pytest_gemm.sharding import division
@@ -101,7 +101,7 @@ class GemmRun:
                 threads=self.settings.threads,
                 devices=self.settings.devices,
                 record=str(self.settings.file("run.jsonl") or ""),
-                places={n: (p.file, p.line) for n, p in places.of_backends(self.settings.backends).items()},
+                places={n: (p.file, p.line) for n, p in github.places_of_backends(self.settings.backends).items()},
             )
         if not self._is_worker and not config.pluginmanager.has_plugin(SPEED_WORKER):
             try:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gemm import reports
 from pytest_gemm.config import CONFIG
-from pytest_gemm.run import github, places, review
+from pytest_gemm.run import github, review
 from pytest_gemm.run.github import Annotation
 from pytest_gemm.run.state import Cause, Red, RunState
 
@@ -28,7 +28,7 @@ class Review:
 
     def __init__(self, config: pytest.Config, state: RunState) -> None:
         self._config, self._state, self._settings = config, state, config.stash[CONFIG]
-        self._backends = places.of_backends(self._settings.backends)
+        self._backends = github.places_of_backends(self._settings.backends)
         self._failed: dict[str, tuple[str, Any]] = {}
         self._wanted = github.is_wanted(self._settings.github)
 
@@ -111,7 +111,7 @@ class Review:
         for cause in self._state.reds():
             where = backends.get(cause.name)
             if cause.red is Red.LEDGER and ledger.path is not None:
-                where = places.Place(str(ledger.path), lines[cause.name])
+                where = github.Place(str(ledger.path), lines[cause.name])
             found.append(Annotation("error", _TITLES[cause.red], cause.text, (where,), (cause.red.name,)))
         allowed = self._allowed()
         return found + [Annotation("warning", _TITLES[c.red], c.text, (backends.get(c.name),)) for c in allowed]

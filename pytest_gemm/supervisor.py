@@ -39,7 +39,7 @@ from pytest_gemm.failures import text as text_module
 from pytest_gemm.isolation import sanitizer, termination
 from pytest_gemm.isolation.journal import Journals, manner
 from pytest_gemm.outcome import Outcome
-from pytest_gemm.run import github, places, review, state, terminal
+from pytest_gemm.run import github, review, state, terminal
 from pytest_gemm.text import printable
 
 # The name of the child's journal.
@@ -319,7 +319,7 @@ class _Run:
 
     def _annotations(self, crashed: Sequence[Outcome]) -> list[str]:
         root = Path(self._facts.get("root", "."))
-        backends = {name: places.Place(*place) for name, place in self._facts.get("places", {}).items()}
+        backends = {name: github.Place(*place) for name, place in self._facts.get("places", {}).items()}
         ended = [(name, one["failure"], one["outcomes"]) for name, one in self._ended.items() if one["failure"]]
         for outcome in crashed:
             said = text_module.failure(outcome, self._rerun())

@@ -14,7 +14,6 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.run import github, review, terminal
 from pytest_gemm.run.github import Annotation
-from pytest_gemm.run.places import Place
 from pytest_gemm.run.record import Provenance, Totals
 from pytest_gemm.tools import cli
 
@@ -311,16 +310,16 @@ def test_a_known_failure_that_has_become_right_is_annotated_at_its_entry(project
 
 def test_an_annotation_is_escaped(tmp_path: Path) -> None:
     (tmp_path / "x,y.toml").touch()
-    made = Annotation("error", "a:b,c%\n", "50%\r\nmore: a, b", (Place(str(tmp_path / "x,y.toml"), 3),))
+    made = Annotation("error", "a:b,c%\n", "50%\r\nmore: a, b", (github.Place(str(tmp_path / "x,y.toml"), 3),))
     assert made.command(tmp_path) == ("::error file=x%2Cy.toml,line=3,title=a%3Ab%2Cc%25%0A::50%25%0D%0Amore: a, b")
 
 
 def test_only_a_place_in_the_repository_is_named(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
-    inside, outside = Place(str(tmp_path / "here" / "a.py"), 7), Place(str(tmp_path / "b.py"), 1)
+    inside, outside = github.Place(str(tmp_path / "here" / "a.py"), 7), github.Place(str(tmp_path / "b.py"), 1)
     for place in (inside, outside):
         Path(place.file).touch()
-    made = Annotation("warning", "t", "m", (outside, None, Place(str(tmp_path / "here")), inside))
+    made = Annotation("warning", "t", "m", (outside, None, github.Place(str(tmp_path / "here")), inside))
     assert made.command(tmp_path / "here") == "::warning file=a.py,line=7,title=t::m"
     assert Annotation("warning", "t", "m", (outside,)).command(tmp_path / "here") == "::warning title=t::m"
 

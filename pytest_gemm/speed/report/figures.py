@@ -14,6 +14,7 @@ from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Peaks
 from pytest_gemm.speed.report import units
 from pytest_gemm.speed.report.rows import Past, Winner, entrant
+from pytest_gemm.text import printable
 
 # Okabe and Ito (2008), as in page.css: colours that colour-blind readers can tell apart.
 GREY: Final = "#8c8c8c"
@@ -45,6 +46,7 @@ def svg(label: str, height: float, draw: Callable[[Any], None]) -> str:
     import matplotlib as mpl  # late: a run without a page does without it
     from matplotlib.figure import Figure
 
+    label = printable(label)
     # Texts stay texts, and may hold anything; the same run gives the same bytes.
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": label, "text.parse_math": False, "font.size": 8}
     with mpl.rc_context(settings):
@@ -70,7 +72,7 @@ def _rest(problem: Problem) -> str:
 
 def _labelled(axes: Any, labels: Sequence[str]) -> None:
     """One row for each label, the first on top."""
-    axes.set_yticks(range(len(labels)), labels)
+    axes.set_yticks(range(len(labels)), [printable(label) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(axis="x", color="#dde1e6")
     axes.set_axisbelow(True)
@@ -125,7 +127,7 @@ def bars(
             rows = [row for row, w in enumerate(group) if name in w.seconds_by]
             rates = [flops[row] / group[row].seconds_by[name] / scale for row in rows]
             places = [row - 0.4 + height * (number + 0.5) for row in rows]
-            drawn = axes.barh(places, rates, height, color=colours[name], label=name)
+            drawn = axes.barh(places, rates, height, color=colours[name], label=printable(name))
             best = [units.three(x) if group[row].entrant == name else "" for row, x in zip(rows, rates, strict=True)]
             axes.bar_label(drawn, best, padding=2, fontsize=7)
         for row, w in enumerate(group):
@@ -161,7 +163,7 @@ def rooflines(
             ours = [w for w in winners if name in w.seconds_by]
             rates = [works[w.problem].flops / w.seconds_by[name] / scale for w in ours]
             at = [works[w.problem].intensity for w in ours]
-            axes.plot(at, rates, _MARKERS[number % 6], color=colours[name], label=name, markersize=5)
+            axes.plot(at, rates, _MARKERS[number % 6], color=colours[name], label=printable(name), markersize=5)
         axes.set_title(f"{dtype}: {units.rate_text(peak, unit[1:])}, {units.rate_text(bandwidth, 'B/s')}", loc="left")
         axes.set_xlabel("operations per byte")
         axes.set_ylabel(unit)
@@ -201,7 +203,7 @@ def history(
                 since = f"\n{change:+.1f}% since {past[0].date[:10]} ({past[0].commit or 'commit unknown'})"
             problem = problems[j.case.problem]
             title = f"{entrant(j.case)}, {kind_of(problem)}\n{_rest(problem)}{since}"
-            axes.set_title(title, fontsize=6, loc="left")
+            axes.set_title(printable(title), fontsize=6, loc="left")
             axes.grid(axis="y", color="#dde1e6")
             axes.tick_params(labelsize=6)
         for axes in [*every][len(told) :]:
