@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import tempfile
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
@@ -440,8 +439,6 @@ def read(config: pytest.Config) -> GemmConfig:
     values.check_ini_names(config)
     texts = {option.name: values.value(config, option.name) for option in OPTIONS if option.repeat != "append"}
     given = settings_given(config)
-    if texts["output"] and getattr(config, "workerinput", {}).get("gemm_machine"):
-        texts["output"] = values.Given(tempfile.mkdtemp(prefix="pytest-gemm-"), texts["output"].source)
     found, speed = _parsed(GemmConfig, texts), _parsed(SpeedConfig, texts)
     recording = values.parsed(texts["record"], values.record)
     backends, named = _backends(texts["backends"], registry)

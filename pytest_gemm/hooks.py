@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm import config as config_module
-from pytest_gemm import effect, estimate, profiling, records, reports, review, selection, startup, supervisor, xdist
+from pytest_gemm import effect, records, reports, review, selection, startup, supervisor, trace, xdist
 from pytest_gemm import remote as remote_module
 from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.case_id import threads_text
@@ -32,7 +32,7 @@ from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.run import durations, github, precompile, progress
+from pytest_gemm.run import github, precompile, progress, timeline
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run.state import RunState
 from pytest_gemm.sharding import division
@@ -87,13 +87,11 @@ class GemmRun:
         config.stash[CONFIG] = self.settings
         self.watch = self._make_watch()
         self.state = RunState.of(self.settings, narrowed=selection.is_narrowed(config, self.settings))
-        folder = self._folder if self._child is None else self._child.journals.folder
         division.register(config, self.state)
-        self._review = review.Review(config, self.state, folder)
-        estimate.register(config)
+        self._review = review.Review(config, self.state)
         startup.register(config, self.state)
         remote_module.register(config, self.state)
-        profiling.register(config, self.state, os.getpid() if self._child is None else os.getppid())
+        timeline.register(config, self.state)
         if self._child is not None:
             names = [backend.name for backend in self.settings.registry]
             self._child.note(
@@ -103,6 +101,7 @@ class GemmRun:
                 threads=self.settings.threads,
                 devices=self.settings.devices,
                 record=str(self.settings.file("run.jsonl") or ""),
+                places={n: (p.file, p.line) for n, p in github.places_of_backends(self.settings.backends).items()},
             )
         if not self._is_worker and not config.pluginmanager.has_plugin(SPEED_WORKER):
             try:
@@ -237,7 +236,6 @@ class GemmRun:
         try:
             request = selection.read_marker(metafunc.definition.get_closest_marker("gemm"))
             found = selection.select(request, settings)
-            self._review.origins.sources[metafunc.definition.nodeid] = selection.sources(request)
         except selection.MarkerError as error:
             pytest.fail(f"{metafunc.definition.nodeid}: {error}", pytrace=False)
         metafunc.parametrize("gemm_case", found, ids=[str(one.case) for one in found], indirect=True)
@@ -365,12 +363,12 @@ class GemmRun:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> object | None:
         """With ``-n`` and a GEMM option given: keep what shares an artifact or a reference on one worker."""
-        return xdist.scheduler(config, log, self._journals, durations.read(durations.path_of(self.settings)))
+        return xdist.scheduler(config, log, self._journals, timeline.read(timeline.path_of(self.settings)))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
         """Several GPUs are shared out among the workers; what they leave behind when they die has a place."""
-        self._journals = self._review.journals = Journals() if self._child is None else self._child.journals
+        self._journals = Journals() if self._child is None else self._child.journals
         if self._child is None:
             self._closing.callback(self._journals.close)
         self.state.notes += filter(None, [xdist.pin(config, specs)])
@@ -412,9 +410,10 @@ class GemmRun:
     @contextlib.contextmanager
     def judge(self) -> Iterator[Judge]:
         """One judge a process, so that backends share operands and references."""
-        import torch
+        with trace.span("import of torch"):
+            import torch
 
-        from pytest_gemm.judging.judge import Judge
+            from pytest_gemm.judging.judge import Judge
 
         torch.set_num_threads(self.settings.threads)
         # What is loaded by now stays: torch and a compiler are millions of objects that every collection would visit.

@@ -9,43 +9,13 @@ from typing import Any, Final
 import pytest
 
 from pytest_gemm import reports
-from pytest_gemm.api.protocols import Backend
 from pytest_gemm.config import CONFIG
-from pytest_gemm.isolation.journal import Journals
-from pytest_gemm.problem import shapes
-from pytest_gemm.run import github, places, review
+from pytest_gemm.run import github, review
 from pytest_gemm.run.github import Annotation
 from pytest_gemm.run.state import Cause, Red, RunState
 
 # The class of the JUnit cases of what is no test.
 JUNIT: Final = "gemm"
-
-
-class Origins:
-    """In a process that judges: it leaves word of where cases and backends come from, for the one that reports.
-
-    Args:
-        backends: of the run.
-        folder: where that process looks, ``None`` for this one itself.
-
-    Attributes:
-        sources: files of cases, by test function.
-    """
-
-    def __init__(self, backends: Sequence[Backend], folder: Path | None) -> None:
-        self.sources: dict[str, tuple[shapes.Source, ...]] = {}
-        self._backends, self._folder = backends, folder
-
-    @property
-    def found(self) -> places.Origins:
-        """What is known."""
-        defined = {backend.name: places.of_backend(backend) for backend in self._backends}
-        return places.Origins(self.sources, {name: place for name, place in defined.items() if place is not None})
-
-    def pytest_collection_finish(self) -> None:
-        """All is known."""
-        if self._folder is not None and self.sources:
-            self.found.share(self._folder)
 
 
 class Review:
@@ -54,20 +24,13 @@ class Review:
     Args:
         config: pytest's.
         state: of the run.
-        folder: where a process that judges leaves what it knows, ``None`` for this one itself.
-
-    Attributes:
-        origins: of cases and backends, as far as this process knows them.
-        journals: of the processes that judge; ``None``: they are this one.
     """
 
-    def __init__(self, config: pytest.Config, state: RunState, folder: Path | None) -> None:
+    def __init__(self, config: pytest.Config, state: RunState) -> None:
         self._config, self._state, self._settings = config, state, config.stash[CONFIG]
-        self.origins = Origins(self._settings.backends, folder)
-        config.pluginmanager.register(self.origins, "gemm-origins")
+        self._backends = github.places_of_backends(self._settings.backends)
         self._failed: dict[str, tuple[str, Any]] = {}
         self._wanted = github.is_wanted(self._settings.github)
-        self.journals: Journals | None = None
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be collected is a failure of the run."""
@@ -134,23 +97,21 @@ class Review:
                 terminalreporter.write_line(line)
 
     def _of_tests(self) -> list[Annotation]:
-        root, origins = self._config.rootpath, self.origins.found
-        if self.journals is not None and not origins.sources:
-            origins = places.Origins.shared(self.journals.folder)
+        root = self._config.rootpath
         found = (
-            review.failure(nodeid, said, judged["outcomes"], judged.get("verdicts", ()), root, origins)
+            review.failure(nodeid, said, judged["outcomes"], judged.get("verdicts", ()), root, self._backends)
             for nodeid, (said, judged) in self._failed.items()
         )
         return [one for one in found if one is not None]
 
     def _of_run(self) -> list[Annotation]:
-        backends, ledger = self.origins.found.backends, self._settings.ledger
+        backends, ledger = self._backends, self._settings.ledger
         lines = {entry.id: entry.line for entry in ledger.entries}
         found = []
         for cause in self._state.reds():
             where = backends.get(cause.name)
             if cause.red is Red.LEDGER and ledger.path is not None:
-                where = places.Place(str(ledger.path), lines[cause.name])
+                where = github.Place(str(ledger.path), lines[cause.name])
             found.append(Annotation("error", _TITLES[cause.red], cause.text, (where,), (cause.red.name,)))
         allowed = self._allowed()
         return found + [Annotation("warning", _TITLES[c.red], c.text, (backends.get(c.name),)) for c in allowed]

@@ -213,22 +213,7 @@ def _problems(request: Request, config: GemmConfig, device: str) -> list[Problem
 def _called(problems: Callable[..., Iterable[Problem | str]], level: str, device: str) -> tuple[Problem | str, ...]:
     """Several tests may share one function."""
     more = {"device": device} if "device" in inspect.signature(problems).parameters else {}
-    before = shapes.reads()
-    found = tuple(problems(level, **more))
-    _sources[problems] = shapes.sources(before)
-    return found
-
-
-# The files that a function of a marker has read.
-_sources: Final[dict[Callable[..., Iterable[Problem | str]], tuple[shapes.Source, ...]]] = {}
-
-
-def sources(request: Request) -> tuple[shapes.Source, ...]:
-    """The files that the problems of a test come from, after :func:`select`; none for lines in the test's own file."""
-    if request.shapes is None and not callable(request.problems):
-        return ()
-    own = _sources.get(request.problems, ()) if callable(request.problems) else ()
-    return own or shapes.sources()  # what it asks may have read them earlier
+    return tuple(problems(level, **more))
 
 
 def _own_problems(request: Request, config: GemmConfig, device: str) -> list[Problem]:

@@ -39,7 +39,7 @@ from pytest_gemm.failures import text as text_module
 from pytest_gemm.isolation import sanitizer, termination
 from pytest_gemm.isolation.journal import Journals, manner
 from pytest_gemm.outcome import Outcome
-from pytest_gemm.run import github, places, review, state, terminal
+from pytest_gemm.run import github, review, state, terminal
 from pytest_gemm.text import printable
 
 # The name of the child's journal.
@@ -318,12 +318,13 @@ class _Run:
         return self._annotations(crashed) if wanted else []
 
     def _annotations(self, crashed: Sequence[Outcome]) -> list[str]:
-        root, origins = Path(self._facts.get("root", ".")), places.Origins.shared(self._folder)
+        root = Path(self._facts.get("root", "."))
+        backends = {name: github.Place(*place) for name, place in self._facts.get("places", {}).items()}
         ended = [(name, one["failure"], one["outcomes"]) for name, one in self._ended.items() if one["failure"]]
         for outcome in crashed:
             said = text_module.failure(outcome, self._rerun())
             ended.append((self._last, said, [records.to_record(outcome)] if outcome.status.is_failure else []))
-        found = (review.failure(name, said, outcomes, (), root, origins) for name, said, outcomes in ended)
+        found = (review.failure(name, said, outcomes, (), root, backends) for name, said, outcomes in ended)
         return github.commands([one for one in found if one is not None], github.repository(root))
 
     def _crashed(self, status: int) -> list[Outcome]:

@@ -1,17 +1,15 @@
 """Where the time of a process goes: spans, kept in memory until they travel with a report.
 
-``--gemm-profile`` asks for it; without it every function here returns at once.  ``profiling.py`` has the hooks, and
-``run/profile.py`` puts the spans of all processes together.  All imports of the package lie above this module.
+``--gemm-profile`` asks for it; without it every function here returns at once.  ``run/timeline.py`` has the hooks, and
+puts the spans of all processes together.  All imports of the package lie above this module.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 # The clocks of all processes of a machine agree: one reads the date once, and counts from there on.
@@ -45,24 +43,7 @@ def now() -> float:
     return _EPOCH + time.perf_counter()
 
 
-def process_start(pid: int) -> float:
-    """When a process of this machine was started, to a hundredth of a second; ``now()`` where that is unknown."""
-    try:
-        behind_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        up = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
-        return now() - up + int(behind_name[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return now()
-
-
-def add(
-    name: str,
-    start: float,
-    kind: str | None = None,
-    args: Mapping[str, object] | None = None,
-    *,
-    end: float | None = None,
-) -> None:
+def add(name: str, start: float, kind: str | None = None, args: Mapping[str, object] | None = None) -> None:
     """Keep a span.
 
     Args:
@@ -70,13 +51,11 @@ def add(
         start: by :func:`now`.
         kind: what the summary counts it as; ``None`` for the name, "" for what the span counts as that it lies in.
         args: texts and numbers that belong to it.
-        end: by :func:`now`; ``None`` for now.
     """
     if _spans is None:
         return
     thread = _threads.setdefault(threading.get_ident(), len(_threads))
-    seconds = (now() if end is None else end) - start
-    span = {"name": name, "kind": name if kind is None else kind, "start": start, "seconds": seconds}
+    span = {"name": name, "kind": name if kind is None else kind, "start": start, "seconds": now() - start}
     _spans.append({**span, "thread": thread, "args": dict(args or {})})
 
 
@@ -94,13 +73,9 @@ def _span(name: str, args: Mapping[str, object]) -> Iterator[None]:
         add(name, start, args=args)
 
 
-def kept() -> list[dict[str, Any]]:
-    """The spans that :func:`taken` has not handed out yet."""
-    return [] if _spans is None else _spans
-
-
 def taken() -> list[dict[str, Any]]:
-    """Those spans, which are handed out once: plain data."""
-    found = [*kept()]
-    kept().clear()
+    """The spans that were kept so far, which are handed out once: plain data."""
+    found = [*(_spans or ())]
+    if _spans is not None:
+        _spans.clear()
     return found

@@ -19,8 +19,7 @@ import pytest
 from pytest_gemm.isolation.journal import Journals
 from pytest_gemm.options import is_any_given
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import durations
-from pytest_gemm.run.durations import Taken
+from pytest_gemm.run import timeline
 from pytest_gemm.run.progress import Display
 from pytest_gemm.selection import case_id
 
@@ -38,7 +37,6 @@ def scope(nodeid: str) -> str:
     return problem.at_hints.line
 
 
-_UNKNOWN: Final[Mapping[str, Taken]] = {}
 # Seconds that sums and differences leave of a backlog that is done.
 _NOTHING: Final = 1e-6
 
@@ -186,9 +184,7 @@ def _count_attempt(config: pytest.Config, nodeid: str) -> None:
         attempts.add_test_failure(nodeid)
 
 
-def scheduler(
-    config: pytest.Config, log: Any, journals: Journals | None, known: Mapping[str, Taken] = _UNKNOWN
-) -> object | None:
+def scheduler(config: pytest.Config, log: Any, journals: Journals | None, known: Mapping[str, float]) -> object | None:
     """A scheduler for a run that asked for GEMM tests; ``None`` leaves xdist's own.
 
     With plain ``-n`` the scopes are ours; with ``--dist=loadscope``, ``loadfile`` and ``loadgroup`` they are xdist's,
@@ -219,7 +215,7 @@ def scheduler(
                 ids = next(iter(self.registered_collections.values()))
                 # A single worker keeps the order of the files.
                 several = len(self.nodes) > 1
-                self._seconds = durations.expected(known, ids) if several else dict.fromkeys(ids, 1.0)
+                self._seconds = timeline.expected(known, ids) if several else dict.fromkeys(ids, 1.0)
                 self._units = divided(ids, self._seconds, len(self.nodes))
                 self._left, self._is_sorted = sum(self._seconds.values()), False
                 self._backlogs: defaultdict[Any, float] = defaultdict(float)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import base64
 import dataclasses
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pytest_gemm.compare import runs
 from pytest_gemm.failures.text import Rerun, folder_name
@@ -18,6 +17,7 @@ from pytest_gemm.records import status_of
 from pytest_gemm.run import page as markdown
 from pytest_gemm.run.record import Record, read
 from pytest_gemm.run.terminal import by, distinct, having
+from pytest_gemm.speed.report import figures
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.storage import files
 from pytest_gemm.text import show
@@ -30,10 +30,8 @@ _PROBLEMS: Final = 100
 _RERUN: Final = ("level", "known-failures", "device", "candidates", "reference", "threads", "set")
 # Columns of counts that a table has where one of them is not zero.
 _IF_ANY: Final = ("new", "known", "refused")
-# Bars between 0 and the bound, and decades beyond it; the last one has everything above, infinity included.
-_BARS: Final = 20
-_DECADES: Final = 6
-_HEIGHT: Final = 26
+# Rows of a figure of errors.
+_ROWS: Final = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,13 +165,11 @@ def page(found: Sequence[Run], title: str) -> str:
         new=[one for one in wrong if not one.entry],
         known=[one for one in wrong if one.entry],
         rows=rows,
-        strips=_strips(found),
+        distances=_distances(found),
         refused=by(having(found[-1].outcomes, "unsupported", "not-run", "pruned"), "who", "why"),
         distinct=distinct,
         pictures={one.key: _picture(one.picture) for one in drawn if one.picture},
         columns=[["right", *(name for name in _IF_ANY if getattr(one, name)), "worst"] for one in tallies],
-        ticks=[(2.5, "0"), (place(0.5), "0.5"), (place(1), "1: bound"), (place(100), "100"), (place(1e4), "10000")],
-        height=_HEIGHT,
     )
     return text + "\n"
 
@@ -237,77 +233,25 @@ def _rows(found: Sequence[Run]) -> list[tuple[tuple[str, str, str], list[Tally]]
 # -- distance to the bound ---------------------------------------------------------------------------------------
 
 
-def place(ratio: float) -> float:
-    """Where an error over bound lies in a strip, in percent: 0 to 1 on an even scale, then decades."""
-    if ratio <= 1:
-        return 5 + 65 * ratio
-    return 70 + 30 * min(math.log10(min(ratio, 1e9)), _DECADES) / _DECADES
-
-
-def _strips(found: Sequence[Run]) -> list[dict[str, Any]]:
-    """For each backend and kind of data, and each run, how often which error was found; the largest error first."""
-    groups: dict[tuple[str, str], list[list[Outcome]]] = defaultdict(lambda: [[] for _ in found])
+def _distances(found: Sequence[Run]) -> list[str]:
+    """The figures: for each backend and kind of data, and each run, which errors were found; the largest first."""
+    groups: dict[tuple[str, str], list[list[tuple[float, str]]]] = defaultdict(lambda: [[] for _ in found])
     for number, run in enumerate(found):
         for (_, kind, who), outcomes in _cells([o for o in run.outcomes if o.ratio is not None]).items():
-            groups[who, kind][number] += outcomes
-    ordered = sorted(groups.items(), key=lambda item: (-max(o.ratio or 0.0 for some in item[1] for o in some), item[0]))
-    return [
-        {"who": who, "kind": kind, "run": run.label, "bars": _bars(some), "cases": len(some), "worst": _worst(some)}
+            groups[who, kind][number] += [(o.ratio or 0.0, _colour(o.status)) for o in outcomes]
+    ordered = sorted(groups.items(), key=lambda item: (-max(max(some)[0] for some in item[1] if some), item[0]))
+    rows = [
+        (f"{who} {kind}" + (f", {run.label}" if len(found) > 1 else ""), some)
         for (who, kind), by_run in ordered
         for run, some in zip(found, by_run, strict=True)
         if some
     ]
+    return [figures.distances(rows[at : at + _ROWS]) for at in range(0, len(rows), _ROWS)]
 
 
-def _worst(outcomes: Sequence[Outcome]) -> float:
-    return max(o.ratio or 0.0 for o in outcomes)
-
-
-def _bars(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Bars as high as the root of their counts, so that a single case is seen beside a thousand."""
-    counts = Counter((_bin(o.ratio or 0.0), _class(o.status)) for o in outcomes)
-    most = max(counts.values())
-    bars = []
-    for (number, colour), count in sorted(counts.items()):
-        low, high = _edges(number)
-        left, right = (0.5, 4.5) if number < 0 else (place(low), place(high))
-        if number == _BARS + _DECADES:
-            left, right = 97.0, 100.0
-        bars.append(
-            {
-                "x": round(left, 2),
-                "width": round(right - left - 0.4, 2),
-                "height": max(3, round((_HEIGHT - 3) * math.sqrt(count / most))),
-                "colour": colour,
-                "tip": f"{count} x {_words(low, high)}",
-            }
-        )
-    return bars
-
-
-def _bin(ratio: float) -> int:
-    """-1 for an exact result, then the bars up to the bound, then the decades."""
-    if ratio <= 0:
-        return -1
-    if ratio <= 1:
-        return min(math.ceil(ratio * _BARS) - 1, _BARS - 1)
-    return _BARS + min(int(math.log10(min(ratio, 1e9))), _DECADES - 1)
-
-
-def _edges(number: int) -> tuple[float, float]:
-    if number < _BARS:
-        return max(number, 0) / _BARS, (number + 1) / _BARS
-    return 10.0 ** (number - _BARS), 10.0 ** (number - _BARS + 1)
-
-
-def _words(low: float, high: float) -> str:
-    if high <= 0:
-        return "every element exact"
-    return f"{low:g} to {high:g} of the bound" if high < 10.0**_DECADES else f"{low:g} of the bound and more"
-
-
-def _class(status: Status) -> str:
-    return "new" if status.is_failure else "known" if status is Status.KNOWN_FAILURE else "right"
+def _colour(status: Status) -> str:
+    """As page.css has it: new failures, known ones, and what is right."""
+    return "#d55e00" if status.is_failure else "#e69f00" if status is Status.KNOWN_FAILURE else "#009e73"
 
 
 # -- the command -------------------------------------------------------------------------------------------------

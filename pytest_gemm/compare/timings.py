@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.compare.cases import Row, Section
 from pytest_gemm.outcome import Verdict
-from pytest_gemm.speed import calibrate
 from pytest_gemm.speed.data import Judgement, Session, by_case
+from pytest_gemm.speed.gate import estimates
+from pytest_gemm.speed.gate.design import Design, Readings
+from pytest_gemm.speed.gate.estimates import Stored
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.report.rows import change_text
 from pytest_gemm.speed.report.units import plural, seconds_text, signed
@@ -62,9 +65,16 @@ def judgements(before: Sequence[Session], after: Sequence[Session]) -> list[Judg
     """The gate's on all cases that both have: the first sessions after are its screen, the others its confirmation."""
     cases = [case for case in by_case(before) if case in by_case(after)]
     policy = Policy.for_device(before[0].samples[0].device)
-    table = calibrate.Sessions([*before, *after], cases)
-    screened, confirmed = calibrate.stored_run(table, range(len(before) + len(after)), policy, len(before)).idle()
-    found = confirmed if len(after) > policy.screen_sessions else screened.judgements
+    end = policy.screen_sessions
+    parts = before, after[:end], after[end : end + policy.confirm_sessions]
+    then, first, more = ({case: found.get(case, []) for case in cases} for found in map(estimates.readings, parts))
+    design = Design(policy, {case: Stored(case, tuple(some)) for case, some in then.items()})
+    screened = design.screen({}, first)
+
+    def confirming(wanted: tuple[CaseId, ...], count: int) -> tuple[Readings, Readings]:
+        return {}, {case: more[case][:count] for case in wanted}
+
+    found = design.confirm(screened, confirming) if len(after) > end else screened.judgements
     return [found[case] for case in cases]
 
 

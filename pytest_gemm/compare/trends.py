@@ -7,7 +7,7 @@ import datetime
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +15,6 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.compare import page, runs
 from pytest_gemm.speed.baseline.store import Store, hardware_keys
 from pytest_gemm.speed.data import by_case
-from pytest_gemm.speed.report.figures import Scale
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.storage import files
 
@@ -105,14 +104,18 @@ def _speed(records: Iterable[runs.Run], baselines: Path | None) -> dict[str, lis
 def _courses(told: Sequence[tuple[CaseId, Sequence[Point]]]) -> list[dict[str, Any]]:
     """The rows of a machine, on one scale that is at least 5% high."""
     changes = [point.seconds / past[0].seconds - 1 for _, past in told for point in past]
-    y = Scale(min(*changes, -0.025), max(*changes, 0.025), _HEIGHT - 4, 4)
+    y = _scale(min(*changes, -0.025), max(*changes, 0.025), _HEIGHT - 4, 4)
     return [_course(case, past, y) for case, past in told]
 
 
-def _course(case: CaseId, past: Sequence[Point], y: Scale) -> dict[str, Any]:
+def _scale(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
+    return lambda value: round(begin + (value - low) / (high - low) * (end - begin), 1)
+
+
+def _course(case: CaseId, past: Sequence[Point], y: Callable[[float], float]) -> dict[str, Any]:
     """The dots of a case: dates across in percent; points of one day stand at even distances."""
     days = [datetime.date.fromisoformat(point.date[:10]).toordinal() for point in past]
-    x = Scale(days[0], days[-1], 2, 98) if days[-1] > days[0] else None
+    x = _scale(days[0], days[-1], 2, 98) if days[-1] > days[0] else None
     dots = []
     for i, (day, point) in enumerate(zip(days, past, strict=True)):
         change = point.seconds / past[0].seconds - 1

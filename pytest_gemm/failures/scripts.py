@@ -12,11 +12,7 @@ from pytest_gemm.problem.problem import Problem
 
 def problem_of(script: Path) -> Problem | None:
     """The problem that a script begins with."""
-    return _problem(script.read_text(encoding="utf-8"))
-
-
-def _problem(text: str) -> Problem | None:
-    found = re.match(r'"""(\S+) on ', text)
+    found = re.match(r'"""(\S+) on ', script.read_text(encoding="utf-8"))
     return Problem.parse(found[1]) if found else None
 
 
@@ -24,14 +20,6 @@ def size(problem: Problem) -> int:
     """Elements of the operands and the result."""
     shape = problem.shape
     return (shape.batch or 1) * (shape.m * shape.n + shape.n * shape.k + shape.m * shape.k)
-
-
-def is_smaller(text: str, script: Path) -> bool:
-    """Whether a script is to replace the one that is there."""
-    if not script.exists() or (there := problem_of(script)) is None:
-        return True
-    problem = _problem(text)
-    return problem is not None and size(problem) < size(there)
 
 
 def smallest(scripts: Iterable[Path], order: Mapping[str, int]) -> Path:

@@ -87,34 +87,13 @@ class ProblemSet:
     problems: tuple[Problem, ...]
 
 
-Source = tuple[str, str]
-"""The path of a file of sets, and the level up to which it was read."""
-
-_read_so_far: Final[list[Source]] = []
-
-
-def reads() -> int:
-    """How often this process has read a file."""
-    return len(_read_so_far)
-
-
-def sources(since: int = 0) -> tuple[Source, ...]:
-    """The files that this process has read, each once, since there were so many :func:`reads`."""
-    return tuple(dict.fromkeys(_read_so_far[since:]))
-
-
+@functools.lru_cache(maxsize=64)
 def read(path: Path, level: str = LEVELS[-1]) -> tuple[ProblemSet, ...]:
     """The sets of a file, up to a level, or those of ``huge``.
 
     Raises:
         ShapeError: naming the file, the line and the key.
     """
-    _read_so_far.append((str(path), level))
-    return _read(path, level)
-
-
-@functools.lru_cache(maxsize=64)
-def _read(path: Path, level: str) -> tuple[ProblemSet, ...]:
     file = TableFile(path, "set", ShapeError)
     levels = (HUGE,) if level == HUGE else LEVELS[: LEVELS.index(level) + 1]
     found: dict[str, ProblemSet | None] = {}
@@ -126,31 +105,6 @@ def _read(path: Path, level: str) -> tuple[ProblemSet, ...]:
     if not found:
         raise ShapeError(path, 0, "has no sets", "a file of problems consists of [[set]] tables")
     return tuple(one for one in found.values() if one is not None)
-
-
-def line_of(source: Source, problem: str) -> int:
-    """The line of a file that a problem comes from, 0 where it comes from another file.
-
-    Args:
-        source: the file, which has been read before.
-        problem: a canonical line.
-    """
-    path, level = Path(source[0]), source[1]
-    name = next((one.name for one in _read(path, level) if any(p.line == problem for p in one.problems)), None)
-    if name is None:
-        return 0
-    file = TableFile(path, "set", ShapeError)
-    table = next(table for table in file.tables() if table["name"] == name)
-    key = "problem" if "problem" in table else "problems"
-    templates = table[key] if key == "problems" else [table[key]]
-    named = next((one for one in templates if _makes(one, problem)), "")
-    return file.line_with(named, key)
-
-
-def _makes(template: str, problem: str) -> bool:
-    """Whether a template, with values in the place of its axes, can be the problem."""
-    parts = re.split(r"\{[^}]*\}", template)
-    return re.fullmatch(".*".join(map(re.escape, parts)), problem) is not None
 
 
 def _set(file: TableFile, table: Mapping[str, Any]) -> ProblemSet:

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import secrets
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
-
-from pytest_gemm.run.places import Place
+from typing import Any, Final, Literal
 
 # How many annotations of one kind GitHub shows of a step.
 _SHOWN: Final = 10
 _DATA: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ",": "%2C"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A line of a file: ``line`` is 0 for the file as a whole."""
+
+    file: str
+    line: int = 0
+
+    def within(self, folder: Path) -> str:
+        """The file as a path within a folder, with ``/``; "" where it lies elsewhere, or is none."""
+        file = Path(self.file).resolve()
+        return file.relative_to(folder).as_posix() if file.is_relative_to(folder) and file.is_file() else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,3 +114,39 @@ def append_summary(markdown: str, environment: Mapping[str, str] = os.environ) -
     if path := environment.get("GITHUB_STEP_SUMMARY"):
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(f"{markdown}\n")
+
+
+def place_of_case(nodeid: str, problem: str, root: Path) -> Place:
+    """Where the problem of a test stands in the test's file, or else the test.
+
+    Args:
+        nodeid: of the test.
+        problem: its canonical line.
+        root: folder that the id begins at.
+    """
+    file, *_, name = nodeid.partition("[")[0].split("::")
+    path = root / file
+    quoted = rf"[\"']{re.escape(problem)}[\"']"
+    return Place(str(path), _line_with(path, quoted) or _line_with(path, rf"^\s*(async )?def {re.escape(name)}\b"))
+
+
+def places_of_backends(backends: Iterable[Any]) -> dict[str, Place]:
+    """Where the backends that are not of this package are defined, by their names: a function, or else a class."""
+    found = {}
+    for backend in backends:
+        code, kind = getattr(getattr(backend, "matmul", None), "__code__", None), type(backend)
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        if code is not None:
+            found[backend.name] = Place(code.co_filename, code.co_firstlineno)
+        elif file is not None and not kind.__module__.startswith("pytest_gemm."):
+            found[backend.name] = Place(file, _line_with(Path(file), rf"^\s*class {re.escape(kind.__name__)}\b"))
+    return found
+
+
+def _line_with(path: Path, pattern: str) -> int:
+    """1-based number of the first line with a pattern; 0 where there is none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return next((number for number, line in enumerate(lines, 1) if re.search(pattern, line)), 0)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.records import from_record, ratio_text
-from pytest_gemm.run import places
+from pytest_gemm.run import github
 from pytest_gemm.run.github import Annotation
 from pytest_gemm.run.record import Provenance
 from pytest_gemm.run.terminal import by, distinct, having, nearest, status_counts, template
@@ -138,7 +138,7 @@ def failure(
     outcomes: Sequence[Mapping[str, Any]],
     verdicts: Sequence[str],
     root: Path,
-    origins: places.Origins,
+    backends: Mapping[str, github.Place],
 ) -> Annotation | None:
     """The annotation of a test that failed; ``None`` for a test that is not of a case.
 
@@ -148,7 +148,7 @@ def failure(
         outcomes: records of what it judged.
         verdicts: of the gate.
         root: folder that the id begins at.
-        origins: of problems and backends.
+        backends: where backends are defined, by their names.
     """
     judged = list(map(from_record, outcomes))
     if not judged:
@@ -161,6 +161,6 @@ def failure(
     block = [] if first is None else lines[first : first + 1 + _LINES]
     block = block or [f"{worst.problem} on {worst.who}: {ended}"]
     reruns = [line for line in lines if line.startswith("  rerun: ")]
-    where = (places.of_case(nodeid, worst.problem, root, origins.sources), origins.backends.get(worst.backend))
+    where = (github.place_of_case(nodeid, worst.problem, root), backends.get(worst.backend))
     text = "\n".join(dict.fromkeys(line.strip() for line in block + reruns[:1]))
     return Annotation("error", f"{worst.who}: {ended}", text, where, (worst.who, ended, worst.code))

@@ -33,7 +33,6 @@ from pytest_gemm.speed.baseline import store as store_module
 from pytest_gemm.speed.data import Judgement, Peaks, by_case
 from pytest_gemm.speed.gate import design, estimates, selection
 from pytest_gemm.speed.gate import policy as policy_module
-from pytest_gemm.speed.outlook import Outlook
 from pytest_gemm.speed.report.rows import Past, Run
 from pytest_gemm.speed.request import Group, Project
 from pytest_gemm.speed.runner import Runner, SessionFailed, Timed, timed, timed_apart
@@ -127,7 +126,6 @@ class _Measurement:
         self._config = config
         self._runner = runner
         self._cases = cases
-        self._outlook = runner.outlook = Outlook(config, device, cases, len(groups))
         self._seconds: defaultdict[str, float] = defaultdict(float)  # by phase
         if (count := config.speed.sessions) and not config.speed.record:
             changed = {"screen_sessions": count} if len(groups) == 1 else {"screen_pairs": count}
@@ -139,19 +137,14 @@ class _Measurement:
         made.record = project.recording
         if made.mode != "against":  # a store that cannot be read is an error before anything is measured
             self.stored = self.store.load_all(dict.fromkeys(backend for backend, _ in self._cases))
-        unit, count = self._sure()
-        compiles, open_end = runner.jobs(self._cases) > 1, made.mode == "against" or bool(self.stored)
-        self._outlook.plan(count, unit=unit, compiles=compiles, open_end=open_end, display=display)
         try:
             with self._clock("compile"):
                 for group in self.groups:
                     runner.compile(group, self._cases)
-            if compiles:
-                self._outlook.compiled(self._seconds["compile"], runner.judged)
             made.notes += runner.notes
             if speed.record:
                 with self._clock("record"):
-                    self._sessions(self._cases, count, "recording")
+                    self._sessions(self._cases, self._sure()[1], "recording")
                 self._record()
                 made.judgements = self._with_every_case({})
             else:
@@ -160,8 +153,6 @@ class _Measurement:
             for line in self._cut_short(project):
                 display.line(f"speed: {line}")
             raise
-        finally:
-            self._outlook.record()
         order = {case: place for place, case in enumerate(self._cases)}  # each session has another one
         made.judgements = sorted(made.judgements, key=lambda judgement: order[timed(judgement.case)])
         made.failed, made.lost = runner.failed, runner.lost
@@ -241,17 +232,15 @@ class _Measurement:
         Which group begins changes from pair to pair, so that a drift hits both alike.
         """
         unit = self._sure()[0]
-        self._outlook.more(count, cases)
         for number in range(1, count + 1):
             if not self._runner.left(cases):
                 break
-            index, started = len(self.made.sessions), time.perf_counter()
+            index = len(self.made.sessions)
             groups = self.groups[:: 1 if index % 2 else -1]
-            found = self._runner.sessions(groups, cases, index, f"{what}, {unit} {number} of {count}")
+            label = f"{what}, {unit} {number} of {count}"
+            found = self._runner.sessions(groups, cases, index, label, behind=count - number)
             for name, session in found.items():
                 (self.made.base if name == "base" else self.made.sessions).append(session)
-            samples = [sample for session in found.values() for sample in session.samples]
-            self._outlook.session(time.perf_counter() - started, samples)
         self.made.sessions = roofline.without_impossible(self.made.sessions)
         for session in self.made.sessions:
             self._runner.note_failures(session.samples)

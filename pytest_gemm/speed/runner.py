@@ -24,11 +24,10 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine.environment import THIS
 from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.run import progress
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.baseline import entry
 from pytest_gemm.speed.data import Peaks, Sample, Session, SessionError, read_session, session_text
-from pytest_gemm.speed.outlook import COMPILE, Outlook
-from pytest_gemm.speed.outlook import SESSION as TIMING
 from pytest_gemm.speed.report import units
 from pytest_gemm.speed.request import LEFT, LOST, NOW, REQUEST, SESSION, UNWRITTEN, Group, Project, Request, TimedCase
 from pytest_gemm.storage import cache, files
@@ -105,8 +104,6 @@ class Runner:
         notes, lost: see :class:`rows.Run`.
         pinned: candidates of the backends that select by timing, by group and case; the selected one is the first.
         peaks: of the machine, once a session has measured them.
-        outlook: how long it takes.
-        judged: what was compiled and judged before the sessions.
         samples: folder that keeps the sessions' files.
         commit: of the head.
     """
@@ -123,8 +120,6 @@ class Runner:
     lost: dict[str, str] = dataclasses.field(default_factory=dict)
     pinned: dict[str, dict[Timed, tuple[str, ...]]] = dataclasses.field(default_factory=lambda: defaultdict(dict))
     peaks: Peaks | None = None
-    outlook: Outlook | None = None
-    judged: list[Sample] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.samples = self.config.speed.samples or self.scratch / f"samples-{self.device}"
@@ -156,7 +151,6 @@ class Runner:
         if jobs > 1:
             crowded = self._compile(group, cases, jobs, "compiling and judging", {})
             tuned = {timed(sample.case) for sample in crowded if sample.ranking}
-            self.judged += crowded
         if self.config.wanted_candidates in {"", "winner"} and (
             todo := [case for case in self.left(cases) if case in tuned]
         ):
@@ -188,19 +182,19 @@ class Runner:
         wanted = [TimedCase(*case, self.tests.get(case, ""), spared=spared.get(case, ())) for case in dealt]
         requests = [Request(tuple(wanted[i::jobs]), self.device, timed=False) for i in range(jobs)]
 
-        def progress(processes: Sequence[_Open]) -> str:
+        def said(processes: Sequence[_Open]) -> str:
             done = sum(one.done for one in processes)
             live = processes[0].seconds * (len(cases) - done) / done if done else None
-            return f"{what} {done} of {len(cases)} cases on {group.label}{self._left(COMPILE, live)}"
+            return f"{what} {done} of {len(cases)} cases on {group.label}{progress.left(live)}"
 
-        samples = [s for one in self._run([(group, one) for one in requests], progress) for s in one.result().samples]
+        samples = [s for one in self._run([(group, one) for one in requests], said) for s in one.result().samples]
         self.note_failures(samples)
         return samples
 
     def _run(
         self,
         wanted: Iterable[tuple[Group, Request]],
-        progress: Callable[[Sequence[_Open]], str],
+        said: Callable[[Sequence[_Open]], str],
         ends: Sequence[socket.socket] = (),
     ) -> Sequence[_Open]:
         """Have these requests answered at the same time; ``ends`` are the sockets that only the processes may keep."""
@@ -211,7 +205,7 @@ class Runner:
                 for end in ends:
                     end.close()
             while sum(not one.poll() for one in processes):  # all of them are polled each time
-                self.display.progress(f"speed: {progress(processes)}")
+                self.display.progress(f"speed: {said(processes)}")
                 time.sleep(0.2)
         return processes
 
@@ -232,14 +226,19 @@ class Runner:
         """What the backends that select by timing have selected."""
         return {CaseId(*case): candidates[:1] for case, candidates in self.pinned[group.name].items()}
 
-    def sessions(self, groups: Sequence[Group], cases: Sequence[Timed], index: int, label: str) -> dict[str, Session]:
+    def sessions(
+        self, groups: Sequence[Group], cases: Sequence[Timed], index: int, label: str, behind: int = 0
+    ) -> dict[str, Session]:
         """A session of each group over the cases that have not failed; the first group begins.
 
         On a CPU two processes live at once and time in alternation, a window each, so that they meet the same
         neighbours.  A GPU has none, and two processes would share its memory: there one session follows the other.
         """
         if len(groups) > 1 and self.device != "cpu":
-            found = [self.sessions([group], cases, index, f"{label}, {group.label}") for group in groups]
+            found = [
+                self.sessions([group], cases, index, f"{label}, {group.label}", (behind + 1) * len(groups) - number)
+                for number, group in enumerate(groups, 1)
+            ]
             return {name: session for one in found for name, session in one.items()}
         ends = socket.socketpair() if len(groups) > 1 else ()
         wanted = []
@@ -248,17 +247,15 @@ class Runner:
             request = self._request(group, cases, index)
             wanted.append((group, replace(request, socket=descriptor, begins=group is groups[0])))
 
-        def progress(processes: Sequence[_Open]) -> str:
+        def said(processes: Sequence[_Open]) -> str:
             # Each file is read once: the process replaces it, or takes it away, between two reads.
             lives = [left for one in processes if (left := one.left) is not None]
             now = next((now for one in processes if (now := one.now)), "starting")
-            return f"{label}, {now}{self._left(TIMING, sum(lives) if lives else None)}"
+            rest = sum(lives) + behind * (processes[0].seconds + sum(lives)) if lives else None
+            return f"{label}, {now}{progress.left(rest)}"
 
-        processes = self._run(wanted, progress, ends)
+        processes = self._run(wanted, said, ends)
         return {group.name: self._ended(one, group, index) for group, one in zip(groups, processes, strict=True)}
-
-    def _left(self, kind: str, live: float | None) -> str:
-        return self.outlook.left(kind, live, self.display) if self.outlook else ""
 
     def _request(self, group: Group, cases: Sequence[Timed], index: int) -> Request:
         is_head, pinned = group.name == "head", self.pinned[group.name]

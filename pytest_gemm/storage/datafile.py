@@ -217,13 +217,6 @@ class TableFile:
                 nearest, depth = number, reached
         return nearest
 
-    def line_with(self, text: str, *keys: str) -> int:
-        """1-based line of a text within the value of a key of the current table; the key's where it is not found."""
-        first = self.line(*keys)
-        behind = next((number for number, _ in self._pieces if number > first), len(self._lines) + 1)
-        here = range(first, behind)
-        return next((number for number in here if text and f'"{text}"' in self._lines[number - 1]), first)
-
     def fail(self, problem: str, remedy: str, *keys: str) -> FileError:
         """An error at a key of the current table."""
         return self.error(self.path, self.line(*keys), problem, remedy)

@@ -30,7 +30,6 @@ from pytest_gemm.machine import gpus, processor
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.outcome import Activity, Phase, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import durations
 from pytest_gemm.run.progress import Display
 from pytest_gemm.tools.backend_command import WIDTH, Unanswered, answers, show
 
@@ -135,15 +134,10 @@ def report(config: GemmConfig, display: Display) -> bool:
         lanes = iter((worker, *worker.beside))
         checks = [_Check(fact, "", next(lanes), {"fact": fact, "cpp": config.generates}) for fact in facts]
         checks += [_Check(name, device, next(lanes), {"backend": name}) for name, device in devices.items()]
-        path = durations.path_of(config, "doctor", *(check.name for check in checks))
-        last = durations.read(path).get("doctor")
-        before = f"; {last.seconds:.0f} s in earlier runs" if last else ""
         cut = f", cut after {config.compile_timeout:g} s" if config.compile_timeout else ""
-        display.line(f"{len(checks)} checks at once{cut}{before}")
+        display.line(f"{len(checks)} checks at once{cut}")
         _work(checks, threads, config, display, started)
     seconds, counts = time.monotonic() - started, Counter(check.said for check in checks)
-    if not counts["cut"]:
-        durations.record(path, {"doctor": seconds})
     display.line(_total(checks, seconds))
     excused = not config.named or "missing" in config.allow
     return not (counts["failed"] or counts["cut"]) and (excused or not counts["missing"])

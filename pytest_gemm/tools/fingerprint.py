@@ -40,7 +40,7 @@ from pytest_gemm.machine import software
 from pytest_gemm.machine.key import hardware_key
 from pytest_gemm.outcome import Activity, Phase, Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import durations, progress
+from pytest_gemm.run import progress
 from pytest_gemm.run.progress import Display
 from pytest_gemm.storage import files
 from pytest_gemm.text import table as text_table
@@ -110,12 +110,11 @@ def report(config: GemmConfig, display: Display, output: Path | None = None) -> 
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise pytest.UsageError(f"{path}: {why}; restore the file, or delete it") from None
-    pace = _Pace(config, display)
     with contextlib.closing(Worker(config, _answer)) as worker:
         for backend in config.backends:
             path, key, old = stored[backend.name]
             started = time.perf_counter()
-            found, missing = _computed(worker, config, backend, key, pace)
+            found, missing = _computed(worker, config, backend, key, display)
             seconds = time.perf_counter() - started
             write("")
             head = f"{found.backend} on {found.device} ({key})"
@@ -132,51 +131,7 @@ def report(config: GemmConfig, display: Display, output: Path | None = None) -> 
             for line in lines:
                 write(line)
             healthy = healthy and not found.broken and not any(one.findings for one in found.columns)
-    pace.record()
     return healthy
-
-
-class _Pace:
-    """How far it is, and how long it still takes by what columns took on this machine."""
-
-    def __init__(self, config: GemmConfig, display: Display) -> None:
-        self._display = display
-        self._path = durations.path_of(config, "fingerprint")
-        self._left = {one.name: [column.name for column in columns_for(one, config.level)] for one in config.backends}
-        self._counts = {name: len(columns) for name, columns in self._left.items()}
-        self._took: dict[str, float] = {}
-        known = durations.read(self._path)
-        steps = [[f"{name} {column}"] for name, columns in self._left.items() for column in columns]
-        self._pace = progress.Pace(steps, {name: taken.seconds for name, taken in known.items()})
-        if (seconds := self._pace.left() or 0.0) >= durations.WORTH_A_LINE:
-            said = f"{durations.hedge(known[name] for (name,) in steps if name in known)} {durations.words(seconds)}"
-            display.line(f"fingerprints take {said}, by earlier runs on this machine")
-
-    def show(self, name: str) -> None:
-        """How far it is in a backend."""
-        number = self._counts[name] - len(self._left[name]) + 1
-        self._display.progress(
-            f"fingerprint of {name}: column {number} of {self._counts[name]}{progress.left(self._pace.left())}"
-        )
-
-    def end(self, name: str, column: str, seconds: float) -> None:
-        """A column has ended."""
-        self._left[name].remove(column)
-        self._took[f"{name} {column}"] = seconds
-        self._pace.end({f"{name} {column}": seconds})
-
-    def leave(self, name: str, *, missing: bool) -> None:
-        """The backend has no further column; one that is missing takes no time in the next run either."""
-        for column in list(self._left[name]):
-            if missing:
-                self.end(name, column, 0.0)
-            else:
-                self._pace.end({})
-
-    def record(self) -> None:
-        """Keep what the columns took."""
-        if sum(self._took.values()) >= durations.WORTH_A_LINE:
-            durations.record(self._path, self._took)
 
 
 def _comparison(old: Fingerprint, new: Fingerprint) -> list[str]:
@@ -196,22 +151,29 @@ def _comparison(old: Fingerprint, new: Fingerprint) -> list[str]:
 # -- computing ---------------------------------------------------------------------------------------------------
 
 
-def _computed(worker: Worker, config: GemmConfig, backend: Backend, key: str, pace: _Pace) -> tuple[Fingerprint, str]:
+def _computed(
+    worker: Worker, config: GemmConfig, backend: Backend, key: str, display: Display
+) -> tuple[Fingerprint, str]:
     """The fingerprint of a backend, and why the backend cannot run here; "" when it can."""
     device = config.device_of(backend)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     versions = {"pytest-gemm": __version__, **software.software("cuda" if device == "cuda" else "cpu")}
     found, missing = Fingerprint(backend.name, device, key, date, versions, []), ""
+    count, started = len(columns_for(backend, config.level)), time.perf_counter()
+
+    def show() -> None:
+        done = len(found.columns)
+        rest = (time.perf_counter() - started) * (count - done) / done if done else None
+        display.progress(f"fingerprint of {backend.name}: column {done + 1} of {count}{progress.left(rest)}")
+
     try:
-        for answer in ticking(answers(worker, backend=backend.name), lambda: pace.show(backend.name)):
+        for answer in ticking(answers(worker, backend=backend.name), show):
             if isinstance(answer, str):
                 missing = answer
             else:
-                found.columns.append(one := records.typed(answer, Print))
-                pace.end(backend.name, one.column, one.seconds)
+                found.columns.append(records.typed(answer, Print))
     except Unanswered as error:
         found.broken = str(error)
-    pace.leave(backend.name, missing=bool(missing))
     return found, missing
 
 

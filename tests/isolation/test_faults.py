@@ -694,7 +694,7 @@ def scheduling(pytester: pytest.Pytester, *names: str) -> tuple[Any, list[FakeNo
     """A scheduler with workers that have collected eight tests and have been given theirs."""
     config = pytester.parseconfig("-n2", "--dist=load", "--gemm-backends=aten")
     config.option.tx = ["popen"] * len(names)
-    scheduler: Any = xdist.scheduler(config, None, None)
+    scheduler: Any = xdist.scheduler(config, None, None, {})
     nodes = [FakeNode(name) for name in names]
     tests = [f"t.py::test_product[aten-mm:f32:nn:{m}x1x1]" for m in range(1, 9)]
     for node in nodes:

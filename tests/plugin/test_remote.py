@@ -1,8 +1,9 @@
 """Workers on other machines: an ``ssh`` that starts them here, in another folder with another home."""
 
-import json
 import os
+import re
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 from pytest_gemm import remote
-from pytest_gemm.config import CONFIG
 from pytest_gemm.run.record import Provenance, read
 from pytest_gemm.run.state import RunState
 
@@ -65,11 +65,10 @@ def test_a_run_on_two_machines_is_one_run(pytester: pytest.Pytester, elsewhere: 
     assert {outcome.problem for outcome in record.outcomes} == set(LINES)
     assert record.totals is not None
     assert any(note.startswith("on farm (") for note in record.totals.notes)
-    # Each wrong result has its files here, whichever machine judged it, and none is left there.
+    # Each wrong result has its files on the machine that judged it.
     wrong = {(one.problem, one.distribution) for one in record.outcomes if str(one.status) == "incorrect"}
-    reports = [*pytester.path.glob("out/failures/*/report.txt")]
+    reports = [*pytester.path.glob("out/failures/*/report.txt"), *elsewhere.glob("out/failures/*/report.txt")]
     assert len(reports) == len(wrong) == len(LINES) - 1
-    assert not (elsewhere / "out").exists()
     if "crashed" in shown:  # the other machine had that problem
         assert "mm:f32:nn:4x4x24 on mine: crashed: the test process on farm died in the test" in shown
 
@@ -90,90 +89,38 @@ def test_what_only_the_other_machine_refuses(pytester: pytest.Pytester, elsewher
     result.stderr.fnmatch_lines(["ERROR: worker gw0 on farm: --gemm-backends=mine: unknown backend 'mine'*"])
 
 
-# -- before the first worker is started ------------------------------------------------------------------------------
+# -- without another machine -----------------------------------------------------------------------------------------
 
 
-class Gateway:
-    """Of a machine that says this of itself."""
-
-    def __init__(self, name: str, spec: Any, said: tuple[int, str, str]) -> None:
-        self.id, self.spec, self.said = name, spec, said
-        self.ran: list[str] = []
-
-    def remote_exec(self, source: str) -> "Gateway":
-        self.ran.append(source)
-        return self
-
-    def receive(self) -> tuple[int, str, str]:
-        return self.said
-
-    def waitclose(self) -> None:
-        pass
+def spec_of(host: str | None) -> Any:
+    others = dict.fromkeys(("vagrant_ssh", "socket", "via"))
+    return SimpleNamespace(**others, ssh=host and f"-p 2222 {host}", popen=host is None)
 
 
-def spec_of(host: str = "farm") -> Any:
-    return SimpleNamespace(
-        **dict.fromkeys(("popen", "vagrant_ssh", "socket", "via", "python", "chdir")),
-        ssh=host,
-        env={},
-        _spec=f"ssh={host}",
-    )
+def node_of(spec: Any, name: str = "gw0") -> Any:
+    return SimpleNamespace(gateway=SimpleNamespace(id=name, spec=spec), workerinput={}, workeroutput={})
 
 
-def machines(pytester: pytest.Pytester, specs: list[Any], **versions: str) -> tuple[Any, RunState]:
-    config = pytester.parseconfigure("-d", "--tx=popen", "--gemm-backends=aten")
-    state = RunState(run=Provenance(versions=versions, cpu="ours", threads=1))
-    hooks: Any = remote._Machines(config, state)
-    assert config.stash[CONFIG].threads
+def test_a_machine_with_another_torch_is_refused() -> None:
+    config: Any = SimpleNamespace(workerinput={"gemm_versions": {"torch": "2.12.0", "nvcc": "13.0"}}, workeroutput={})
+    config.pluginmanager = SimpleNamespace(register=None)
+    torch = metadata.version("torch")
+    with pytest.raises(pytest.UsageError, match=f"--tx: torch is {re.escape(torch)} there, and 2.12.0 here"):
+        remote.register(config, RunState())
+
+
+def test_workers_share_the_cores_of_their_own_machine_and_the_summary_names_it() -> None:
+    state = RunState(run=Provenance(versions={"torch": "2.13.0"}))
+    hooks = remote._Controller(state)
+    specs = [spec_of(None), *(spec_of("farm") for _ in range(3)), spec_of("other")]
     hooks.pytest_xdist_setupnodes(specs)
-    return hooks, state
-
-
-def node_of(spec: Any, said: tuple[int, str, str], name: str = "gw0") -> Any:
-    return SimpleNamespace(gateway=Gateway(name, spec, said), workerinput={})
-
-
-def machine(gpus: int = 0, **versions: str) -> tuple[int, str, str]:
-    run = {"cpu": "theirs", "versions": versions}
-    return 0, json.dumps({"host": "vm", "cores": 8, "gpus": [str(i) for i in range(gpus)], "run": run}), ""
-
-
-def test_a_machine_with_another_torch_is_refused(pytester: pytest.Pytester) -> None:
-    spec = spec_of()
-    hooks, _ = machines(pytester, [spec], torch="2.13.0", nvcc="13.0")
-    with pytest.raises(pytest.UsageError, match=r"--tx ssh=farm: torch is 2.12.0 there, and 2.13.0 here"):
-        hooks.pytest_configure_node(node_of(spec, machine(torch="2.12.0")))
-
-
-def test_a_machine_without_the_package_is_refused(pytester: pytest.Pytester) -> None:
-    spec = spec_of()
-    hooks, _ = machines(pytester, [spec])
-    with pytest.raises(pytest.UsageError, match=r"cannot import pytest-gemm \(No module named .*name that interpreter"):
-        hooks.pytest_configure_node(node_of(spec, (1, "", "Traceback\nNo module named pytest_gemm\n")))
-
-
-def test_workers_share_the_cores_and_the_gpus_of_their_own_machine(pytester: pytest.Pytester) -> None:
-    here = spec_of()
-    here.popen, here.ssh = True, None
-    specs = [here, *(spec_of() for _ in range(3)), spec_of("other")]
-    hooks, state = machines(pytester, specs)
-    nodes = [node_of(spec, machine(gpus=2), f"gw{i}") for i, spec in enumerate(specs)]
+    nodes = [node_of(spec, f"gw{i}") for i, spec in enumerate(specs)]
     for node in nodes:
         hooks.pytest_configure_node(node)
     assert [node.workerinput["gemm_workers"] for node in nodes] == [1, 3, 3, 3, 1]
-    assert [spec.env.get("CUDA_VISIBLE_DEVICES") for spec in specs] == [None, "0", "1", "0", "0"]
-    assert "os.environ['CUDA_VISIBLE_DEVICES'] = '1'" in nodes[2].gateway.ran[-1]
-    # One machine is asked once, and the record names all processors.
-    assert sum("pytest_gemm.remote" in source for node in nodes for source in node.gateway.ran) == 2
-    assert (state.run.cpu, state.run.threads) == ("ours, theirs", 0)
-
-
-def test_the_smaller_script_of_a_known_defect_is_kept(pytester: pytest.Pytester) -> None:
-    config = pytester.parseconfigure("-d", "--tx=popen", "--gemm-backends=aten", "--gemm-output=out")
-    hooks: Any = remote._Machines(config, RunState())
-    for line in ("mm:f32:nn:4x4x40", "mm:f32:nn:4x4x41", "mm:f32:nn:4x4x39"):
-        files = {"known-failures/one.py": f'"""{line} on cpp"""'.encode(), "known-failures/one.pt": line.encode()}
-        hooks.pytest_runtest_logreport(SimpleNamespace(gemm_files=files))
-        if line.endswith("41"):
-            assert Path("out/known-failures/one.pt").read_text() == "mm:f32:nn:4x4x40"
-    assert Path("out/known-failures/one.pt").read_text() == "mm:f32:nn:4x4x39"
+    assert ["gemm_versions" in node.workerinput for node in nodes] == [False, True, True, True, True]
+    for node in nodes:
+        node.workeroutput["gemm_cpu"] = "theirs"
+        hooks.pytest_testnodedown(node, None)
+    hooks.pytest_sessionfinish()
+    assert state.notes == ["on farm (theirs): gw1 gw2 gw3", "on other (theirs): gw4"]

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_gemm import startup, xdist
-from pytest_gemm.run import durations
-from pytest_gemm.run.durations import Taken
+from pytest_gemm.run import timeline
 
 # A backend that notes when it is asked for which problem, and what its process is like.
 CONFTEST = """
@@ -75,11 +74,10 @@ def test_a_problem_that_takes_longer_than_a_share_is_divided_by_backends() -> No
     assert divided[other[0]] == divided[other[2]], "these share their operands"
 
 
-def test_what_is_not_recorded_takes_as_long_as_its_like() -> None:
-    known = {"t.py::test[aten-mm:f32:nn:8x8x8]": Taken(1.0, 2), "t.py::test[aten-mm:f32:nn:9x8x8]": Taken(3.0, 2)}
-    names = ["a/t.py::test[aten-mm:f32:nn:8x8x8]", "a/t.py::test[aten-mm:f32:nn:2x2x2]"]
-    assert [round(one, 3) for one in durations.expected(known, names).values()] == [1.0, 2.0]
-    guesses = durations.expected({}, ["t.py::test[cpp-mm:f32:nn:2x2x2]", "t.py::test[cpp-mm:f32:nn:97x193x65601]"])
+def test_what_is_not_recorded_is_guessed_by_the_size_of_its_product() -> None:
+    recorded = timeline.expected({"t.py::test[aten-mm:f32:nn:8x8x8]": 1.5}, ["a/t.py::test[aten-mm:f32:nn:8x8x8]"])
+    assert [*recorded.values()] == [1.5]
+    guesses = timeline.expected({}, ["t.py::test[cpp-mm:f32:nn:2x2x2]", "t.py::test[cpp-mm:f32:nn:97x193x65601]"])
     assert guesses["t.py::test[cpp-mm:f32:nn:97x193x65601]"] > 2 * guesses["t.py::test[cpp-mm:f32:nn:2x2x2]"]
 
 
@@ -87,15 +85,14 @@ def test_what_is_not_recorded_takes_as_long_as_its_like() -> None:
 def test_a_run_ends_close_to_the_least_time_that_its_tests_allow(pytester: pytest.Pytester, workers: int) -> None:
     ids = [f"t.py::test[mine-mm:f32:nn:{m}x1x1]" for m in range(1, 501)]
     took = {one: 10.0 / rank**0.5 for rank, one in enumerate(ids, 1)}  # 10 s, 7.1 s, ... 0.4 s
-    known = {one: Taken(seconds, 2) for one, seconds in took.items()}
     least = max(sum(took.values()) / workers, 10.0)
-    assert simulated(pytester, [*reversed(ids)], took, known, workers) < 1.1 * least
+    assert simulated(pytester, [*reversed(ids)], took, took, workers) < 1.1 * least
     by_chance = simulated(pytester, [*reversed(ids)], took, {}, workers)
     assert workers == 2 or by_chance > 1.15 * least
 
 
 def simulated(
-    pytester: pytest.Pytester, ids: list[str], took: dict[str, float], known: dict[str, Taken], workers: int
+    pytester: pytest.Pytester, ids: list[str], took: dict[str, float], known: dict[str, float], workers: int
 ) -> float:
     """When the last test ends, with workers that begin a test as those of xdist: when they know the next one."""
     config = pytester.parseconfig("-n2", "--dist=load", "--gemm-backends=aten")
@@ -152,7 +149,7 @@ def test_the_longest_recorded_case_starts_first(pytester: pytest.Pytester, monke
     (path,) = (pytester.path / "cache" / "pytest-gemm" / "durations").glob("*.json")
     known = json.loads(path.read_text(encoding="utf-8"))
     assert len(known) == len(LINES)
-    path.write_text(json.dumps({name: [30.0 if "nn:13x" in name else 0.5, 2] for name in known}), encoding="utf-8")
+    path.write_text(json.dumps({name: 30.0 if "nn:13x" in name else 0.5 for name in known}), encoding="utf-8")
     (pytester.path / "begun.txt").unlink()
     monkeypatch.setenv("SLEEP", "0")
     order = run(pytester, "-n2")

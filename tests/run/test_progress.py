@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gemm.run import progress
-from pytest_gemm.run.progress import Display, Pace
+from pytest_gemm.run.progress import Display
 
 
 class Terminal:
@@ -67,57 +67,9 @@ def test_nothing_is_written_where_there_is_no_terminal() -> None:
     display.progress("at work")
 
 
-SESSION = ("session", "session a", "session b")
-
-
 @pytest.mark.parametrize(
-    ("known", "left"),
-    [
-        ({}, None),
-        ({"session": 1.0}, None),  # less than half of it
-        ({"session": 1.0, "session a": 2.0, "session b": 4.0}, 21.0),
-        ({"session": 1.0, "session a": 2.0}, 15.0),  # the other one is like it
-        ({"session": 1.0, "session a": 2.0, "compile b": 50.0}, 15.0),
-    ],
+    ("seconds", "text"),
+    [(None, ""), (31.0, "; about 40 s left"), (100.0, "; about 2 min left"), (7200.0, "; about 2.0 h left")],
 )
-def test_what_is_left_by_what_is_known(known: dict[str, float], left: float | None) -> None:
-    assert Pace([SESSION] * 3, known, Clock()).left() == left
-
-
-def test_what_is_left_goes_down_and_follows_what_steps_took() -> None:
-    clock = Clock()
-    pace = Pace([SESSION] * 3, {"session": 1.0, "session a": 2.0, "session b": 4.0}, clock)
-    clock.now = 4.0
-    assert pace.left() == 17.0
-    clock.now = 30.0
-    assert pace.left() == 14.0  # it has taken longer than expected; no more than the others is certain
-    pace.end({"session": 10.0, "session a": 10.0, "session b": 10.0})
-    assert pace.left() == 60.0
-    pace.end({})
-    pace.add([["session", "session a"]])
-    assert pace.left() == 50.0
-    pace.end({})
-    pace.end({})
-    assert pace.left() == 0.0
-
-
-def test_what_a_step_says_of_its_own_rest_is_taken_for_those_like_it() -> None:
-    clock = Clock()
-    pace = Pace([SESSION] * 3, {}, clock)
-    clock.now = 5.0
-    assert pace.left() is None
-    assert pace.left(live=15.0) == 15.0 + 2 * 20.0
-    assert Pace([SESSION, ("other",)], {}, clock).left(live=15.0) is None
-
-
-def test_a_step_of_one_name_is_like_those_with_its_first_word() -> None:
-    pace = Pace([["aten f16"], ["aten f32"], ["cpp f16"]], {}, Clock())
-    assert pace.left() is None
-    pace.end({"aten f16": 3.0})
-    assert pace.left() is None  # nothing is known of the other backend
-    assert Pace([["aten f16"], ["aten f32"]], {"aten f64": 3.0}, Clock()).left() == 6.0
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(None, ""), (31.0, "; about 40 s left"), (100.0, "; about 2 min left")])
 def test_the_words(seconds: float | None, text: str) -> None:
     assert progress.left(seconds) == text

@@ -12,10 +12,8 @@ import pytest
 from pytest_gemm import records
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Outcome, Reason, Status
-from pytest_gemm.problem import shapes
 from pytest_gemm.run import github, review, terminal
 from pytest_gemm.run.github import Annotation
-from pytest_gemm.run.places import Place
 from pytest_gemm.run.record import Provenance, Totals
 from pytest_gemm.tools import cli
 
@@ -72,7 +70,6 @@ CASES = """\
 name = "other"
 problem = "mm:f32:nn:{m}x1x1"
 m = [1]
-exclude = ["mm:f32:nn:1x?x?"]
 
 [[set]]
 name = "few"
@@ -81,7 +78,7 @@ problems = [
     "mm:f32:nn:{m}x16x16",
 ]
 m = [3]
-""".replace('exclude = ["mm:f32:nn:1x?x?"]\n', "")
+"""
 
 
 @pytest.fixture
@@ -105,9 +102,9 @@ def annotated(result: pytest.RunResult) -> list[str]:
 
 
 WHERE = {
-    "mm:f32:nn:1x1x1": "cases.toml,line=3",
-    "mm:f32:nt:8x8x8": "cases.toml,line=9",
-    "mm:f32:nn:3x16x16": "cases.toml,line=10",
+    "mm:f32:nn:1x1x1": "test_it.py,line=9",
+    "mm:f32:nt:8x8x8": "test_it.py,line=9",
+    "mm:f32:nn:3x16x16": "test_it.py,line=9",
     "mm:f32:nn:9x16x32": "test_it.py,line=14",
 }
 
@@ -118,7 +115,7 @@ WHERE = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["alone", "xdist"])
-def test_each_failure_has_one_annotation_at_the_line_that_its_case_comes_from(
+def test_each_failure_has_one_annotation_at_the_line_of_its_problem_or_test(
     project: pytest.Pytester, workers: list[str]
 ) -> None:
     result = run(project, "--gemm-backends=mine,off", *workers)
@@ -152,7 +149,7 @@ def test_a_kernel_that_ends_the_process_is_annotated_and_in_the_summary(project:
     result = run(project, "--gemm-backends=off,dies", "--gemm-output=out")
     assert result.ret == 1
     shown = [line for line in annotated(result) if "title=dies%3A crashed" in line]
-    assert [line.split(",title")[0] for line in shown] == ["::error file=cases.toml,line=3"]
+    assert [line.split(",title")[0] for line in shown] == ["::error file=test_it.py,line=9"]
     assert "the test process died in run" in shown[0]
     summary = (project.path / "step.md").read_text()
     assert "| `mm:f32:nn:1x1x1` | `dies` | crashed |" in summary
@@ -313,16 +310,16 @@ def test_a_known_failure_that_has_become_right_is_annotated_at_its_entry(project
 
 def test_an_annotation_is_escaped(tmp_path: Path) -> None:
     (tmp_path / "x,y.toml").touch()
-    made = Annotation("error", "a:b,c%\n", "50%\r\nmore: a, b", (Place(str(tmp_path / "x,y.toml"), 3),))
+    made = Annotation("error", "a:b,c%\n", "50%\r\nmore: a, b", (github.Place(str(tmp_path / "x,y.toml"), 3),))
     assert made.command(tmp_path) == ("::error file=x%2Cy.toml,line=3,title=a%3Ab%2Cc%25%0A::50%25%0D%0Amore: a, b")
 
 
 def test_only_a_place_in_the_repository_is_named(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
-    inside, outside = Place(str(tmp_path / "here" / "a.py"), 7), Place(str(tmp_path / "b.py"), 1)
+    inside, outside = github.Place(str(tmp_path / "here" / "a.py"), 7), github.Place(str(tmp_path / "b.py"), 1)
     for place in (inside, outside):
         Path(place.file).touch()
-    made = Annotation("warning", "t", "m", (outside, None, Place(str(tmp_path / "here")), inside))
+    made = Annotation("warning", "t", "m", (outside, None, github.Place(str(tmp_path / "here")), inside))
     assert made.command(tmp_path / "here") == "::warning file=a.py,line=7,title=t::m"
     assert Annotation("warning", "t", "m", (outside,)).command(tmp_path / "here") == "::warning title=t::m"
 
@@ -334,16 +331,6 @@ def test_of_many_one_of_each_family_is_shown_and_the_rest_is_counted(tmp_path: P
     assert "::error title=b::m" in shown
     assert shown[-1] == "::error title=22 more::The summary of the job lists them."
     assert len(github.commands(many[:10], tmp_path)) == 10
-
-
-@pytest.mark.parametrize("text", ["mm:f32:nt:8x8x8", "mm:f32:nn:3x16x16"])
-def test_a_line_of_a_list_is_found(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "cases.toml"
-    path.write_text(CASES)
-    shapes.read(path, "quick")
-    number = shapes.line_of((str(path), "quick"), text)
-    assert f"cases.toml,line={number}" == WHERE[text]
-    assert shapes.line_of((str(path), "quick"), "mm:f32:nn:7x7x7") == 0
 
 
 # -- Markdown ------------------------------------------------------------------------------------------------------

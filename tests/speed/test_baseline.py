@@ -287,11 +287,11 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         (lambda line: line[:200], "torn or broken at column [0-9]+: .*; restore the line from git"),
         (lambda _: "[" * 100_000, "torn or broken: brackets without end"),
         (lambda _: "3", "Expected `object`, got `int`"),
-        (lambda line: f"<<<<<<< HEAD\n{line}", "a conflict that git left; .* resolve"),
+        (lambda line: f"<<<<<<< HEAD\n{line}", "a conflict that git left; keep one"),
         (lambda line: f"=======\n{line}", "a conflict that git left"),
         (lambda line: f"||||||| 1234567\n{line}", "a conflict that git left"),
         (lambda line: f">>>>>>> theirs\n{line}", "a conflict that git left"),
-        (_replaced(LARGE, SMALL), f"cpp-{SMALL} stands on line 1 already .dates 2026-01-01.* resolve"),
+        (_replaced(LARGE, SMALL), f"cpp-{SMALL} stands on line 1 already .dates 2026-01-01.* keep one"),
         (_replaced('"spread"', '"sprad"'), "unknown field `sprad`.*newer pytest-gemm"),
         (_replaced('"commit"', '"comit"'), "unknown field `comit`"),
         (_replaced('"spread": 0.01, ', ""), "missing required field `spread`"),
@@ -842,8 +842,6 @@ def test_what_does_not_compare_has_no_change(store: Store, repo: Path, capsys: p
         (["prune", "baselines", KEY, "cpp-mm:f32:nn:16x64x65"], "no case .*did you mean .*nothing was deleted"),
         (["prune", "baselines", "../x", "x"], "cannot name a folder"),
         (["show", "empty"], "empty: holds no baselines; record some: pytest perf --gemm-record"),
-        (["resolve", "empty"], "empty: is no file of baselines"),
-        (["resolve", "missing.jsonl"], "missing.jsonl: is no file of baselines"),
     ],
 )
 def test_a_wrong_command_is_told_what_would_be_right(
@@ -1010,9 +1008,7 @@ def test_branches_that_record_different_cases_merge(store: Store, repo: Path) ->
 
 
 @pytest.mark.parametrize("union", [False, True], ids=["conflict", "union"])
-def test_a_merge_that_git_cannot_do_alone_is_named_and_resolved(
-    store: Store, repo: Path, union: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_merge_that_git_cannot_do_alone_is_named(store: Store, repo: Path, union: bool) -> None:
     (repo / ".gitattributes").write_text("*.jsonl merge=union\n" if union else "", encoding="utf-8")
     commit(repo, "attributes")
     git(repo, "tag", "-f", "start")
@@ -1025,31 +1021,5 @@ def test_a_merge_that_git_cannot_do_alone_is_named_and_resolved(
         assert union
     except subprocess.CalledProcessError:
         assert not union
-    with pytest.raises(BaselineError, match="keep one") as caught:
+    with pytest.raises(BaselineError, match="keep one"):
         store.load("cpp")
-    words = shlex.split(str(caught.value).partition("or run ")[2].partition(", which")[0])
-    assert run(capsys, *words[2:]).startswith(f"{file_of(store)}: 5 case(s), ")
-    found = store.load("cpp")
-    assert [case.problem for case in found] == [SMALL, MIDDLE, LARGE, *added]
-    assert [found[entry(problem).case].subject_us[0] for problem in (MIDDLE, LARGE)] == [90.0, 70.0]
-
-
-@pytest.mark.parametrize(
-    ("older", "newer"),
-    [
-        ("2026-01-03T10:00:00", "2026-01-03T10:00:01"),
-        ("2026-01-03T11:30:00+02:00", "2026-01-03T10:00:00Z"),
-        ("2026-01-03T11:30:00+02:00", "2026-01-03T10:00:00"),
-        ("", "2026-01-03"),
-        ("yesterday", "2026-01-03"),
-    ],
-)
-@pytest.mark.parametrize("newer_first", [False, True])
-def test_the_newest_line_is_the_newest_in_time(
-    store: Store, older: str, newer: str, newer_first: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record(store, entry())
-    lines = [entry(us=us, date=date).line() for us, date in ((1.0, older), (2.0, newer))]
-    file_of(store).write_text("\n".join(lines[:: -1 if newer_first else 1]), encoding="utf-8")
-    run(capsys, "resolve", file_of(store))
-    assert store.load("cpp")[entry().case].subject_us[0] == 2.0

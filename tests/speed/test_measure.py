@@ -38,7 +38,7 @@ from pytest_gemm.speed.baseline import store
 from pytest_gemm.speed.check import SpeedCheck
 from pytest_gemm.speed.data import Sample, Session, read_session
 from pytest_gemm.speed.report.rows import Run
-from pytest_gemm.speed.request import SESSION, Group, Project, Request, TimedCase
+from pytest_gemm.speed.request import LEFT, SESSION, Group, Project, Request, TimedCase
 from pytest_gemm.speed.worker import Meter, _same
 from pytest_gemm.tools import cli
 
@@ -158,6 +158,35 @@ def test_why_the_files_of_a_failure_were_not_written_reaches_the_run(tmp_path: P
     assert list(runner.lost) == [str(output / "failures")]
 
 
+@pytest.mark.parametrize(
+    ("timed", "judged", "left"),
+    [
+        ([], 0, None),
+        ([(2.0, 2), (0.0, 0)], 2, 2 * 7.0 - 2.0),  # 1 s a window, and after 6 s there is no further one
+        ([(0.2, 2), (0.2, 2)], 2, 2 * 3.2 - 0.4),  # 0.1 s a window, 32 windows
+        ([(0.2, 2)], 1, 2 * 3.2 - 0.2),  # one has not been judged yet
+        ([(60.0, 3)], 2, 0.0),
+    ],
+)
+def test_a_session_says_how_long_its_other_windows_take(
+    tmp_path: Path, timed: list[tuple[float, int]], judged: int, left: float | None
+) -> None:
+    works = [SimpleNamespace(phases={"time": seconds}, windows=[None] * count) for seconds, count in timed]
+    meter: Any = SimpleNamespace(
+        _works=works,
+        _begun=judged,
+        windows=32,
+        folder=tmp_path,
+        plan=SimpleNamespace(max_seconds=6.0),
+        request=SimpleNamespace(cases=[None, None]),
+    )
+    Meter._leave_word(meter)
+    if left is None:
+        assert not (tmp_path / LEFT).exists()
+    else:
+        assert float((tmp_path / LEFT).read_text(encoding="utf-8")) == pytest.approx(left)
+
+
 def test_a_line_of_progress_is_whole_whenever_the_run_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session tells where it is while the run reads that: half a file once ended the run."""
     config: Any = SimpleNamespace(speed=SpeedConfig(), seed=0)
@@ -183,7 +212,7 @@ def test_a_line_of_progress_is_whole_whenever_the_run_looks(tmp_path: Path, monk
         return []
 
     monkeypatch.setattr(runner, "_run", run)
-    monkeypatch.setattr(runner, "_left", lambda _, live: f"; {live}")
+    monkeypatch.setattr("pytest_gemm.run.progress.left", lambda live: f"; {live}")
     thread = threading.Thread(target=tells)
     thread.start()
     try:

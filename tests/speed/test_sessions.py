@@ -687,7 +687,7 @@ class Selecting(runner_module.Runner):
         self.pinned[group.name] = {(CASE.backend, CASE.problem): (next(self._selects), "old", "bad")}
 
     def sessions(
-        self, groups: Sequence[Group], cases: Sequence[tuple[str, str]], index: int, label: str
+        self, groups: Sequence[Group], cases: Sequence[tuple[str, str]], index: int, label: str, behind: int = 0
     ) -> dict[str, Session]:
         (one,) = self.selected(groups[0])[CASE]
         times = {"old": 1e-5, "bad": 4e-5}

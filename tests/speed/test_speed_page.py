@@ -16,7 +16,6 @@ from speed_runs import KINDS, LINE, NK, TIMED, example, problems, run_of
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.speed.data import Peaks
 from pytest_gemm.speed.report import page
-from pytest_gemm.speed.report.figures import Scale
 from pytest_gemm.speed.report.rows import Past, Run
 
 pytestmark = pytest.mark.slow
@@ -54,7 +53,7 @@ class Reader(HTMLParser):
 
 
 def figures(text: str) -> list[str]:
-    return re.findall(r"<svg.*?</svg>(?!</svg>)", text, flags=re.DOTALL)
+    return re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
 
 
 def section(text: str, name: str) -> str:
@@ -86,8 +85,7 @@ def test_the_page_is_one_well_formed_file_that_asks_nobody(text: str) -> None:
     assert not re.search(r"https?://|@import", text)
     for figure in figures(text):
         ElementTree.fromstring(figure)
-        assert 'role="img" aria-label="' in figure or 'aria-hidden="true"' in figure
-        assert "#" not in re.sub(r"<(text|title).*?</\1>|aria-label=\"[^\"]*\"", "", figure)  # classes have the colours
+        assert 'role="img" aria-label="' in figure
 
 
 def test_every_case_is_in_the_table_and_every_one_that_moved_in_a_figure(run: Run, text: str) -> None:
@@ -95,14 +93,15 @@ def test_every_case_is_in_the_table_and_every_one_that_moved_in_a_figure(run: Ru
     assert table.count("<tr") == 1 + len(run.judgements)
     moved = [j for j in run.judgements if j.verdict in {Verdict.SLOWER, Verdict.FASTER, Verdict.UNDECIDED}]
     drawn = section(text, "verdicts").split("<details>")[0]
-    assert {m[0] for m in re.findall(r"<title>(\S+): (slower|faster|undecided)", drawn)} == {str(j.case) for j in moved}
+    labels = {f"{j.case.backend}-{j.case.problem}" for j in moved}
+    assert {f"{who}-{line}" for line, who in re.findall(r">(mm:\S+)\s+(\w+)</text>", drawn)} == labels
     for judgement in run.judgements:
         row = f"<td><code>{judgement.case.problem}</code></td>"
         assert row in table
-        assert f"{judgement.case.backend}, {judgement.case.problem}: " in section(text, "winners")
-        assert f"{judgement.case.backend}, {judgement.case.problem}: " in section(text, "roofline")
+        assert f">{judgement.case.problem.split(':', 3)[3]}</text>" in section(text, "winners")
     for kind in KINDS[:2]:
         assert f"of triton, cutlass, aten at 12 shapes of {kind}" in text
+        assert f"Roofline plot of {kind.split(':')[1]}" in section(text, "roofline")
 
 
 def test_a_heat_map_has_the_speed_up_of_each_shape(text: str) -> None:
@@ -120,8 +119,8 @@ def test_a_heat_map_has_the_speed_up_of_each_shape(text: str) -> None:
 
 def test_the_history_of_a_case_is_drawn_with_its_first_baseline(run: Run, text: str) -> None:
     past = section(text, "history")
-    assert past.count("since 2026-02-10 (0c0ffee)") == min(len(run.history), 48)
-    assert "48 of" in past or len(run.history) <= 48
+    assert past.count("since 2026-02-10 (0c0ffee)") == min(len(run.history), 24)
+    assert "24 of" in past or len(run.history) <= 24
 
 
 @pytest.mark.parametrize(
@@ -174,8 +173,8 @@ def test_a_thin_baseline_is_not_called_missing() -> None:
 def test_axes_have_the_unit_of_the_machine(rate: float, unit: str) -> None:
     sample = replace(TIMED[0], subject=(40e9 / rate,), comparator=())
     text = page.page(run_of([sample], peaks=Peaks({"f16": rate}, 1e10)), "Speed")
-    assert f">{unit}</text>" in section(text, "winners")
-    assert f">{unit}, " in section(text, "roofline")
+    assert f">{unit}, mm:f16:nt</text>" in section(text, "winners")
+    assert f">{unit}</text>" in section(text, "roofline")
 
 
 def test_names_and_reasons_cannot_write_html() -> None:
@@ -204,20 +203,6 @@ def test_the_same_run_gives_the_same_bytes() -> None:
     assert page.page(run, "Speed") == page.page(run, "Speed")
 
 
-@pytest.mark.parametrize(
-    ("scale", "ticks"),
-    [
-        (Scale(-4.2, 4.2, 100, 500), "-4 -2 0 2 4"),
-        (Scale(0, 870, 0, 300), "0 200 400 600 800"),
-        (Scale(0.4, 25, 206, 0, logarithmic=True), "0.5 1 2 5 10 20"),
-    ],
-)
-def test_an_axis_has_round_numbers_in_their_places(scale: Scale, ticks: str) -> None:
-    assert [text for _, text in scale.ticks] == ticks.split()
-    assert [at for at, _ in scale.ticks] == [scale(float(text)) for text in ticks.split()]
-    assert (scale(scale.low), scale(1e9)) == (scale.begin, scale.end)
-
-
 def test_three_hundred_cases_stay_below_three_megabytes() -> None:
     run = example(problems(KINDS[:3]), ("triton", "cutlass", "cutedsl", "cpp", "mine"), sessions=1)
     assert len(run.judgements) == 300
@@ -226,8 +211,8 @@ def test_three_hundred_cases_stay_below_three_megabytes() -> None:
 
 def test_neither_torch_nor_a_display_is_needed() -> None:
     code = (
-        "import sys; from pytest_gemm.speed.report import page; assert 'jinja2' not in sys.modules;"
+        "import sys; from pytest_gemm.speed.report import page; assert not {'jinja2', 'matplotlib'} & set(sys.modules);"
         "from speed_runs import example; page.page(example(['mm:f16:nt:8x8x8']), 't');"
-        "assert not {'torch', 'matplotlib', 'tkinter'} & set(sys.modules)"
+        "assert not {'torch', 'matplotlib.pyplot', 'tkinter'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd="tests")

@@ -27,28 +27,16 @@ from pytest_gemm.speed.report.rows import Past, Run
 # -- the table
 
 
-@pytest.mark.parametrize("width", [90, 120, 200])
 @pytest.mark.parametrize("mode", ["baseline", "against", "none"])
-def test_every_case_has_a_line_and_every_line_fits(width: int, mode: rows_module.Mode) -> None:
+def test_every_case_has_a_line(mode: rows_module.Mode) -> None:
     odd = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:1024x65536x4096:bias+leaky_relu-0.1:quant.rowwise:a.padded+offset"
     run = dataclasses.replace(example([*problems(), odd]), mode=mode)
-    lines = reports.table(run, width)
+    lines = reports.table(run)
     body = lines[1 : 1 + len(run.judgements)]
-    assert [line for line in lines if len(line) > width and not line.startswith("  pytest ")] == []
     for judgement, line in zip(run.judgements, body, strict=True):
         assert judgement.case.backend in line
-        if judgement.case.problem != odd:
-            assert line.startswith(f"{judgement.case.problem} ")
+        assert line.startswith(f"{judgement.case.problem} ")
         assert line.endswith(str(judgement.verdict)) == (mode != "none")
-    assert body[-1].startswith("scaled_mm:f")
-    assert body[-1].split()[0].endswith("+offset")
-
-
-def test_shortened_problems_stay_distinct() -> None:
-    long = [f"linear:bf16:nt:{m}x4096x11008:bias+leaky_relu-{s}" for m in (16, 64, 256) for s in ("0.125", "0.25")]
-    lines = reports.table(example(long, ("triton",)), 110)[1 : 1 + len(long)]
-    assert all(".." in line and len(line) <= 110 for line in lines)
-    assert len({line.split()[0] for line in lines}) == len(long)
 
 
 def test_a_wide_table_has_the_figures_of_a_case() -> None:

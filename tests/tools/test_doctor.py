@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,7 +121,7 @@ Told = Callable[[str], Iterable[tuple[str, str]]]
 
 
 @pytest.fixture
-def reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[bool, list[str]]]:
+def reported(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bool, list[str]]]:
     """Whether a report is well and its lines, where ``told`` answers for backends."""
 
     def report(told: Told, *names: str, **options: Any) -> tuple[bool, list[str]]:
@@ -133,7 +132,6 @@ def reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         monkeypatch.setattr(
             doctor_module, "answers", lambda _, **asked: told(str(asked.get("backend") or asked["fact"]))
         )
-        monkeypatch.setattr("pytest_gemm.tools.doctor.durations.path_of", lambda *_: tmp_path / "durations.json")
         monkeypatch.setattr(doctor_module, "_POLL", 0.05)
         backends = {name: SimpleNamespace(name=name) for name in names}
         made: dict[str, Any] = {"named": True, "allow": set(), "compile_timeout": 30.0, "generates": False, **options}
@@ -185,14 +183,10 @@ def test_checks_do_not_wait_for_each_other_and_are_shown_as_they_end(
     text = "\n".join(lines)
     assert text.index("fast is well") < text.index("slow at work") < text.index("slow is well")
     assert "3 checks at once, cut after 30 s" in text
-    assert "earlier runs" not in text
-    assert re.search(
-        r"3 checks at once, cut after 30 s; \d+ s in earlier runs", "\n".join(reported(told, "slow", "fast")[1])
-    )
 
 
 def test_a_check_that_is_cut_is_red_and_says_how_to_let_it_finish(
-    reported: Callable[..., tuple[bool, list[str]]], tmp_path: Path
+    reported: Callable[..., tuple[bool, list[str]]],
 ) -> None:
     ends = threading.Event()
     threading.Timer(2.0, ends.set).start()
@@ -212,7 +206,6 @@ def test_a_check_that_is_cut_is_red_and_says_how_to_let_it_finish(
         "with nvcc 13.0",
     ]
     assert lines[-1].endswith("s; can run: GPU; NOT FINISHED: late")
-    assert not (tmp_path / "durations.json").exists()  # it did not take so long
 
 
 @pytest.mark.slow

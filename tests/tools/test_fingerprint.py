@@ -7,10 +7,8 @@ import itertools
 import json
 import math
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ from warm_processes import Programs
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
-from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.machine.key import hardware_key
 from pytest_gemm.numerics.contract import Contract
@@ -31,7 +28,6 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import durations
 from pytest_gemm.tools import backend_command, fingerprint, probes, sum_order
 from pytest_gemm.tools.probes import Column, Print
 
@@ -564,36 +560,6 @@ def test_the_table_breaks_where_the_screen_ends_and_findings_come_first() -> Non
 
 
 # -- the screen ----------------------------------------------------------------------------------------------
-
-
-def test_a_fingerprint_says_how_far_it_is_and_how_long_the_next_one_takes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    said: list[str] = []
-    display: Any = SimpleNamespace(line=said.append, progress=said.append)
-    registry = Registry()
-    registry.add_callable("mine", lambda a, b: a @ b)
-    registry.add_callable("missing", lambda a, b: a @ b)
-    config: Any = SimpleNamespace(backends=[*registry], level="quick", options=defaultdict(str))
-    columns = [column.name for column in probes.columns_for(config.backends[0], "quick")]
-
-    def fingerprints() -> None:
-        said.clear()
-        pace = fingerprint._Pace(config, display)
-        for column in columns:
-            pace.show("mine")
-            pace.end("mine", column, 10.0)
-        pace.leave("missing", missing=True)
-        pace.record()
-
-    fingerprints()
-    assert said == [f"fingerprint of mine: column {i + 1} of {len(columns)}" for i in range(len(columns))]
-    fingerprints()
-    whole = durations.words(10.0 * len(columns))
-    assert said[0] == f"fingerprints take at most {whole}, by earlier runs on this machine"
-    assert said[1] == f"fingerprint of mine: column 1 of {len(columns)}; about {whole} left"
-    assert said[-1] == f"fingerprint of mine: column {len(columns)} of {len(columns)}; about 10 s left"
 
 
 def test_what_is_waited_for_is_handed_on_as_it_comes_and_so_is_its_exception(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import math
 import re
-import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -297,7 +295,7 @@ class Kept:
     number: int
 
 
-def parse(text: str, backend: str, path: Path | str, *, resolve: bool = False) -> dict[CaseId, Kept]:
+def parse(text: str, backend: str, path: Path | str) -> dict[CaseId, Kept]:
     """All baselines of a file's text, in the file's order.
 
     The order of the lines means nothing, and blank ones are passed over: both come from merging by hand, and the next
@@ -307,36 +305,23 @@ def parse(text: str, backend: str, path: Path | str, *, resolve: bool = False) -
         text: of the file.
         backend: whose file it is.
         path: of the file, for the message.
-        resolve: pass over what a merge left: git's markers, and all lines of a case but the newest.
     """
     found: dict[CaseId, Kept] = {}
+    remedy = "keep one line of each case, the newest"
     for number, line in enumerate(text.split("\n"), 1):
-        is_marker = MARKER.match(line.rstrip()) is not None
-        if not line.strip() or (is_marker and resolve):
+        if not line.strip():
             continue
-        remedy = f"keep one line of each case, or run {command('resolve', path)}, which keeps the newest"
-        if is_marker:
+        if MARKER.match(line.rstrip()):
             raise BaselineError(path, number, "a conflict that git left", remedy)
         one = Kept(Baseline.parse(line, backend, path, number), line.rstrip("\r"), number)
-        case, date = one.baseline.case, one.baseline.date
-        earlier = found.get(case)
-        if earlier and not resolve:
-            dates = f"(dates {earlier.baseline.date or '?'} and {date or '?'})"
-            raise BaselineError(path, number, f"{case} stands on line {earlier.number} already {dates}", remedy)
-        if earlier is None or _instant(earlier.baseline.date) <= _instant(date):
-            found[case] = one
-    if not found and not resolve:
+        if earlier := found.get(one.baseline.case):
+            dates = f"(dates {earlier.baseline.date or '?'} and {one.baseline.date or '?'})"
+            case = f"{one.baseline.case} stands on line {earlier.number} already {dates}"
+            raise BaselineError(path, number, case, remedy)
+        found[one.baseline.case] = one
+    if not found:
         raise BaselineError(path, 0, "is empty", "restore it from git, or delete it")
     return found
-
-
-def _instant(date: str) -> datetime.datetime:
-    """A date of ISO 8601 for comparing; without a time zone it is UTC, and what is no date is older than all."""
-    try:
-        found = datetime.datetime.fromisoformat(date.replace("Z", "+00:00"))  # Python 3.10 does not know "Z"
-    except ValueError:
-        found = datetime.datetime.min
-    return found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)
 
 
 def read_text(path: Path) -> str:
@@ -348,8 +333,3 @@ def read_text(path: Path) -> str:
         raise BaselineError(path, line, "is not UTF-8", RESTORE) from None
     except OSError as error:
         raise BaselineError(path, 0, f"cannot be read: {error.strerror}", "make it a readable file") from None
-
-
-def command(*words: object) -> str:
-    """A command line for baselines."""
-    return shlex.join(["pytest-gemm", "baseline", *map(str, words)])

@@ -9,7 +9,6 @@ Writing is atomic and serialised.  A file that cannot be read is never written o
     pytest-gemm baseline show [DIR]
     pytest-gemm baseline diff OLD NEW          folders or git revisions
     pytest-gemm baseline prune DIR HARDWARE CASE...
-    pytest-gemm baseline resolve FILE          after a merge that left one case twice
 """
 
 from __future__ import annotations

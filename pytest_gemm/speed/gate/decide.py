@@ -2,7 +2,8 @@
 
 ``design`` reduces sessions to :class:`Evidence`, against baselines or base against head; from there on there is one
 rule.  No clock, no file, no torch: what is decided here can be tabled and replayed.  ``docs/explanation/gate.md``
-derives the rules and shows what they are worth; ``calibrate`` repeats that study on a machine's own sessions.
+derives the rules and shows what they are worth; ``tests/studies/calibrate.py`` repeats that study on a machine's own
+sessions.
 
 Inside, all changes are differences of natural logarithms; :class:`Policy` and :class:`Judgement` use fractions (0.02 is
 2%).

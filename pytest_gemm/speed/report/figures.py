@@ -1,71 +1,63 @@
-"""The figures of the speed report: scales and coordinates, which ``templates/figures.svg.jinja`` draws."""
+"""The figures of the pages: matplotlib draws them, as SVG inside of a page."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import date
+import html
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Peaks
 from pytest_gemm.speed.report import units
-from pytest_gemm.speed.report.rows import VERDICTS, Past, Winner, entrant
+from pytest_gemm.speed.report.rows import Past, Winner, entrant
+from pytest_gemm.text import printable
 
-# Changes and intervals beyond it end at the edge; the pointer and the table have the numbers.
-_FOREST_REACH: Final = 0.3
-_INTEGERS: Final = frozenset({"i8", "u8", "i4", "i32"})
-_BAR: Final = 10  # height of a bar
-
-
-@dataclasses.dataclass(frozen=True)
-class Scale:
-    """An axis: values from ``low`` to ``high`` lie at coordinates from ``begin`` to ``end``."""
-
-    low: float
-    high: float
-    begin: float
-    end: float
-    logarithmic: bool = False
-    apart: float = 50  # least distance of two ticks
-
-    def __call__(self, value: float) -> float:
-        """The coordinate of a value; of one that is out of range that of the nearest end."""
-        low, high, value = self.low, self.high, min(max(value, self.low), self.high)
-        if self.logarithmic:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        return round(self.begin + (value - low) / (high - low) * (self.end - self.begin), 1)
-
-    @property
-    def ticks(self) -> list[tuple[float, str]]:
-        """Coordinates and texts of round values: 1, 2 and 5 of each decade on a logarithmic axis."""
-        if self.logarithmic:
-            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)))
-            values = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
-        else:
-            step = round_step((self.high - self.low) / (abs(self.end - self.begin) / self.apart))
-            values = [i * step for i in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
-        return [(self(value), f"{value:g}") for value in values if self.low <= value <= self.high]
+# Okabe and Ito (2008), as in page.css: colours that colour-blind readers can tell apart.
+GREY: Final = "#8c8c8c"
+PALETTE: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+_VERDICTS: Final = {  # colour and marker
+    "slower": ("#d55e00", ">"),
+    "faster": ("#0072b2", "<"),
+    "undecided": ("#e69f00", "D"),
+    "no-baseline": ("#cc79a7", "s"),
+    "same": (GREY, "o"),
+}
+_MARKERS: Final = "o^sDvP"
+# Percent; changes and intervals beyond end at the edge, and the table has the numbers.
+_REACH: Final = 30.0
+_ROW: Final = 0.22  # inches
+_WIDTH: Final = 10.0
+# What matplotlib names its groups; the names of what is drawn several times have to stay.
+_GROUP_ID: Final = re.compile(r' id="[^"]*_\d+"')
 
 
-def round_step(least: float) -> float:
-    """The smallest of 1, 2, 2.5 and 5 times a power of ten that is not below ``least``."""
-    decade = 10.0 ** math.floor(math.log10(least))
-    return next(digit * decade for digit in (1, 2, 2.5, 5, 10) if digit * decade >= least)
+def svg(label: str, height: float, draw: Callable[[Any], None]) -> str:
+    """A figure as an element of a page, in which every text is escaped.
 
+    Args:
+        label: what it shows, in words; of the figures of a page no two have the same.
+        height: in inches.
+        draw: gets matplotlib's figure.
+    """
+    import matplotlib as mpl  # late: a run without a page does without it
+    from matplotlib.figure import Figure
 
-def chunks(items: Sequence[Any], most: int) -> Iterable[Sequence[Any]]:
-    """Pieces of nearly one size, none above ``most``: no figure is left with a single row."""
-    pieces = math.ceil(len(items) / most)
-    size = math.ceil(len(items) / pieces) if pieces else 1
-    return (items[i : i + size] for i in range(0, len(items), size))
-
-
-def _prefix(rate: float) -> tuple[float, str]:
-    """Scale and prefix of an axis that reaches up to ``rate``."""
-    return (1e12, "T") if rate >= 1e12 else (1e9, "G")
+    label = printable(label)
+    # Texts stay texts, and may hold anything; the same run gives the same bytes.
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": label, "text.parse_math": False, "font.size": 8}
+    with mpl.rc_context(settings):
+        figure, file = Figure(figsize=(_WIDTH, height), layout="constrained"), io.StringIO()
+        draw(figure)
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = _GROUP_ID.sub("", file.getvalue()).replace("xlink:href", "href")
+    body = re.split(r"<svg[^>]*>", text, maxsplit=1)[1]
+    body = re.sub(r"<style.*?</style>", "", body, count=1, flags=re.DOTALL)  # it would be one of the whole page
+    head = f'<svg viewBox="0 0 {_WIDTH * 72:g} {height * 72:g}" role="img" aria-label="{html.escape(label)}">'
+    return f'<figure class="scroll">{head}{body}</figure>'
 
 
 def kind_of(problem: Problem) -> str:
@@ -78,134 +70,171 @@ def _rest(problem: Problem) -> str:
     return problem.line.split(":", 3)[3]
 
 
-def forest(judgements: Sequence[Judgement], delta: float) -> dict[str, Any]:
-    """Changes with their intervals, in percent; ``delta`` is the tolerated slow-down, 0 for none.
+def _labelled(axes: Any, labels: Sequence[str]) -> None:
+    """One row for each label, the first on top."""
+    axes.set_yticks(range(len(labels)), [printable(label) for label in labels])
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.grid(axis="x", color="#dde1e6")
+    axes.set_axisbelow(True)
 
-    Coordinates are shares of the width, in percent.
-    """
-    ends = [abs(100 * x) for j in judgements for x in (j.low, j.high, j.change) if x is not None]
-    reach = min(1.05 * max([*ends, 250 * delta, 1.0]), 100 * _FOREST_REACH)
-    present = {j.verdict for j in judgements}
-    x, step = Scale(-reach, reach, 1, 99), round_step(reach / 3.5)
-    return {
-        "legend": [verdict for verdict in VERDICTS if verdict in present],
-        "rows": [(f"{j.case.problem}  {entrant(j.case)}", j) for j in judgements],
-        "x": x,
-        "ticks": [(x(i * step), f"{i * step:+g}" if i else "0") for i in range(-3, 4)],
-        "delta": 100 * delta,
-    }
+
+def forest(judgements: Sequence[Judgement], delta: float) -> str:
+    """Changes with their intervals, in percent; ``delta`` is the tolerated slow-down, 0 for none."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        _labelled(axes, [f"{j.case.problem}  {entrant(j.case)}" for j in judgements])
+        ends = [abs(100 * x) for j in judgements for x in (j.low, j.high, j.change) if x is not None]
+        reach = min(1.05 * max([*ends, 250 * delta, 1.0]), _REACH)
+        axes.axvspan(-100 * delta, 100 * delta, color="#dde1e6", alpha=0.5)
+        axes.axvline(0, color=GREY, linewidth=0.8)
+        for row, j in enumerate(judgements):
+            colour, marker = _VERDICTS[str(j.verdict)]
+            if j.low is not None and j.high is not None:
+                axes.plot([100 * j.low, 100 * j.high], [row, row], color=colour, linewidth=2)
+            if j.minimum_effect is not None:
+                axes.plot(100 * j.minimum_effect, row, "|", color=GREY, markersize=9)
+            at = min(max(100 * (j.change or 0.0), -reach), reach)
+            axes.plot(at, row, marker, color=colour, markersize=5, clip_on=False)
+        axes.set_xlim(-reach, reach)
+        axes.set_xlabel("change of the time, % (right: slower)")
+        for verdict in dict.fromkeys(str(j.verdict) for j in judgements):
+            colour, marker = _VERDICTS[verdict]
+            axes.plot([], [], marker, color=colour, label=verdict)
+        figure.legend(loc="outside upper left", ncols=5, frameon=False)
+
+    label = f"Change of the time: {units.plural(len(judgements), 'case')} from {judgements[0].case}."
+    return svg(label, _ROW * len(judgements) + 0.9, draw)
 
 
 def bars(
-    kind: str,
     group: Sequence[Winner],
     problems: Mapping[str, Problem],
     attainable: Mapping[str, float],
-    names: Iterable[str],
-) -> dict[str, Any]:
-    """Rates of all entrants by shape, and their roofline fractions where ``attainable`` has the peaks in FLOP/s."""
-    present = [name for name in names if any(name in w.seconds_by for w in group)]
-    flops = {w.problem: roofline.work(problems[w.problem]).flops for w in group}
-    limits = {w.problem: attainable[w.problem] for w in group if w.problem in attainable}
-    shares = [100 * flops[w.problem] / limits[w.problem] / w.seconds for w in group if w.problem in limits]
-    highest = max(flops[w.problem] / w.seconds for w in group)
-    reach = max(highest, *limits.values(), 0.0)
-    unit, (scale, prefix) = units.operations(problems[group[0].problem]), _prefix(highest)
-    return {
-        "kind": kind,
-        "operations": unit,
-        "unit": f"{prefix}{unit}",
-        "scale": scale,
-        "rows": [(_rest(problems[w.problem]), w, flops[w.problem], limits.get(w.problem)) for w in group],
-        "present": present,
-        "bar": _BAR,
-        "pitch": _BAR * (len(present) + 1),
-        "reach": reach,
-        "x": Scale(0, 1.15 * reach / scale, 0, 100, apart=16),
-        "share": Scale(0, 1.05 * max(100.0, *shares), 0, 100, apart=24) if limits else None,
-    }
+    colours: Mapping[str, str],
+) -> str:
+    """Rates of all entrants by shape; ``attainable`` is the roofline by problem, in operations a second."""
+    first = problems[group[0].problem]
+    present = [name for name in colours if any(name in w.seconds_by for w in group)]
+    flops = [roofline.work(problems[w.problem]).flops for w in group]
+    scale, unit = _scaled(max(f / w.seconds for f, w in zip(flops, group, strict=True)), units.operations(first))
+    height = 0.8 / len(present)
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        _labelled(axes, [_rest(problems[w.problem]) for w in group])
+        for number, name in enumerate(present):
+            rows = [row for row, w in enumerate(group) if name in w.seconds_by]
+            rates = [flops[row] / group[row].seconds_by[name] / scale for row in rows]
+            places = [row - 0.4 + height * (number + 0.5) for row in rows]
+            drawn = axes.barh(places, rates, height, color=colours[name], label=printable(name))
+            best = [units.three(x) if group[row].entrant == name else "" for row, x in zip(rows, rates, strict=True)]
+            axes.bar_label(drawn, best, padding=2, fontsize=7)
+        for row, w in enumerate(group):
+            if w.problem in attainable:
+                axes.vlines(attainable[w.problem] / scale, row - 0.4, row + 0.4, color="black", linewidth=1.2)
+        axes.set_xlabel(f"{unit}, {kind_of(first)}")
+        figure.legend(loc="outside upper left", ncols=6, frameon=False)
+
+    where = f"{units.plural(len(group), 'shape')} of {kind_of(first)} from {_rest(first)}"
+    label = f"{unit} of {', '.join(present)} at {where}."
+    return svg(label, max(_ROW, 0.11 * len(present)) * len(group) + 0.9, draw)
+
+
+def _scaled(rate: float, unit: str) -> tuple[float, str]:
+    """Scale and unit of an axis that reaches up to ``rate``."""
+    return (1e12, f"T{unit}") if rate >= 1e12 else (1e9, f"G{unit}")
 
 
 def rooflines(
-    groups: Mapping[str, Sequence[Winner]], problems: Mapping[str, Problem], measured: Peaks, names: Iterable[str]
-) -> dict[str, Any]:
-    """Rate against arithmetic intensity, one pair of axes for each dtype in ``groups``."""
-    every = [winner for winners in groups.values() for winner in winners]
-    works = {w.problem: roofline.work(problems[w.problem]) for w in every}
-    peaks = {dtype: roofline.peak_rate(dtype, measured) or 0.0 for dtype in groups}
-    bandwidth, (scale, prefix) = measured.bandwidth, _prefix(max(peaks.values()))
-    intensities = [work.intensity for work in works.values()] + [peak / bandwidth for peak in peaks.values()]
-    left, right = min(intensities) / 2, max(intensities) * 2
-    rates = [works[w.problem].flops / seconds for w in every for seconds in w.seconds_by.values()]
-    low = 0.8 * min(left * bandwidth, *rates) / scale
-    high = 1.4 * max(*peaks.values(), *rates) / scale
-    panels = []
-    for dtype, peak in peaks.items():
-        panels.append(
-            {
-                "dtype": dtype,
-                "winners": groups[dtype],
-                "x": Scale(left, right, 30, 352, logarithmic=True),
-                "y": Scale(low, high, 220, 16, logarithmic=True),
-                "peak": peak,
-                "corners": (left, peak / bandwidth, right),
-                "slope": math.sqrt(left * peak / bandwidth),
-                "operations": "OP/s" if dtype in _INTEGERS else "FLOP/s",
-            }
-        )
-    return {
-        "panels": panels,
-        "works": works,
-        "bandwidth": bandwidth,
-        "scale": scale,
-        "unit": f"{prefix}FLOP/s, {prefix}OP/s for integers",
-        "present": [name for name in names if any(name in w.seconds_by for w in every)],
-    }
+    dtype: str, winners: Sequence[Winner], problems: Mapping[str, Problem], measured: Peaks, colours: Mapping[str, str]
+) -> str:
+    """Rate against arithmetic intensity of the problems of a dtype."""
+    works = {w.problem: roofline.work(problems[w.problem]) for w in winners}
+    peak, bandwidth = roofline.peak_rate(dtype, measured) or 0.0, measured.bandwidth
+    scale, unit = _scaled(peak, units.operations(problems[winners[0].problem]))
+    ends = [*(work.intensity for work in works.values()), peak / bandwidth]
+    corners = [min(ends) / 2, peak / bandwidth, max(ends) * 2]
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        axes.loglog(corners, [min(at * bandwidth, peak) / scale for at in corners], color="black", linewidth=1.5)
+        for number, name in enumerate(colours):
+            ours = [w for w in winners if name in w.seconds_by]
+            rates = [works[w.problem].flops / w.seconds_by[name] / scale for w in ours]
+            at = [works[w.problem].intensity for w in ours]
+            axes.plot(at, rates, _MARKERS[number % 6], color=colours[name], label=printable(name), markersize=5)
+        axes.set_title(f"{dtype}: {units.rate_text(peak, unit[1:])}, {units.rate_text(bandwidth, 'B/s')}", loc="left")
+        axes.set_xlabel("operations per byte")
+        axes.set_ylabel(unit)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("")
+        axes.grid(color="#dde1e6")
+        axes.legend(frameon=False)
+
+    return svg(f"Roofline plot of {dtype}: rate against arithmetic intensity.", 3.6, draw)
 
 
 def history(
     told: Sequence[tuple[Judgement, Sequence[Past]]], problems: Mapping[str, Problem], dates: Iterable[str]
-) -> dict[str, Any]:
-    """Small multiples of the cases' baselines, relative to the first, all on one scale.
+) -> str:
+    """Times of cases relative to their first baseline, one pair of axes each, all on one scale.
 
     Args:
         told: judgement and baselines of each case, oldest first.
         problems: by line.
         dates: of the run's sessions.
     """
-    today = max(map(_day, filter(None, dates)), default=0)
-    courses = []
-    for judgement, past in told:
-        course = [(_day(p.date), p.seconds) for p in past]
-        course += [(today or course[-1][0], judgement.seconds)] if judgement.seconds else []
-        courses.append([(day, 100 * (seconds / past[0].seconds - 1)) for day, seconds in course])
-    days = [day for course in courses for day, _ in course] + ([today] if today else [])
-    changes = [change for course in courses for _, change in course]
-    step = round_step((max(1.0, *changes) - min(-1.0, *changes)) / 3)
-    lowest, highest = math.floor(min(-1.0, *changes) / step), math.ceil(max(1.0, *changes) / step)
-    cells = []
-    x = Scale(min(days), max(min(days) + 1, *days), 28, 172)
-    y = Scale(step * lowest, step * highest, 50, 4)
-    for (judgement, past), course in zip(told, courses, strict=True):
-        problem = problems[judgement.case.problem]
-        cells.append(
-            {
-                "heading": (f"{entrant(judgement.case)}, {kind_of(problem)}", _rest(problem)),
-                "x": x,
-                "y": y,
-                "points": [(x(day), y(change)) for day, change in course],
-                "judgement": judgement,
-                "change": course[-1][1],
-                "past": past,
-            }
-        )
-    return {
-        "cells": cells,
-        "ticks": [(step * i, f"{step * i:+g}%" if i else "0") for i in range(lowest, highest + 1)],
-        "ends": f"from {date.fromordinal(min(days))} to {date.fromordinal(max(days))}",
-    }
+    today, columns = max(dates, default=""), 4
+    lines = -(-len(told) // columns)
+
+    def draw(figure: Any) -> None:
+        every = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
+        for axes, (j, past) in zip(every, told, strict=False):
+            first = past[0].seconds
+            course = [(p.date, 100 * (p.seconds / first - 1)) for p in past]
+            axes.plot(*zip(*((_day(date), change) for date, change in course), strict=True), ".-", color=GREY)
+            since = ""
+            if j.seconds:
+                colour, marker = _VERDICTS[str(j.verdict)]
+                change = 100 * (j.seconds / first - 1)
+                axes.plot(_day(today or past[-1].date), change, marker, color=colour, markersize=5)
+                since = f"\n{change:+.1f}% since {past[0].date[:10]} ({past[0].commit or 'commit unknown'})"
+            problem = problems[j.case.problem]
+            title = f"{entrant(j.case)}, {kind_of(problem)}\n{_rest(problem)}{since}"
+            axes.set_title(printable(title), fontsize=6, loc="left")
+            axes.grid(axis="y", color="#dde1e6")
+            axes.tick_params(labelsize=6)
+        for axes in [*every][len(told) :]:
+            axes.set_axis_off()
+        figure.supylabel("change of the time, %", fontsize=7)
+        figure.autofmt_xdate()
+
+    label = f"Times of {units.plural(len(told), 'case')} from {told[0][0].case} across their baselines."
+    return svg(label, 1.3 * lines + 0.4, draw)
 
 
-def _day(text: str) -> int:
-    """A date of ISO 8601 as the number of a day."""
-    return date.fromisoformat(text[:10]).toordinal()
+def _day(text: str) -> datetime:
+    return datetime.fromisoformat(text[:10])
+
+
+def distances(rows: Sequence[tuple[str, Sequence[tuple[float, str]]]]) -> str:
+    """Errors over bound, a tick each; the label of each row, and the errors with their colours."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        _labelled(axes, [label for label, _ in rows])
+        for row, (_, found) in enumerate(rows):
+            for colour in sorted({colour for _, colour in found}):
+                at = sorted({round(min(ratio, 1e6), 2) for ratio, its in found if its == colour})
+                axes.plot(at, [row] * len(at), "|", color=colour, markersize=10)
+        axes.set_xscale("symlog", linthresh=1.0, linscale=2.0)
+        axes.set_xticks([0, 0.5, 1, 10, 100, 1e4, 1e6], ["0", "0.5", "1: bound", "10", "100", "10000", "1e6 and more"])
+        axes.set_xticks([], minor=True)
+        axes.set_xlim(-0.05, 1.2e6)
+        axes.axvline(1, color="black", linewidth=0.8)
+        axes.set_xlabel("error in units of the bound")
+
+    label = f"Errors in units of the bound: {units.plural(len(rows), 'row')} from {rows[0][0]}."
+    return svg(label, _ROW * len(rows) + 0.7, draw)

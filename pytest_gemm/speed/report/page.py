@@ -6,20 +6,20 @@ import itertools
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.report import figures
-from pytest_gemm.speed.report.figures import chunks, kind_of
+from pytest_gemm.speed.report.figures import kind_of
 from pytest_gemm.speed.report.rows import VERDICTS, Row, Run, Winner, change_text, columns, comparator_of
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.speed.report.text import lines
 
 _FOREST_ROWS: Final = 50
 _BAR_SHAPES: Final = 20
-_HISTORIES: Final = 48
+_HISTORIES: Final = 24
 _LEAST_CELLS: Final = 2
 # Speed-ups at which the colour changes: symmetric about 1 on a logarithmic scale, finest where it matters.
 _EDGES: Final = (0.5, 0.67, 0.8, 0.91, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)
@@ -39,6 +39,8 @@ def page(run: Run, title: str) -> str:
     subjects = list(dict.fromkeys(row.entrant for row in found))
     comparator = comparator_of(found)
     names = dict.fromkeys(itertools.chain(subjects, *(w.seconds_by for w in fastest)))
+    palette = itertools.cycle(figures.PALETTE)
+    colours = {name: next(palette) if name in subjects else figures.GREY for name in names}  # comparators are grey
     text = render(
         "page.html.jinja",
         run=run,
@@ -48,15 +50,14 @@ def page(run: Run, title: str) -> str:
         verdict_words=VERDICTS,
         notes=lines(run, "disturbed", "notes"),
         untimed=lines(run, "untimed"),
-        # The class that colours a backend or a comparator; the latter are grey.
-        entrants={name: f"e{i % 6}" + " other" * (name not in subjects) for i, name in enumerate(names)},
+        entrants=colours,
         comparator="the comparator" if comparator == "comparator" else comparator,
         means={mean.entrant: mean for mean in run.means},
         statistics=statistics,
         edges=_EDGES,
         ran=_ran(run),
         **_verdicts(run),
-        **_rates(run, names),
+        **_rates(run, colours),
         **_speedups(run),
         **_histories(run),
     )
@@ -72,13 +73,20 @@ def _verdicts(run: Run) -> dict[str, Any]:
     return {
         "compared": bool(compared),
         "why_nothing": Counter(f"{row.judgement.verdict}: {row.judgement.reason.text}" for row in run.rows),
-        "moved": [figures.forest(piece, run.delta) for piece in chunks(moved, _FOREST_ROWS)],
-        "same": [figures.forest(piece, run.delta) for piece in chunks(same, _FOREST_ROWS)],
+        "moved": [figures.forest(piece, run.delta) for piece in _chunks(moved, _FOREST_ROWS)],
+        "same": [figures.forest(piece, run.delta) for piece in _chunks(same, _FOREST_ROWS)],
         "same_count": len(same),
     }
 
 
-def _rates(run: Run, names: Iterable[str]) -> dict[str, Any]:
+def _chunks(items: Sequence[Any], most: int) -> Iterable[Sequence[Any]]:
+    """Pieces of nearly one size, none above ``most``: no figure is left with a single row."""
+    pieces = math.ceil(len(items) / most)
+    size = math.ceil(len(items) / pieces) if pieces else 1
+    return (items[i : i + size] for i in range(0, len(items), size))
+
+
+def _rates(run: Run, colours: Mapping[str, str]) -> dict[str, Any]:
     """Bars by op, dtypes and layout, and roofline plots by dtype."""
     problems = {row.problem.line: row.problem for row in run.rows}
     attainable = {row.problem.line: row.attainable for row in run.rows if row.attainable}
@@ -93,12 +101,12 @@ def _rates(run: Run, names: Iterable[str]) -> dict[str, Any]:
     return {
         "has_roofline": bool(attainable),
         "bars": [
-            figures.bars(kind, piece, problems, attainable, names)
-            for kind, group in by_kind.items()
-            for piece in chunks(group, _BAR_SHAPES)
+            figures.bars(piece, problems, attainable, colours)
+            for group in by_kind.values()
+            for piece in _chunks(group, _BAR_SHAPES)
         ],
         "rooflines": [
-            figures.rooflines(dict(piece), problems, run.peaks, names) for piece in chunks(list(by_dtype.items()), 4)
+            figures.rooflines(dtype, group, problems, run.peaks, colours) for dtype, group in by_dtype.items()
         ],
     }
 
@@ -136,7 +144,7 @@ def _histories(run: Run) -> dict[str, Any]:
     problems = {row.problem.line: row.problem for row in run.rows}
     dates = [session.date for session in run.sessions]
     return {
-        "history": [figures.history(piece, problems, dates) for piece in chunks(shown, 24)],
+        "history": figures.history(shown, problems, dates) if shown else "",
         "histories": (len(shown), len(told)),
     }
 

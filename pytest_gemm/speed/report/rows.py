@@ -410,13 +410,11 @@ class Column(NamedTuple):
         title: its head.
         text: of a row's cell; ``-`` where there is nothing.
         value: the number behind the text, by which a page sorts; ``None`` for a column of words.
-        rank: one of a higher rank is left out first where a terminal is narrow; 0 never is.
     """
 
     title: str
     text: Callable[[Row], str]
     value: Callable[[Row], float | None] | None = None
-    rank: int = 0
 
 
 AGAINST: Mapping[Mode, str] = {"baseline": "vs baseline", "against": "vs base", "none": ""}
@@ -429,13 +427,12 @@ def columns(run: Run, found: Iterable[Row]) -> dict[str, Column]:
         "backend": Column("backend", lambda row: row.entrant),
         "verdict": Column("verdict", lambda row: str(row.judgement.verdict)),
         "time": Column("time", lambda row: row.time, lambda row: row.judgement.seconds),
-        "rate": Column("rate", lambda row: row.rate, lambda row: row.flop_rate, 1),
-        "peak": Column("peak", lambda row: row.peak, lambda row: row.share, 2),
+        "rate": Column("rate", lambda row: row.rate, lambda row: row.flop_rate),
+        "peak": Column("peak", lambda row: row.peak, lambda row: row.share),
         "speedup": Column(
             f"vs {comparator_of(found)}",
             lambda row: str(row.speedup or "-"),
             lambda row: row.speedup.middle if row.speedup else None,
-            3,
         ),
         "change": Column(AGAINST[run.mode], lambda row: change_text(row.judgement), lambda row: row.judgement.change),
         "detectable": Column(

@@ -8,12 +8,11 @@ independent, so they never narrow it, and a case with one session has none.
 
 from __future__ import annotations
 
-import itertools
 import re
 import statistics
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from pytest_gemm.case_id import CaseId
@@ -21,17 +20,12 @@ from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.baseline.store import accept_command
 from pytest_gemm.speed.data import Judgement, Sample
 from pytest_gemm.speed.report import units
-from pytest_gemm.speed.report.rows import VERDICTS, Column, Mode, Past, Row, Run, columns, entrant, is_doubtful
+from pytest_gemm.speed.report.rows import VERDICTS, Mode, Past, Row, Run, columns, entrant, is_doubtful
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.text import escaped
 from pytest_gemm.text import table as text_table
 
 # -- the terminal --------------------------------------------------------------------------------------------
-
-# A shortened problem line keeps at least so many characters.
-_LEAST_PROBLEM: Final = 26
-# Places of a cut that are tried.
-_CUTS: Final = 16
 
 
 def table(run: Run, width: int = 120) -> list[str]:
@@ -39,8 +33,7 @@ def table(run: Run, width: int = 120) -> list[str]:
 
     Args:
         run: what is reported.
-        width: of the terminal in characters.  Problem lines are shortened in the middle and columns left out, the
-            least important first, where they do not fit.
+        width: of the lines below the table, in characters.
     """
     if not (found := run.rows):
         return ["no case was timed", *summary(run)]
@@ -59,32 +52,10 @@ def table(run: Run, width: int = 120) -> list[str]:
         legend += "; ?: disturbed in every session"
     if first:
         legend += "; *: fastest, beyond its interval or, from one session, by 2%"
-    return [*_fitted(shown, cells, width), *textwrap.wrap(legend, width), "", *_wrapped(summary(run), width)]
-
-
-def _fitted(shown: Mapping[str, Column], cells: dict[str, list[str]], width: int) -> list[str]:
-    """The lines of the table, with its head."""
-    cells = {name: some for name, some in cells.items() if not shown[name].rank or any(cell != "-" for cell in some)}
-    problems = cells["problem"]
-    least = min(max(map(len, ("problem", *problems))), _LEAST_PROBLEM)
-    while True:
-        others = [(shown[name].title, *some) for name, some in cells.items() if name != "problem"]
-        room = width - sum(2 + max(map(len, texts)) for texts in others)
-        cells["problem"] = _shortened(problems, max(room, least))
-        optional = max(cells, key=lambda name: shown[name].rank)
-        if not shown[optional].rank or (room >= least and len(set(cells["problem"])) == len(set(problems))):
-            break
-        del cells[optional]
+    cells = {name: some for name, some in cells.items() if any(cell != "-" for cell in some)}
     numbers = [i for i, name in enumerate(cells) if shown[name].value]
-    return text_table([shown[name].title for name in cells], list(zip(*cells.values(), strict=True)), numbers)
-
-
-def _shortened(lines: Sequence[str], room: int) -> list[str]:
-    """Lines without their middle where they are too long, cut where they stay distinct if there is such a place."""
-    kept = room - 2
-    cuts = sorted(range(kept), key=lambda head: abs(head - kept // 2))  # the op stands in front, the shape behind
-    tried = ([x if len(x) <= room else f"{x[:cut]}..{x[len(x) - (kept - cut) :]}" for x in lines] for cut in cuts)
-    return max(itertools.islice(tried, _CUTS), key=lambda found: len(set(found)))
+    body = text_table([shown[name].title for name in cells], [*zip(*cells.values(), strict=True)], numbers)
+    return [*body, *textwrap.wrap(legend, width), "", *_wrapped(summary(run), width)]
 
 
 def _wrapped(lines: Iterable[str], width: int) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""False alarms and power of the gate on a machine: ``pytest-gemm calibrate SESSIONS_DIR > calibration.md``.
+"""False alarms and power of the gate on a machine: ``python tests/studies/calibrate.py SESSIONS_DIR > calibration.md``.
 
 Many sessions of the same code (an A/A study) give the rate of false alarms of a rule; multiplying one case's readings
 by 1.05 gives its power for a slow-down of 5%.  Runs are sampled from the sessions without replacement, whole sessions
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
+import jinja2
 import numpy as np
 from scipy import stats
 
@@ -27,8 +28,6 @@ from pytest_gemm.speed.gate import estimates
 from pytest_gemm.speed.gate.design import Design, Readings
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
-from pytest_gemm.speed.report.templates import render
-from pytest_gemm.text import show
 
 PLANTED: Final = (0.02, 0.03, 0.05, 0.08, 0.10)
 """Slow-downs that are planted, as fractions."""
@@ -439,8 +438,10 @@ def page(study: Study) -> str:
     """The study as Markdown."""
     scores = {name: study.scores[name] for name in _RULES if name in study.scores}
     runs = next(iter(scores.values())).runs
-    return render(
-        "calibration.md.jinja",
+    environment = jinja2.Environment(  # Markdown
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template("calibration.md.jinja").render(
         study=study,
         scores=scores,
         runs=runs,
@@ -452,51 +453,24 @@ def page(study: Study) -> str:
     )
 
 
-def _as_json(study: Study) -> dict[str, Any]:
-    """The study as plain data."""
-
-    def score_of(score: Score) -> dict[str, Any]:
-        power = [
-            {"slow_down": change, "class": kind, "found": score.found[change, kind], "planted": count}
-            for (change, kind), count in sorted(score.planted.items())
-        ]
-        counts = {name: value for name, value in vars(score).items() if isinstance(value, int)}
-        return {**counts, "red_bound": score.red_bound, "power": power}
-
-    def case_of(facts: CaseFacts) -> dict[str, Any]:
-        return {
-            "seconds": facts.seconds,
-            "class": facts.kind,
-            "spread_time": facts.raw,
-            "spread_ratio": facts.ratio,
-            "detectable_stored": facts.detectable_stored,
-            "detectable_against": facts.detectable_against,
-        }
-
-    return {
-        "hardware": study.hardware,
-        "sessions": study.sessions,
-        "stored_sessions": study.stored_sessions,
-        "policy": dataclasses.asdict(study.policy),
-        "rules": {name: score_of(score) for name, score in study.scores.items()},
-        "cases": {str(case): case_of(facts) for case, facts in study.cases.items()},
-        "left_out": {str(case): count for case, count in study.left_out.items()},
-    }
-
-
-def run(given: argparse.Namespace) -> int:
-    """Print the study of the sessions.
-
-    Raises:
-        ValueError: for a number out of its range, and for sessions that cannot be used.
-    """
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the study of the sessions; wrong input ends with one message."""
+    parser = argparse.ArgumentParser(description="Estimate false alarms and power of the speed gate from sessions.")
+    parser.add_argument("sessions", type=Path, help="folder of session files (*.jsonl), all of the same code")
+    parser.add_argument("--runs", type=int, default=300, help="A/A runs to sample (default: 300)")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples (default: 0)")
+    parser.add_argument("--stored", type=int, default=12, help="sessions of a baseline (default: 12)")
+    given = parser.parse_args(arguments)
     if given.runs < 1:
-        raise ValueError(f"--runs={given.runs}: it takes at least 1")
-    fewest = Policy().fewest_stored
-    if given.stored < fewest:
-        raise ValueError(f"--stored={given.stored}: a baseline takes at least {fewest}")
-    study = calibrate(load(given.sessions), runs=given.runs, seed=given.seed, stored=given.stored)
-    if given.json:
-        given.json.write_text(json.dumps(_as_json(study), indent=1) + "\n", encoding="utf-8")
-    show(page(study))
-    return 0
+        parser.error(f"--runs={given.runs}: it takes at least 1")
+    if given.stored < (fewest := Policy().fewest_stored):
+        parser.error(f"--stored={given.stored}: a baseline takes at least {fewest}")
+    try:
+        study = calibrate(load(given.sessions), runs=given.runs, seed=given.seed, stored=given.stored)
+    except ValueError as error:
+        parser.error(str(error))
+    sys.stdout.write(page(study))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: spans, how they reach the controller, the trace and the table."""
+"""Where the time of a run goes, and how long it will take."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ from typing import Any
 import pytest
 
 from pytest_gemm import trace
-from pytest_gemm.run.profile import Profile, Used
+from pytest_gemm.run import timeline
 
 CONFTEST = """
     import os, time
+    from pytest_gemm.run import timeline
+
+    timeline.WORTH_A_LINE = 0.5
 
     def mine(a, b):
         return (a.float() @ b.float()).to(a.dtype)
+
+    def sleeps(a, b):
+        time.sleep(0.3)
+        return mine(a, b)
 
     def dies(a, b):
         time.sleep(0.2)
         os._exit(0)
 
     def pytest_gemm_register_backends(registry):
-        for function in (mine, dies):
+        for function in (mine, sleeps, dies):
             registry.add_callable(function.__name__, function)
 """
 TEST = """
@@ -35,21 +42,68 @@ TEST = """
 """
 
 
-def span(name: str, start: float, seconds: float, kind: str | None = None, thread: int = 0) -> dict[str, Any]:
-    kind = name if kind is None else kind
-    return {"name": name, "kind": kind, "start": start, "seconds": seconds, "thread": thread, "args": {}}
-
-
 def run(pytester: pytest.Pytester, *options: str, backends: str = "mine") -> pytest.RunResult:
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it=TEST)
     return pytester.runpytest_subprocess(f"--gemm-backends={backends}", *options, timeout=120)
 
 
+# -- the expected end ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "workers", "said"),
+    [
+        ([30.0, 31.0], 1, "about 70 s"),
+        ([30.0, 31.0], 2, "about 40 s"),
+        ([30.0, 5.0], 2, "about 30 s"),  # the longest decides
+        ([30.0], 1, "about 60 s"),  # the other one is like it
+        ([], 1, ""),
+        ([4.0, 5.0], 1, ""),
+        ([400.0, 0.0], 1, "about 7 min"),
+    ],
+)
+def test_the_estimate(known: list[float], workers: int, said: str) -> None:
+    seconds = {f"t.py::{i}": took for i, took in enumerate(known)}
+    assert timeline.estimate(seconds, ["a/t.py::0", "a/t.py::1"], workers) == said
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": [1]}', '{"a": "x"}'])
+def test_a_file_that_is_damaged_counts_as_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "durations.json"
+    path.write_text(text, encoding="utf-8")
+    assert timeline.read(path) == {}
+    timeline.record(path, {"a": 1.0, "b": 2.0})
+    timeline.record(path, {"a": 3.0})
+    assert timeline.read(path) == {"b": 2.0, "a": 3.0}
+
+
+def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    timeline.record(tmp_path / "file" / "durations.json", {"a": 1.0})
+
+
+def test_a_run_says_what_it_will_take(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    run(pytester, backends="sleeps").stdout.no_fnmatch_line("*the last run*")
+    said = "gemm: the tests take about 10 s, by the last run on this machine"
+    run(pytester, backends="sleeps").stdout.fnmatch_lines(["gemm: backends sleeps*", said])
+    run(pytester, "--gemm-level=full", backends="sleeps").stdout.no_fnmatch_line("*the last run*")
+    workers = run(pytester, "-n2", "--gemm-set=run.fork=no", backends="sleeps")
+    assert workers.stdout.str().count(said) == 1
+
+
+# -- the spans -------------------------------------------------------------------------------------------------------
+
+
+def span(name: str, start: float, seconds: float, kind: str | None = None) -> dict[str, Any]:
+    return {"name": name, "kind": name if kind is None else kind, "start": start, "seconds": seconds}
+
+
 def lanes(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The events of a trace by the name of their lane, each in the order of time."""
     events = json.loads((folder / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names.values()}
     for event in events:
         if event["ph"] == "X":
@@ -80,74 +134,43 @@ def test_a_span_is_handed_out_once_and_also_after_an_exception() -> None:
 
 
 def test_each_second_of_a_lane_counts_once() -> None:
-    profile = Profile()
     inner = [span("compile", 2, 5), span("entire_frame_compile", 3, 3, "compile: Dynamo"), span("a step", 4, 1, "")]
-    elsewhere = span("compile", 0, 50, thread=1)
-    profile.absorb("main", [*inner, span("test[a]", 1, 8, "test"), span("start", 0, 0.5), elsewhere])
-    found = {kind: seconds for kind, seconds in profile.seconds().items() if seconds}
-    rest = {"pytest, fixtures, reports": 3.0, "compile: the rest": 2.0, "between tests": 0.5}
-    assert found == {"start": 0.5, "compile: Dynamo": 3.0, **rest}
-    assert sum(found.values()) == 9.0
-
-
-def test_the_controller_does_not_count_and_a_worker_waits_for_the_end_of_the_run() -> None:
-    profile = Profile(died={"gw2"})
-    profile.absorb("main", [span("start", 0, 10)])
-    profile.absorb("gw0", [span("test[a]", 0, 10, "test")])
-    for name in ("gw10", "gw1", "gw2"):  # which had no test, and died
-        profile.absorb(name, [span("start", 0, 5)])
-    profile.close(10.0)
-    assert profile.judging == ["gw0", "gw1", "gw2", "gw10"]
-    assert profile.seconds()["wait"] == 10.0
-    profile.used["gw0"] = Used(cpu=8.0, memory=3 * 10**8, threads=5)
-    profile.used["gw2"] = Used(cpu=2.0, memory=2 * 10**8, threads=4)
-    assert profile.lines(2)[-4:] == [
-        "4 workers, 35.0 s in all; workers waited 29% of the time",
-        "tests from 0.0 s to 10.0 s, the end of the run at 10.0 s; the longest took 10.0 s: test[a]",
-        "CPU time 10.0 s, 50% of 2 cores; 5 threads at most",
-        "memory of a worker at its end: 300 MB at most, 0.5 GB in all",
-    ]
+    found = timeline.own_seconds([*inner, span("test[a]", 1, 8, "test"), span("start", 0, 0.5)])
+    assert found == {"start": 0.5, "compile: Dynamo": 3.0, "compile": 2.0, "test": 3.0}
 
 
 def test_a_run_shows_each_part_of_a_case(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--gemm-profile", "--gemm-output=out")
     result.stdout.fnmatch_lines(
-        ["*GEMM profile*", "what *seconds *share", "one process, * s", "tests from *", "CPU *", "trace: */trace.json;*"]
+        ["*GEMM profile*", "what *seconds *share", "1 process(es), * s in all, within * s", "trace: */trace.json;*"]
     )
     ((name, found),) = lanes(pytester.path / "out").items()
     assert name == "main"
-    assert {"start", "collect", "operands", "compile", "run", "reference", "eager"} < {event["name"] for event in found}
+    wanted = {"collect", "import of torch", "operands", "compile", "run", "reference", "eager", "end of the run"}
+    assert wanted < {event["name"] for event in found}
     runs = [event for event in found if event["name"] == "run" and event["args"]["problem"] == "mm:f32:nn:8x8x8"]
-    facts = {"problem": "mm:f32:nn:8x8x8", "backend": "mine", "candidate": "", "status": "passed"}
+    facts = {"problem": "mm:f32:nn:8x8x8", "backend": "mine", "candidate": ""}
     assert [event["args"] for event in runs[:2]] == [{**facts, "distribution": name} for name in ("rand", "int-2")]
-    tests = [event for event in found if event["cat"] == "test"]
+    tests = [event for event in found if event["name"].startswith("call ")]
     assert len(tests) == 2
-    inside = [event for event in found if event["cat"] == "run"]
-    for event in inside:
-        assert any(t["ts"] <= event["ts"] and event["ts"] + event["dur"] <= t["ts"] + t["dur"] + 1 for t in tests)
+    for event in (one for one in found if one["cat"] == "run"):
+        assert any(t["ts"] <= event["ts"] and event["ts"] + event["dur"] <= t["ts"] + t["dur"] + 1e3 for t in tests)
 
 
-def test_without_a_folder_the_table_says_how_to_keep_the_trace(pytester: pytest.Pytester) -> None:
+def test_the_trace_is_asked_for_and_needs_a_folder(pytester: pytest.Pytester) -> None:
     run(pytester, "--gemm-profile").stdout.fnmatch_lines(["*GEMM profile*", "--gemm-output=DIR keeps the trace"])
-    assert not list(pytester.path.rglob("trace.json"))
-
-
-def test_a_run_that_asks_for_none_has_none(pytester: pytest.Pytester) -> None:
     run(pytester, "--gemm-output=out").stdout.no_fnmatch_line("*GEMM profile*")
     assert not list(pytester.path.rglob("trace.json"))
 
 
 def test_each_worker_has_a_lane_and_one_that_dies_loses_its_last_case(pytester: pytest.Pytester) -> None:
     result = run(pytester, "-n1", "--gemm-profile", "--gemm-output=out", backends="mine,dies")
-    result.stdout.fnmatch_lines(["* workers, * s in all; workers waited *% of the time"])
+    result.stdout.fnmatch_lines(["* process(es), * s in all*"])
     found = lanes(pytester.path / "out")
-    assert list(found)[:2] == ["controller", "gw0"]
-    assert len(found) > 2, "another worker went on"
-    judged = [event["name"] for events in found.values() for event in events if event["cat"] == "test"]
-    assert [name for name in judged if "mine" in name], judged
-    assert any(event["name"] == "wait" for event in found["gw0"])
-    names = [event["name"] for event in found["controller"]]
-    assert names == ["start", "start and collection of the workers", "tests", "end of the run"]
+    assert len({name for name in found if name.startswith("gw") and "thread" not in name}) > 1, "another one went on"
+    names = [event["name"] for events in found.values() for event in events]
+    assert any(name.startswith("call ") and "mine" in name for name in names)
+    assert "end of the run" in {event["name"] for event in found["main"]}
 
 
 def test_a_compile_has_the_steps_that_pytorch_times(pytester: pytest.Pytester) -> None:
