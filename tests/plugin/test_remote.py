@@ -16,7 +16,7 @@ from pytest_gemm.run.state import RunState
 
 SSH = """#!/bin/sh
 for command; do :; done
-cd "$ELSEWHERE" && HOME="$ELSEWHERE" exec sh -c "$command"
+cd "$THERE" && HOME="$THERE" exec sh -c "$command"
 """
 # Wrong for K above 32.  A file in the folder where it runs has it die on the other machine alone.
 BACKEND = """
@@ -34,29 +34,29 @@ LINES = ("mm:f32:nn:4x4x40", "mm:f32:nn:4x4x24", "mm:f32:nn:4x4x41", "mm:f32:nn:
 
 
 @pytest.fixture
-def elsewhere(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+def there(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which the other machine's workers start."""
     programs = pytester.mkdir("programs")
     (programs / "ssh").write_text(SSH)
     (programs / "ssh").chmod(0o755)
-    there = pytester.mkdir("elsewhere")
+    there = pytester.mkdir("there")
     for folder in (pytester.path, there):
         (folder / "conftest.py").write_text(BACKEND)
     (there / "tmp").mkdir()
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("ELSEWHERE", str(there))
+    monkeypatch.setenv("THERE", str(there))
     return there
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    spec = f"ssh=farm//python={sys.executable}//chdir=."
+    spec = f"ssh=lab//python={sys.executable}//chdir=."
     given = ("--pyargs", "pytest_gemm.conformance", "-d", f"--tx={spec}", "-p", "no:cacheprovider", *arguments)
     return pytester.runpytest_subprocess(*given, timeout=300)
 
 
 @pytest.mark.slow
-def test_a_run_on_two_machines_is_one_run(pytester: pytest.Pytester, elsewhere: Path) -> None:
-    (elsewhere / "deadly").touch()
+def test_a_run_on_two_machines_is_one_run(pytester: pytest.Pytester, there: Path) -> None:
+    (there / "deadly").touch()
     problems = (f"--gemm-problem={','.join(LINES)}", "--gemm-distributions=rand")
     result = run(pytester, "--tx=popen", "--gemm-backends=mine", *problems, "-ktest_product", "--gemm-output=out")
     shown = result.stdout.str()
@@ -64,30 +64,30 @@ def test_a_run_on_two_machines_is_one_run(pytester: pytest.Pytester, elsewhere: 
     record = read(pytester.path / "out/run.jsonl")
     assert {outcome.problem for outcome in record.outcomes} == set(LINES)
     assert record.totals is not None
-    assert any(note.startswith("on farm (") for note in record.totals.notes)
+    assert any(note.startswith("on lab (") for note in record.totals.notes)
     # Each wrong result has its files here, whichever machine judged it, and none is left there.
     wrong = {(one.problem, one.distribution) for one in record.outcomes if str(one.status) == "incorrect"}
     reports = [*pytester.path.glob("out/failures/*/report.txt")]
     assert len(reports) == len(wrong) == len(LINES) - 1
-    assert not (elsewhere / "out").exists()
+    assert not (there / "out").exists()
     if "crashed" in shown:  # the other machine had that problem
-        assert "mm:f32:nn:4x4x24 on mine: crashed: the test process on farm died in the test" in shown
+        assert "mm:f32:nn:4x4x24 on mine: crashed: the test process on lab died in the test" in shown
 
 
 @pytest.mark.slow
-def test_a_run_on_another_machine_alone(pytester: pytest.Pytester, elsewhere: Path) -> None:
-    (elsewhere / "deadly").touch()
+def test_a_run_on_another_machine_alone(pytester: pytest.Pytester, there: Path) -> None:
+    (there / "deadly").touch()
     result = run(pytester, "--gemm-backends=mine,triton", f"--gemm-problem={LINES[1]}", "-ktest_product")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["*mm:f32:nn:4x4x24 on mine: crashed: the test process on farm died in the test*"])
+    result.stdout.fnmatch_lines(["*mm:f32:nn:4x4x24 on mine: crashed: the test process on lab died in the test*"])
 
 
 @pytest.mark.slow
-def test_what_only_the_other_machine_refuses(pytester: pytest.Pytester, elsewhere: Path) -> None:
-    (elsewhere / "conftest.py").write_text("")
+def test_what_only_the_other_machine_refuses(pytester: pytest.Pytester, there: Path) -> None:
+    (there / "conftest.py").write_text("")
     result = run(pytester, "--tx=popen", "--gemm-backends=mine", f"--gemm-problem={LINES[0]}", "-ktest_product")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: worker gw0 on farm: --gemm-backends=mine: unknown backend 'mine'*"])
+    result.stderr.fnmatch_lines(["ERROR: worker gw0 on lab: --gemm-backends=mine: unknown backend 'mine'*"])
 
 
 # -- before the first worker is started ------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Gateway:
         pass
 
 
-def spec_of(host: str = "farm") -> Any:
+def spec_of(host: str = "lab") -> Any:
     return SimpleNamespace(
         **dict.fromkeys(("popen", "vagrant_ssh", "socket", "via", "python", "chdir")),
         ssh=host,
@@ -141,7 +141,7 @@ def machine(gpus: int = 0, **versions: str) -> tuple[int, str, str]:
 def test_a_machine_with_another_torch_is_refused(pytester: pytest.Pytester) -> None:
     spec = spec_of()
     hooks, _ = machines(pytester, [spec], torch="2.13.0", nvcc="13.0")
-    with pytest.raises(pytest.UsageError, match=r"--tx ssh=farm: torch is 2.12.0 there, and 2.13.0 here"):
+    with pytest.raises(pytest.UsageError, match=r"--tx ssh=lab: torch is 2.12.0 there, and 2.13.0 here"):
         hooks.pytest_configure_node(node_of(spec, machine(torch="2.12.0")))
 
 
