@@ -295,7 +295,9 @@ def scheduler(
             if config.get_verbosity() >= 0:
                 why = outcome.reason.text if outcome.reason else ""
                 case = f"{outcome.problem} on {outcome.who}"
-                Display.of(config).line(f"{case}: {outcome.status}: {why}; another worker goes on behind it")
+                Display.of(config).line(
+                    f"{case}: {outcome.status}: {why}; another worker continues with the next candidate"
+                )
             return True
 
         def _count_false_start(self, node: Any) -> None:

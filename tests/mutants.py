@@ -2059,7 +2059,7 @@ MUTANTS: dict[str, Mutant] = {
         {"fp8": "scaled_mm:f8e4m3fn:nt:20x40x{k}:quant.tensorwise+result-4"},
     ),
     "block-scales-by-rows": Mutant(
-        "scales of A's blocks are read as if those of a row were neighbours",
+        "scales of A's blocks are read as if a row's were neighbours",
         corrupted(block_scales_by_rows),
         FP8_BLOCKS,
     ),

@@ -50,7 +50,7 @@ class Red(enum.IntEnum):
     UNDECIDED = 13
     """More of the timed cases stayed undecided than ``--gemm-undecided`` allows."""
     LEDGER = 14
-    """A known failure no longer fails: its entry applied to cases that ran, and none of them failed."""
+    """A known failure no longer fails: its entry applied to cases that ran, and none failed."""
     FILE = 15
     """A file that was asked for, by ``--gemm-output`` for instance, could not be written."""
 

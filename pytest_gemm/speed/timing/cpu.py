@@ -19,7 +19,7 @@ from pytest_gemm.speed.timing.paired import Calls, Conditions, Target, Timer
 
 # Cores' worth of other processes' work beyond which a measurement is disturbed.  A product that is divided among its
 # threads once and for all waits for the slowest of them, and one that shares its core with so much takes a tenth
-# longer: what spoils a block.  docs/explanation/timing.md shows what more of it does.
+# longer, which makes a block an outlier.  docs/explanation/timing.md shows what more of it does.
 LOAD_OF_OTHERS: Final = 0.10
 
 
