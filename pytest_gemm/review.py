@@ -22,7 +22,7 @@ JUNIT: Final = "gemm"
 
 
 class Origins:
-    """In a process that judges: it leaves word of where cases and backends come from, for the one that reports.
+    """In a process that judges: writes down where cases and backends come from, for the one that reports.
 
     Args:
         backends: of the run.

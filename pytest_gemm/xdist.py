@@ -271,7 +271,7 @@ def scheduler(
         def remove_node(self, node: Any) -> str | None:
             """Give a dead worker's tests to others, and say which test it took with it.
 
-            None, where it has left word of what it was doing: another worker goes on with that test.  Otherwise
+            None, if its journal says what it was doing: another worker continues with that test.  Otherwise
             that test is over: xdist would run it again and again.
             """
             self._is_sorted = False  # its units come back

@@ -372,7 +372,7 @@ def explain_for_worker(
 
     Args:
         outcomes: of any problems.
-        known: what the process left word of, ``None`` for nothing.
+        known: what the process wrote down, ``None`` for nothing.
         ledger: of the run.
         devices: where each backend computes.
         threads: CPU threads of the run's processes.

@@ -27,6 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import other_process
+import psutil
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
@@ -127,8 +128,8 @@ class Compiler:
 def ended(process: int) -> bool:
     """Whether a process is gone, or only waits for its parent to notice."""
     try:
-        return "State:\tZ" in Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    except OSError:
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return True
 
 

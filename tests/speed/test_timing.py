@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import fake_nvml
+import psutil
 import pytest
 import torch
 
@@ -383,7 +384,9 @@ def test_threads_that_wait_for_their_core_disturb(
     own = os.getpid()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0} if pid in {0, own} else {1})
     timer = cpu.CpuTimer(tmp_path)
-    tasks = [tmp_path / "self" / "task" / str(own + number) for number in range(threads)]
+    ids = [own + number for number in range(threads)]
+    tasks = [tmp_path / "self" / "task" / str(number) for number in ids]
+    monkeypatch.setattr(psutil.Process, "threads", lambda _: [types.SimpleNamespace(id=number) for number in ids])
     for now in (0.0, 10.0):
         ran = min(10.0 - waited, 20.0 / threads) if now else 0.0
         for task in tasks:
