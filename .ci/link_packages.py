@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FARM = ROOT / "build" / "types"
+LINKS = ROOT / "build" / "types"
 
 
 def packages() -> dict[str, str]:
@@ -22,9 +22,9 @@ def packages() -> dict[str, str]:
 
 def main() -> None:
     """Build the links anew; real folders, because not every tool follows a linked one."""
-    shutil.rmtree(FARM, ignore_errors=True)
+    shutil.rmtree(LINKS, ignore_errors=True)
     for name, folder in packages().items():
-        target = FARM.joinpath(*name.split("."))
+        target = LINKS.joinpath(*name.split("."))
         for source in sorted((ROOT / folder).rglob("*.py")) + sorted((ROOT / folder).rglob("py.typed")):
             link = target / source.relative_to(ROOT / folder)
             link.parent.mkdir(parents=True, exist_ok=True)

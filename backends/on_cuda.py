@@ -34,7 +34,7 @@ class CudaCallableBackend(CallableBackend):
     Attributes:
         library: whether the function leaves the choice of a kernel to cuBLAS, which may slice K or add one by one.
         rules: groups of ``backends/rules.toml`` that exclude problems; ``tma``: rows begin at multiples of 16 bytes.
-        arithmetic: fields of the contract that the library's documentation has otherwise than the tensor core.
+        arithmetic: fields of the contract in which the library's documentation differs from the tensor core.
     """
 
     library: bool = False

@@ -46,7 +46,7 @@ WANTS: Final[Mapping[str, tuple[str, Callable[[GemmConfig, Backend], bool]]]] = 
     "guard": ("computes on the CPU", lambda config, b: config.guard != "pages" or _on_cpu(config, b)),
     "run.stream": ("computes on a CUDA device", lambda config, b: not _on_cpu(config, b)),
     "speed.windows": ("computes on the CPU", _on_cpu),
-    "comparator": ("is another one than the comparator", lambda config, b: b.name != config.speed.comparator),
+    "comparator": ("differs from the comparator", lambda config, b: b.name != config.speed.comparator),
 }
 
 
@@ -75,7 +75,7 @@ def check_backends(config: GemmConfig) -> None:
     for name in sorted(option.name for option in OPTIONS if option.name in config.typed and kind in option.ignored_by):
         raise _has_no_effect(config, name, f"--gemm-{kind} ignores it")
     if kind == "fuzz" and config.thread_axis:
-        raise _has_no_effect(config, "threads", "--gemm-fuzz has one number of threads", "give one")
+        raise _has_no_effect(config, "threads", "--gemm-fuzz accepts one --gemm-threads value", "give one")
     if "run.durations" in config.typed and config.shard is None:
         raise _has_no_effect(config, "run.durations", "the tests are not divided", "add --gemm-shard=K/N")
     for name in sorted(config.typed):

@@ -173,7 +173,7 @@ def _gemm_judge(pytestconfig: pytest.Config) -> Iterator[Judge]:
 
 @pytest.fixture
 def gemm_case(request: pytest.FixtureRequest) -> Case:
-    """The ``judge.Case`` of a test that carries the ``gemm`` marker."""
+    """The ``judging.case.Case`` of a test that carries the ``gemm`` marker."""
     return run_of(request.config).case(request)
 
 

@@ -137,9 +137,7 @@ def value(config: pytest.Config, name: str) -> Given:
         raise pytest.UsageError(f"{source}= is empty: give {option.metavar}, or leave the option out{default}")
     check_printable(text)
     if option.switch and typed not in {None, "yes"} and option.flag in config.invocation_params.args:
-        raise pytest.UsageError(
-            f"{source} {shown(text)}: a value stands behind '=', {source}={option.metavar}; or put the option last"
-        )
+        raise pytest.UsageError(f"{source} {shown(text)}: write {source}={option.metavar}, or put the option last")
     if option.choices and text not in option.choices:
         hint = did_you_mean(text.lower(), option.choices)
         raise wrong(text, f"not a value{hint}; choose one of {', '.join(option.choices)}")

@@ -267,7 +267,7 @@ def scheduler(config: pytest.Config, log: Any, journals: Journals | None, known:
         def remove_node(self, node: Any) -> str | None:
             """Give a dead worker's tests to others, and say which test it took with it.
 
-            None, where it has left word of what it was doing: another worker goes on with that test.  Otherwise
+            None, if its journal says what it was doing: another worker continues with that test.  Otherwise
             that test is over: xdist would run it again and again.
             """
             self._is_sorted = False  # its units come back
@@ -291,7 +291,9 @@ def scheduler(config: pytest.Config, log: Any, journals: Journals | None, known:
             if config.get_verbosity() >= 0:
                 why = outcome.reason.text if outcome.reason else ""
                 case = f"{outcome.problem} on {outcome.who}"
-                Display.of(config).line(f"{case}: {outcome.status}: {why}; another worker goes on behind it")
+                Display.of(config).line(
+                    f"{case}: {outcome.status}: {why}; another worker continues with the next candidate"
+                )
             return True
 
         def _count_false_start(self, node: Any) -> None:

@@ -10,7 +10,7 @@ import itertools
 from typing import Any, Final
 
 import torch
-from mutants import Plant, Tensors, afterwards, exact, product, spoilt, store, whole
+from mutants import Plant, Tensors, afterwards, corrupted, exact, product, store, whole
 from torch import Tensor
 
 from pytest_gemm.judging.imitations import saturated
@@ -134,11 +134,11 @@ def _tile_lost() -> Plant:
 
 IMITATIONS: Final[dict[str, Plant]] = {
     "tensorwise-as-rowwise": whole(_tensorwise_as_rowwise),
-    "woq-column-tail": spoilt(_column_tail),
+    "woq-column-tail": corrupted(_column_tail),
     "residual-not-permuted": whole(_residual_not_permuted),
-    "offset-of-b-dropped": spoilt(_offset_dropped),
+    "offset-of-b-dropped": corrupted(_offset_dropped),
     "factors-lost": whole(lambda t, _: t["bias"] + t["a"] @ t["b"]),
-    "codes-not-unpacked": spoilt(_not_unpacked, lambda a, b: exact(a, b).float()),
+    "codes-not-unpacked": corrupted(_not_unpacked, lambda a, b: exact(a, b).float()),
     "pairs-saturate": product(_pairs_saturate),
     "sums-through-f32": product(lambda a, b: exact(a, b).float().double().to(torch.int32)),
     "nan-of-the-row-behind": product(_nan_of_the_row_behind),
@@ -149,7 +149,7 @@ IMITATIONS: Final[dict[str, Plant]] = {
     "rows-wrap": product(_rows_wrap),
     "empty-group-not-written": whole(_empty_group),
     "second-product-starts-anew": whole(_second_starts_anew),
-    "scales-of-the-first-block": spoilt(_scales_of_the_first_block),
+    "scales-of-the-first-block": corrupted(_scales_of_the_first_block),
     "blocks-of-missing-threads": afterwards(_missing_threads),
     "tile-lost-in-some-calls": _tile_lost(),
 }

@@ -130,7 +130,7 @@ UNSIGNED = {"u8": "int_mm:u8-i8-i32:nt:20x40x{k}"}
 EXPANDED = lines("addmm:{d}:nn:20x40x{k}:bias-xn+beta-2")
 WITHOUT_DIMENSIONS = lines("addmm:{d}:nn:20x40x{k}:bias-0+alpha-0.5")
 STRIDED = lines("addmm:{d}:tn:20x40x{k}:bias:a.strided")
-TAPPED = lines("mm:{d}:nn:20x40x{k}:relu:program.multi_output")
+MULTI_OUTPUT = lines("mm:{d}:nn:20x40x{k}:relu:program.multi_output")
 AGAIN = lines("mm:{d}:nn:20x64x64:program.chained", "f32", "bf16")
 GATED = lines("linears:{d}:nt:2x20x40x{k}:bias+gated-silu", "f32", "bf16")
 INT4 = {
@@ -234,8 +234,8 @@ def inputs(wrong: Callable[[Tensor], Tensor]) -> Plant:
     return product(lambda a, b: store(exact(wrong(a), wrong(b)), a))
 
 
-def spoilt(spoil: Callable[[Tensors, Problem], None], matmul: Matmul = right) -> Plant:
-    """The product is right, of spoilt operands."""
+def corrupted(spoil: Callable[[Tensors, Problem], None], matmul: Matmul = right) -> Plant:
+    """The product is right, of corrupted operands."""
 
     def plant(problem: Problem) -> Run:
         program = build(problem, matmul)
@@ -705,7 +705,7 @@ def changed(**how: Callable[[Tensor], Tensor]) -> Plant:
     def spoil(tensors: Tensors, _problem: Problem) -> None:
         tensors.update((name, change(tensors[name])) for name, change in how.items())
 
-    return spoilt(spoil)
+    return corrupted(spoil)
 
 
 def zero_from_last_tile(x: Tensor) -> Tensor:
@@ -1220,7 +1220,7 @@ def alpha_and_beta_exchanged(t: Tensors, problem: Problem) -> Tensor:
     return problem.beta * right(t["a"], t["b"]) + problem.alpha * t["bias"]
 
 
-def tapped_too_late(t: Tensors, problem: Problem) -> Any:
+def first_output_too_late(t: Tensors, problem: Problem) -> Any:
     last = build(problem, right)(**t)[1]
     return last, last.clone()
 
@@ -1689,7 +1689,7 @@ MUTANTS: dict[str, Mutant] = {
     "f64-by-f32": Mutant("f64 is multiplied in f32", inputs(through(torch.float32)), F64),
     "autocast-truncates": Mutant(
         "the cast to the half type truncates",
-        spoilt(
+        corrupted(
             lambda t, p: t.update((n, truncated(t[n].float(), torch_dtype(p.input_dtype)).float()) for n in ("a", "b"))
         ),
         AUTOCAST,
@@ -1809,7 +1809,9 @@ MUTANTS: dict[str, Mutant] = {
     "last-batch-missing": Mutant("the last batch is never computed", afterwards(last_batch_missing), BATCHED),
     "group-edge-off-by-one": Mutant("a group's last row meets the next B", changed(offs=ends_too_early), GROUPED),
     "group-stride-zero": Mutant("all groups use the first B", changed(b=batch_stride_zero), GROUPED),
-    "empty-group-skipped": Mutant("groups behind an empty one use the B before", spoilt(empty_group_skipped), GROUPED),
+    "empty-group-skipped": Mutant(
+        "after an empty group the previous B is used", corrupted(empty_group_skipped), GROUPED
+    ),
     # Sizes.
     "rows-past-1024": Mutant("rows from 1024 on are the rows before", rows_from(1024, rows_shifted), TALL),
     "rows-in-16-bits": Mutant("row 65536 is row 0", sized(rows_by_16_bits, lambda c: c.dim() == 2), TALL),
@@ -2038,18 +2040,18 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "stride-of-bias-ignored": Mutant(
         "the rows of an expanded bias are taken to be apart",
-        spoilt(lambda t, _: t.update(bias=t["bias"].as_strided(t["bias"].shape, (1, 1)))),
+        corrupted(lambda t, _: t.update(bias=t["bias"].as_strided(t["bias"].shape, (1, 1)))),
         EXPANDED,
     ),
     "bias-of-one-element": Mutant(
         "a bias without dimensions reaches the first column only",
-        spoilt(lambda t, _: t.update(bias=F.pad(t["bias"].reshape(1), (0, 39)))),
+        corrupted(lambda t, _: t.update(bias=F.pad(t["bias"].reshape(1), (0, 39)))),
         WITHOUT_DIMENSIONS,
     ),
-    "tapped-too-late": Mutant("the tapped value is the last one", whole(tapped_too_late), TAPPED),
+    "first-output-too-late": Mutant("the first result is the last one", whole(first_output_too_late), MULTI_OUTPUT),
     "again-from-the-start": Mutant("the second product is the first", whole(again_from_the_start), AGAIN),
-    "gate-exchanged": Mutant("the gate and the value are exchanged", spoilt(gate_exchanged), GATED),
-    "biases-exchanged": Mutant("two linears have each other's bias", spoilt(biases_exchanged), GATED),
+    "gate-exchanged": Mutant("the gate and the value are exchanged", corrupted(gate_exchanged), GATED),
+    "biases-exchanged": Mutant("two linears have each other's bias", corrupted(biases_exchanged), GATED),
     "scale-of-one-row": Mutant("one scale reaches the first row only", whole(scale_of_one_row), FP8_TENSORWISE),
     "scale-of-result-forgotten": Mutant(
         "an fp8 result is not scaled",
@@ -2057,12 +2059,14 @@ MUTANTS: dict[str, Mutant] = {
         {"fp8": "scaled_mm:f8e4m3fn:nt:20x40x{k}:quant.tensorwise+result-4"},
     ),
     "block-scales-by-rows": Mutant(
-        "scales of A's blocks are read as if those of a row were neighbours", spoilt(block_scales_by_rows), FP8_BLOCKS
+        "scales of A's blocks are read as if a row's were neighbours",
+        corrupted(block_scales_by_rows),
+        FP8_BLOCKS,
     ),
     "block-scales-of-the-first": Mutant(
-        "each block of K has the scales of the first", spoilt(block_scales_of_the_first), FP8_BLOCKS
+        "each block of K has the scales of the first", corrupted(block_scales_of_the_first), FP8_BLOCKS
     ),
-    "block-scales-at-the-end": Mutant("blocks are scaled by their mean", spoilt(block_scales_meant), FP8_BLOCKS),
+    "block-scales-at-the-end": Mutant("blocks are scaled by their mean", corrupted(block_scales_meant), FP8_BLOCKS),
     "int4-halves-exchanged": Mutant("the halves of a byte are exchanged", int4(codes_of_pairs_exchanged), INT4),
     "int4-zero-point": Mutant("codes are centred at 7", int4(lambda x: x + 1), INT4),
     "int4-group-shifted": Mutant(
@@ -2114,10 +2118,10 @@ MUTANTS: dict[str, Mutant] = {
     "scale-of-first-row": Mutant("one scale serves all rows", changed(scale_a=lambda x: x[:1].expand_as(x)), FP8),
     "scale-shifted": Mutant("B's scales are one column off", changed(scale_b=lambda x: x.roll(1, -1)), FP8),
     "scale-transposed": Mutant("A's scales run along the columns", changed(scale_a=lambda x: x.t()), FP8_SQUARE),
-    "scales-exchanged": Mutant("A's scales and B's are exchanged", spoilt(scales_exchanged), FP8_SQUARE),
+    "scales-exchanged": Mutant("A's scales and B's are exchanged", corrupted(scales_exchanged), FP8_SQUARE),
     "rounded-before-scale": Mutant("the sum is rounded before it is scaled", product(rounded_before_scale), FP8),
     "fp8-sum-in-few-bits": Mutant("13 bits hold the sum where float32 is claimed", product(tensor_core(13, 32)), FP8),
-    "e5m2-read-as-e4m3": Mutant("B's bits are read in the other format", spoilt(read_as_other_fp8), FP8_PAIR),
+    "e5m2-read-as-e4m3": Mutant("B's bits are read in the other format", corrupted(read_as_other_fp8), FP8_PAIR),
     "fnuz-exponent": Mutant("the exponent's bias is that of e4m3fnuz", changed(scale_a=lambda x: x * 0.5), FP8),
 }
 

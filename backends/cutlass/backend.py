@@ -318,9 +318,9 @@ class CutlassBackend(InductorBackend):
 def _without_memory(problem: Problem) -> Operands:
     """Operands of a problem in their true geometry, as fake tensors on a CUDA device."""
     from pytest_gemm.backends.cutlass import compat
-    from pytest_gemm.operands import tensors as room
+    from pytest_gemm.operands import tensors as factory
     from pytest_gemm.operands.distributions import distributions_for
 
-    made = room.make(problem, distributions_for(problem)[0], 0)
+    made = factory.make(problem, distributions_for(problem)[0], 0)
     fields = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
     return dataclasses.replace(made, **compat.faked({**fields, "device": Device.CUDA, "buffers": ()}))

@@ -402,9 +402,9 @@ class Artifact:
         args = [tensors[n] for n in compiled.inputs]
         compiled.calls.clear()
         try:
-            fenced = self.spec.mode != "cudagraphs"
-            with _calling(self.problem, self.spec), poisoned_memory(compiled.modules, fenced=fenced):
-                return compiled.function(*args) if fenced else self._replayed(args)
+            check_bands = self.spec.mode != "cudagraphs"
+            with _calling(self.problem, self.spec), poisoned_memory(compiled.modules, check_bands=check_bands):
+                return compiled.function(*args) if check_bands else self._replayed(args)
         except RuntimeError as error:
             if torch_compat.recompiled(error):
                 raise RecompileError(f"{self.problem}: {error}") from error

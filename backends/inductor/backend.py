@@ -210,7 +210,7 @@ class InductorBackend(abc.ABC):
 
         Where the template kernel is the last one, it has held the sum in f32 through the whole epilogue and has
         rounded once; where its text says so, before the first step too.  With another kernel after it, or before
-        anything is compiled, the result may have been rounded in between.  So may a value that is tapped: the last
+        anything is compiled, the result may have been rounded in between.  So may an intermediate result: the last
         step can go on from what was stored; and the products of ``concat``, which the program scales itself: a pass
         may put that product into the kernel.
         """

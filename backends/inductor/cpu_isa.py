@@ -219,7 +219,7 @@ def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
 
 
 def _for_cpu(asked: Callable[[str], bool], answer: bool, device: str) -> bool:
-    """``asked`` with another answer about the CPU."""
+    """Wrap ``asked`` to report the emulated ISA."""
     return answer if device == "cpu" else asked(device)
 
 

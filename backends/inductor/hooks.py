@@ -42,7 +42,7 @@ def found(where: str) -> Any:
 
 @contextlib.contextmanager
 def patched(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Other values of attributes: owner, name and value of each."""
+    """Patch attributes for the block: owner, name and value of each."""
     with contextlib.ExitStack() as stack:
         for owner, name, value in changes:
             stack.enter_context(patch.object(owner, name, value))

@@ -1,4 +1,4 @@
-"""Memory that a compiled program gets: poisoned, so that what is not written is seen, and fenced."""
+"""Memory that a compiled program gets: poisoned, so that what is not written is seen, with checked bands around it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def poison(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-class _Fences:
+class _Bands:
     """The memory around what a program got in one call."""
 
     def __init__(self) -> None:
@@ -66,12 +66,12 @@ class _Fences:
                 raise Misconduct("written-beside", text)
 
 
-def _poisoning(allocator: _Allocator, fences: _Fences | None) -> _Allocator:
+def _poisoning(allocator: _Allocator, bands: _Bands | None) -> _Allocator:
     """``allocator`` with poison in what it returns, and around it."""
 
     def poisoned(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *rest: Any) -> torch.Tensor:
-        if fences is not None and all(shape):
-            return poison(fences.allocate(allocator, shape, stride, dtype))
+        if bands is not None and all(shape):
+            return poison(bands.allocate(allocator, shape, stride, dtype))
         return poison(guard_pages.moved(allocator(shape, stride, dtype, *rest), "out"))
 
     return poisoned
@@ -83,7 +83,7 @@ def allocators_of(module: ModuleType) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def poisoned_memory(modules: tuple[ModuleType, ...], *, fenced: bool = True) -> Iterator[None]:
+def poisoned_memory(modules: tuple[ModuleType, ...], *, check_bands: bool = True) -> Iterator[None]:
     """Let these generated modules find poison in and around whatever they allocate: results, intermediates, workspaces.
 
     The allocator hands out the memory of the last result again and again, and an element that is not written, or a
@@ -91,21 +91,21 @@ def poisoned_memory(modules: tuple[ModuleType, ...], *, fenced: bool = True) -> 
 
     Args:
         modules: the programs.
-        fenced: whether the memory around is looked at: not where it must be what the
+        check_bands: whether the memory around is looked at: not where it must be what the
             allocator gives (a CUDA graph's).
 
     Raises:
         Misconduct: ``written-beside``, where the program came to its end.
     """
-    fences = _Fences() if fenced and not guard_pages.active("out") else None
+    bands = _Bands() if check_bands and not guard_pages.active("out") else None
     # Memory that several processes share, or the host's, is not replaced by other memory.
     plain = {"empty_strided_cpu", "empty_strided_cuda", "empty_strided_xpu"}
     places = [
-        (module, name, _poisoning(getattr(module, name), fences if name in plain else None))
+        (module, name, _poisoning(getattr(module, name), bands if name in plain else None))
         for module in modules
         for name in allocators_of(module)
     ]
     with patched(places):
         yield
-    if fences is not None:
-        fences.check()
+    if bands is not None:
+        bands.check()

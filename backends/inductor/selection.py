@@ -153,10 +153,10 @@ class _Selection:
     @property
     def grouped_hooks(self) -> dict[str, Callable[..., Any]]:
         """What is hooked in the template of several linears, and in the one of a single product for a list."""
-        room = "torch._inductor.codegen.cpp_grouped_gemm_template"
+        module = "torch._inductor.codegen.cpp_grouped_gemm_template"
         found: dict[str, Callable[..., Any]] = {
-            f"{room}:create_micro_gemm": partial(self.create, micro_kernels.GROUPED),
-            f"{room}:CppGroupedGemmTemplate.__init__": self.begin_grouped,
+            f"{module}:create_micro_gemm": partial(self.create, micro_kernels.GROUPED),
+            f"{module}:CppGroupedGemmTemplate.__init__": self.begin_grouped,
         }
         if self.listing:
             found["torch._inductor.codegen.cpp_gemm_template:create_micro_gemm"] = partial(self.create, "")

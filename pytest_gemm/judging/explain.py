@@ -556,7 +556,7 @@ def _decoded(s: _Sample) -> str:
     operands, problem = s.wrong.operands, s.problem
     if problem.passes:
         return ""
-    filled = operands.problem  # with more steps, where the result is a tapped value: they decide the digits
+    filled = operands.problem  # with more steps, where the result is an intermediate value: they decide the digits
     if operands.distribution == "k-cover":
         found: set[tuple[int, str]] = set()
         for column, x, value in list(zip(s.at[-1], s.x, s.value, strict=True))[:4]:

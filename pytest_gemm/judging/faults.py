@@ -11,8 +11,8 @@ import gc
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
+import psutil
 import torch
 
 from pytest_gemm.outcome import Reason
@@ -28,7 +28,6 @@ _NO_MEMORY = (
 )
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_MEMORY = re.compile(r"^(MemTotal|MemAvailable):\s*(\d+) kB$", re.MULTILINE)
 _CUDA_ERROR = re.compile(r"(?:CUDA error|CUDA driver error|Triton Error \[CUDA\]): ([^\n]+)")
 
 
@@ -88,15 +87,9 @@ def _device_memory() -> str:
 
 
 def _host_memory() -> str:
-    """What the machine has, in words; "" where Linux does not tell."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return ""
-    found = {name: _size(int(count) * 1024.0) for name, count in _MEMORY.findall(text)}
-    if len(found) < 2:
-        return ""
-    return f"the machine has {found['MemTotal']}, of which {found['MemAvailable']} are available"
+    """What the machine has, in words."""
+    memory = psutil.virtual_memory()
+    return f"the machine has {_size(memory.total)}, of which {_size(memory.available)} are available"
 
 
 def release() -> None:

@@ -407,9 +407,9 @@ def _nan_of_next_row(f: Failure) -> bool:
     if a.numel() == 0 or not f.x.numel():
         return False
     rows = a.detach().cpu().reshape(-1, a.shape[-1])
-    spoilt = ~rows[1:, : -a.shape[-1] % 32].to(torch.float32).isfinite().all(1)
-    spoilt = torch.cat([spoilt, torch.zeros(1, dtype=torch.bool)])
-    return _nan(f) and len(spoilt) == f.x[..., 0].numel() and f.all_bad(spoilt.reshape(f.x.shape[:-1])[..., None])
+    bad = ~rows[1:, : -a.shape[-1] % 32].to(torch.float32).isfinite().all(1)
+    bad = torch.cat([bad, torch.zeros(1, dtype=torch.bool)])
+    return _nan(f) and len(bad) == f.x[..., 0].numel() and f.all_bad(bad.reshape(f.x.shape[:-1])[..., None])
 
 
 def _nan_of_bias(f: Failure) -> bool:

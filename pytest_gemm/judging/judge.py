@@ -151,7 +151,7 @@ class Judge:
             self.release()
 
     def release(self) -> None:
-        """Let go of the operands and results of the last problem."""
+        """Free the operands and results of the last problem."""
         self._truths.forget()
         faults.release()
 
@@ -267,7 +267,7 @@ class Judge:
                 reason = Reason(wrong.code, which + wrong.summary())
                 details = which + wrong.text()
                 if steps := case.problem.outputs[place].view_steps:
-                    details += f"\n  (places of the product; it is stored after {'+'.join(map(str, steps))})"
+                    details += f"\n  (indices before view step {'+'.join(map(str, steps))})"
                 outcome = attempt.end(Status.INCORRECT, reason, details)
                 failure = imitations.Failure(truth, returned.results, contract, place, one, outcome.candidates)
                 imitated = imitations.imitated(failure, self._statements(outcome, case.problem))

@@ -189,7 +189,7 @@ class Truths:
         self.forget()
 
     def forget(self) -> None:
-        """Let go of everything."""
+        """Free everything."""
         self._key: tuple[object, ...] = ()
         self._known: dict[str, Truth] = {}
         self._replaced: dict[str, Truth] = {}

@@ -295,7 +295,7 @@ def beside_eager(
     actual: Sequence[object],
     eager: Sequence[torch.Tensor],
     intervals: Sequence[Interval],
-    names: Sequence[str] = ("the tapped value", "the result"),
+    names: Sequence[str] = ("the intermediate value", "the result"),
 ) -> str:
     """Each of a program's results beside eager's, in words: different is not worse.
 

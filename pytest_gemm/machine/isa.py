@@ -98,7 +98,7 @@ def isas(flags: Sequence[str]) -> tuple[str, ...]:
 
 
 def flags_at(flags: Sequence[str], isa: str) -> tuple[str, ...]:
-    """Of these flags those that code of a level may count on: what a machine that ends there would have.
+    """Keep the flags guaranteed at a level: those of a machine whose best level it is.
 
     Args:
         flags: of the CPU.

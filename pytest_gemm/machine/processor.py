@@ -1,7 +1,8 @@
 """The CPU, as Linux describes it.  What a system does not report is empty or zero; nothing here raises.
 
-``/proc/cpuinfo`` is read here and not by py-cpuinfo, which takes more than a second and lists instruction sets under
-further names: hardware keys, and patterns over instruction sets, would change with it.
+This module reads from procfs and sysfs what psutil does not have: instruction sets, caches, the time that threads
+waited, and the load of cores by their numbers.  (py-cpuinfo takes more than a second, and lists instruction sets under
+further names: hardware keys would change with it.)
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import platform
 import re
 from pathlib import Path
+from typing import Final
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,24 +73,62 @@ def cpu() -> Cpu:
         return Cpu()
 
 
-def cpu_mhz(proc: Path = Path("/proc/cpuinfo"), root: Path = Path("/sys/devices/system/cpu")) -> tuple[float, ...]:
+def cpu_mhz() -> tuple[float, ...]:
     """Clock of each core that this process may run on, in MHz, now; empty where the system does not report it.
 
     A virtual machine often reads the nominal clock.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    scaled = []
-    for core in cores:
-        with contextlib.suppress(OSError, ValueError):
-            scaled.append(int((root / f"cpu{core}" / "cpufreq" / "scaling_cur_freq").read_text()) / 1e3)
-    if scaled:
-        return tuple(scaled)
-    try:
-        text = proc.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ()
-    pairs = re.findall(r"^processor\s*:\s*(\d+)$.*?^cpu MHz\s*:\s*([\d.]+)$", text, re.MULTILINE | re.DOTALL)
-    return tuple(float(mhz) for core, mhz in pairs if int(core) in cores)
+    import psutil
+
+    with contextlib.suppress(OSError, NotImplementedError):
+        own = os.sched_getaffinity(0)
+        return tuple(clock.current for core, clock in enumerate(psutil.cpu_freq(percpu=True)) if core in own)
+    return ()
+
+
+def waited(proc: Path = Path("/proc")) -> float | None:
+    """Seconds that all threads of this process were ready to run and did not, since they began.
+
+    The kernel counts it in nanoseconds, not in ticks, and core by core.
+
+    Args:
+        proc: where procfs is mounted.
+
+    Returns:
+        ``None`` where nothing is counted.
+    """
+    found = []
+    for path in proc.glob("self/task/*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has just ended
+            found.append(int(path.read_text(encoding="utf-8").split()[1]))
+    return sum(found) * 1e-9 if any(found) else None
+
+
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+def busy_seconds(proc: Path, cores: set[int]) -> dict[str, float]:
+    """CPU seconds since the start of the system that ``cores`` were ``busy``, and those of them that were ``stolen``.
+
+    psutil numbers the cores that are online from 0 on, which are other ones where some are offline.
+
+    Args:
+        proc: where procfs is mounted; see proc(5) for the columns of its ``stat``.
+        cores: by number.
+
+    Returns:
+        Nothing where nothing is counted, as in some sandboxes.
+    """
+    busy = stolen = 0
+    with contextlib.suppress(OSError):
+        for line in (proc / "stat").read_text(encoding="utf-8").splitlines():
+            name, *fields = line.split()
+            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
+                ticks = [int(field) for field in fields]
+                # user nice system (idle iowait) irq softirq steal; guest time is counted under user.
+                busy += sum(ticks[:3]) + sum(ticks[5:8])
+                stolen += sum(ticks[7:8])
+    return {"busy": busy / TICKS, "stolen": stolen / TICKS} if busy else {}
 
 
 def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> int:

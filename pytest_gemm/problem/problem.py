@@ -184,7 +184,7 @@ class Problem(Facts):
         """What a report calls each of :attr:`outputs`; "" for the only one."""
         if self.has("program.branching") or self.has("program.chained"):
             return ("the first result", "the second result")
-        return ("the tapped value", "the result") if self.has("program.multi_output") else ("",)
+        return ("the intermediate value", "the result") if self.has("program.multi_output") else ("",)
 
     def with_m(self, m: int) -> Problem:
         """The same problem at another M; with ``m.dynamic`` both belong to one artifact."""

@@ -251,7 +251,7 @@ def _residual_is_a(p: Facts) -> _Rules:
         yield True, "needs a residual", "add add, sub or mul to the epilogue"
         return
     step, moves = p.residuals[0]
-    yield step.name == "div", "would divide by A, which holds zeros", "use add, sub or mul first"
+    yield step.name == "div", "cannot be used with div: A contains zeros", "use add, sub or mul first"
     moved = bool(step.extent or moves)
     yield moved, f"has A's own shape, which {step} does not meet", "use add, sub or mul before any move"
     casts = [one.dtype for one in p.passes[: p.passes.index(step)] if one.kind is StepKind.CAST]

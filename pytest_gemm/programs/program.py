@@ -135,7 +135,7 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
             tensors["r0"] = tensors["a"]
         tensors = _converted(problem, tensors)
         tensors |= {name: prologues.after(problem, name, tensors[name]) for name in "ab" if problem.prologues(name)}
-        x = tapped = _product(problem, tensors, matmul)
+        x = first = _product(problem, tensors, matmul)
         index = 0
         for place, step in enumerate(chain):
             residual = tensors["bias"] if step.kind is StepKind.BIAS else None
@@ -144,14 +144,14 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
                 if step.extent == "at":
                     residual = F.embedding(tensors[f"i{index}"], residual)
                 index += 1
-            before = tapped if forks and place == len(chain) - 1 else x
+            before = first if forks and place == len(chain) - 1 else x
             moving = step.kind is StepKind.VIEW
-            tapped, x = x, views.forth(before, [step]) if moving else step.apply(torch, before, residual)
+            first, x = x, views.forth(before, [step]) if moving else step.apply(torch, before, residual)
         if problem.has("out.copied"):
             return tensors["out"].copy_(x)
         if problem.has("program.chained"):
             return x, _product(problem, {**tensors, "a": x}, matmul)
-        return (tapped, x) if problem.has("program.multi_output") or forks else x
+        return (first, x) if problem.has("program.multi_output") or forks else x
 
     return program
 

@@ -30,7 +30,7 @@ from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
-from pytest_gemm.storage.kernel_store import Counts, Farm, Job, Store
+from pytest_gemm.storage.kernel_store import CompilePool, Counts, Job, Store
 from pytest_gemm.text import table as text_table
 
 # Problems that one process is given at a time: enough to outweigh the call, few enough to keep all processes busy.
@@ -192,27 +192,27 @@ def compile_for(
     todo = list(problems)
     harvest.needs = {line: set() for line in todo}
     try:
-        with Farm(store, config.jobs) as farm:
+        with CompilePool(store, config.jobs) as compilers:
             while todo:
                 chunks = [todo[at : at + _CHUNK] for at in range(0, len(todo), _CHUNK)]
                 waiting = {
                     pool.submit(_ask, backend, one, architecture, config.wanted_candidates): one for one in chunks
                 }
                 fresh: dict[str, set[str]] = {}
-                for chunk, answers in _as_answered(waiting, farm, backend.name, display):
+                for chunk, answers in _as_answered(waiting, compilers, backend.name, display):
                     if isinstance(answers, str):
                         harvest.unasked.update(dict.fromkeys(chunk, answers))
                         continue
                     for line, jobs in answers:
                         fresh[line] = _noted(harvest, line, jobs, store)
-                    farm.submit(harvest.kernels.values())
-                farm.finish(lambda progress: display.progress(f"compiling for {backend.name}: {progress}"))
+                    compilers.submit(harvest.kernels.values())
+                compilers.finish(lambda progress: display.progress(f"compiling for {backend.name}: {progress}"))
                 if harvest.unasked:
                     break
                 # A candidate that was refused just now gives way to another one: which, is known by asking again.
-                lost = farm.rejected.keys() - harvest.cached
+                lost = compilers.rejected.keys() - harvest.cached
                 todo = [line for line, keys in fresh.items() if keys & lost]
-            harvest.refused, harvest.undone = farm.rejected, farm.undone
+            harvest.refused, harvest.undone = compilers.rejected, compilers.undone
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     made = {key: store.object_of(key) for key in harvest.kernels}
@@ -224,12 +224,12 @@ def compile_for(
 
 
 def _as_answered(
-    waiting: dict[Future[list[_Answer]], list[str]], farm: Farm, name: str, display: Display
+    waiting: dict[Future[list[_Answer]], list[str]], compilers: CompilePool, name: str, display: Display
 ) -> Iterator[tuple[list[str], list[_Answer] | str]]:
-    """Chunks with their answers as they come, or with why there is none; the farm works on meanwhile."""
+    """Chunks with their answers as they come, or with why there is none; the compilers work on meanwhile."""
     while waiting:
         to_go = sum(map(len, waiting.values()))
-        display.progress(f"compiling for {name}: {to_go} problems to ask, {farm.progress}")
+        display.progress(f"compiling for {name}: {to_go} problems to ask, {compilers.progress}")
         for future in wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED).done:
             chunk, error = waiting.pop(future), future.exception()
             if error is None:

@@ -50,7 +50,7 @@ class Red(enum.IntEnum):
     UNDECIDED = 13
     """More of the timed cases stayed undecided than ``--gemm-undecided`` allows."""
     LEDGER = 14
-    """A known failure no longer fails: its entry applied to cases that ran, and none of them failed."""
+    """A known failure no longer fails: its entry applied to cases that ran, and none failed."""
     FILE = 15
     """A file that was asked for, by ``--gemm-output`` for instance, could not be written."""
 
@@ -372,7 +372,7 @@ def explain_for_worker(
 
     Args:
         outcomes: of any problems.
-        known: what the process left word of, ``None`` for nothing.
+        known: what the process wrote down, ``None`` for nothing.
         ledger: of the run.
         devices: where each backend computes.
         threads: CPU threads of the run's processes.

@@ -1,4 +1,4 @@
-"""What a run says at its end: numbers from outcomes here, sentences in ``templates/summary.txt.jinja``."""
+"""The summary of a run: numbers from outcomes here, sentences in ``templates/summary.txt.jinja``."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _status_table(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def nearest(outcomes: Iterable[Outcome]) -> str:
-    """The share of the passed cases whose every element is the correctly rounded one."""
+    """The share of passed cases with every element correctly rounded."""
     passed = [outcome.ratio == 0 for outcome in having(outcomes, "passed") if outcome.ratio is not None]
     return f"{math.floor(100 * sum(passed) / len(passed))}%" if passed else "-"
 

@@ -127,7 +127,7 @@ def _check(parts: Sequence[Part]) -> None:
 
 
 def _difference(first: Part, part: Part) -> str:
-    """What a shard has otherwise than the first one; "" where they are of one run."""
+    """How a shard differs from the first one; "" where they are of one run."""
     for what, a, b in (
         ("option", first.shard.options, part.shard.options),
         ("version of", first.record.run.versions, part.record.run.versions),

@@ -97,7 +97,7 @@ class TimedCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     Attributes:
         backend, problem: name and problem line.
         test: name of its test function; entries of the ledger may name it.
-        pinned: candidates of a backend that selects by timing, the one to time first and the others behind it: an
+        ranked: candidates of a backend that selects by timing, the one to time first and the others behind it: an
             earlier process of the run has selected.
         spared: candidates that the backend need not time to select one.
         before: candidate that was selected for the baseline, or in the base environment; where another one is selected
@@ -107,7 +107,7 @@ class TimedCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     backend: str
     problem: str
     test: str = ""
-    pinned: tuple[str, ...] = ()
+    ranked: tuple[str, ...] = ()
     spared: tuple[str, ...] = ()
     before: str = ""
 

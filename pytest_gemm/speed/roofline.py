@@ -458,9 +458,9 @@ def _rate_of(call: Callable[[], object], amount: float, device: str, budget: flo
     is_watched = device == "cpu" and torch.get_num_threads() <= cpu.cores()
 
     def once() -> tuple[float, bool]:
-        before = cpu.waited() if is_watched else None
+        before = processor.waited() if is_watched else None
         spent = seconds()
-        after = cpu.waited() if is_watched else None
+        after = processor.waited() if is_watched else None
         return spent, before is None or after is None or after - before <= cpu.LOAD_OF_OTHERS * spent
 
     began = time.perf_counter()

@@ -102,7 +102,7 @@ class Runner:
         before: what was selected for the baseline, or in the base environment.
         failed: of each case that failed, the sample with the reason.
         notes, lost: see :class:`rows.Run`.
-        pinned: candidates of the backends that select by timing, by group and case; the selected one is the first.
+        ranked: candidates of the backends that select by timing, by group and case; the selected one is the first.
         peaks: of the machine, once a session has measured them.
         samples: folder that keeps the sessions' files.
         commit: of the head.
@@ -118,7 +118,7 @@ class Runner:
     failed: dict[Timed, Sample] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     lost: dict[str, str] = dataclasses.field(default_factory=dict)
-    pinned: dict[str, dict[Timed, tuple[str, ...]]] = dataclasses.field(default_factory=lambda: defaultdict(dict))
+    ranked: dict[str, dict[Timed, tuple[str, ...]]] = dataclasses.field(default_factory=lambda: defaultdict(dict))
     peaks: Peaks | None = None
 
     def __post_init__(self) -> None:
@@ -169,7 +169,7 @@ class Runner:
         for sample in alone:
             if sample.selected:
                 ranked = (sample.selected[0], *(name for name in sample.ranking if name not in sample.selected))
-                self.pinned[group.name][timed(sample.case)] = ranked
+                self.ranked[group.name][timed(sample.case)] = ranked
         if alone:
             seconds = time.perf_counter() - started
             self.notes.append(f"selecting in {group.label} took {seconds:.0f} s: {_timed_alone(alone, spared)}")
@@ -218,13 +218,13 @@ class Runner:
 
         A selection is one observation as well: what a confirmation times is to have been selected twice.
         """
-        pinned = dict.fromkeys(case for case in map(timed, cases) if case in self.pinned[group.name])
-        if todo := self.left(pinned):
+        ranked = dict.fromkeys(case for case in map(timed, cases) if case in self.ranked[group.name])
+        if todo := self.left(ranked):
             self.compile(group, todo)
 
     def selected(self, group: Group) -> dict[CaseId, tuple[str, ...]]:
         """What the backends that select by timing have selected."""
-        return {CaseId(*case): candidates[:1] for case, candidates in self.pinned[group.name].items()}
+        return {CaseId(*case): candidates[:1] for case, candidates in self.ranked[group.name].items()}
 
     def sessions(
         self, groups: Sequence[Group], cases: Sequence[Timed], index: int, label: str, behind: int = 0
@@ -258,11 +258,11 @@ class Runner:
         return {group.name: self._ended(one, group, index) for group, one in zip(groups, processes, strict=True)}
 
     def _request(self, group: Group, cases: Sequence[Timed], index: int) -> Request:
-        is_head, pinned = group.name == "head", self.pinned[group.name]
+        is_head, ranked = group.name == "head", self.ranked[group.name]
         known = self.before.items() if is_head else ()
         before = {timed(case): names[0] for case, names in known if len(names) == 1 and not case.candidate}
         wanted = (
-            TimedCase(*case, self.tests.get(case, ""), pinned.get(case, ()), before=before.get(case, ""))
+            TimedCase(*case, self.tests.get(case, ""), ranked.get(case, ()), before=before.get(case, ""))
             for case in self._shuffled(self.left(cases), index)
         )
         commit = self.commit if is_head else ""

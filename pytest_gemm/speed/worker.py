@@ -250,15 +250,15 @@ class Meter:
 
         last: dict[str, Outcome] = {}
         found: list[Judged] = []
-        # What is pinned was selected by the backend itself, even if the ledger withholds the candidate.
-        for judged in (self._judge.judge if wanted.pinned else run.judged)(case, timing=timing):
+        # What is named was selected by the backend itself, even if the ledger withholds the candidate.
+        for judged in (self._judge.judge if wanted.ranked else run.judged)(case, timing=timing):
             found.append(judged)
             outcome = judged.outcome
             compiled += outcome.seconds.compile
             pruned = outcome.status is Status.PRUNED
             if pruned and outcome.candidate and case.candidates.by_backend:
                 continue  # left out by autotuning, which is no case of its own
-            if wanted.pinned:  # which candidate it was is a fact of the case, as it is where autotuning has selected it
+            if wanted.ranked:  # which candidate it was is a fact of the case, as it is where autotuning has selected it
                 status = Status.CRASHED if pruned else outcome.status
                 outcome = dataclasses.replace(outcome, case=case.id(), status=status)
             work = passed.pop() if passed else None
@@ -430,7 +430,7 @@ def _as_timed(case: Case, wanted: TimedCase) -> Case:
     return dataclasses.replace(
         case,
         distributions=("rand",) if "rand" in distributions else distributions[:1],
-        candidates=CandidateSelection(wanted.pinned[0] if wanted.pinned else case.candidates.text or "winner"),
+        candidates=CandidateSelection(wanted.ranked[0] if wanted.ranked else case.candidates.text or "winner"),
         spared=frozenset(wanted.spared),
     )
 
@@ -460,10 +460,10 @@ def others(
         return [name for name in names if name not in chosen and not withheld(name)]
 
     before = allowed([wanted.before]) if wanted.before and chosen else []
-    found = [name for name in before if name in wanted.pinned or name in listed()]
+    found = [name for name in before if name in wanted.ranked or name in listed()]
     if regret:
-        ranked = allowed(wanted.pinned)
-        found += ranked[:regret] or CandidateSelection(str(regret)).of(allowed(listed()))
+        names = allowed(wanted.ranked)
+        found += names[:regret] or CandidateSelection(str(regret)).of(allowed(listed()))
     return list(dict.fromkeys(found))
 
 

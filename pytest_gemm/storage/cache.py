@@ -172,13 +172,11 @@ class Pruned:
         count: of the entries that were removed.
         size: of these, in bytes.
         left: bytes that stay.
-        complete: whether the time was enough for all.
     """
 
     count: int = 0
     size: int = 0
     left: int = 0
-    complete: bool = True
 
 
 def prune(folder: Path, limits: Limits, *, seconds: float = float("inf"), spared: float = 0.0) -> Pruned:
@@ -201,14 +199,14 @@ def prune(folder: Path, limits: Limits, *, seconds: float = float("inf"), spared
             kept.append(entry)
             done.left += entry.size
         if time.monotonic() > until:
-            return dataclasses.replace(done, complete=False)
+            return done
     for entry in sorted(kept, key=lambda one: one.used):
         if done.left <= most or entry.used > now - spared:
             break
         done.left -= entry.size
         _remove(folder, entry, done)
         if time.monotonic() > until:
-            return dataclasses.replace(done, complete=False)
+            break
     return done
 
 

@@ -13,7 +13,7 @@ The SHA-256 of these is its key.  ``<key>.o`` is the object, with :data:`ENTRY` 
 text, so that a candidate that cannot be compiled is tried once.  A store is a folder of plain files: it can be copied
 to another machine and is valid there.
 
-No torch, no pytest: everything here can be tried without a compiler, see ``tests/backends/test_farm.py``.
+No torch, no pytest: everything here can be tried without a compiler, see ``tests/backends/test_compile_ahead.py``.
 """
 
 from __future__ import annotations
@@ -398,13 +398,13 @@ def renamed(made: Path, entry: str, place: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a farm has come.
+    """Progress of the compile pool.
 
     Attributes:
         done, total: kernels; those that were in the store count as done.
         running: compilers at work.
         failed: kernels that could not be compiled.
-        seconds: since the farm began.
+        seconds: since the pool started.
     """
 
     done: int
@@ -419,7 +419,7 @@ class Progress:
         return f"{text}, {self.failed} failed" if self.failed else text
 
 
-class Farm:
+class CompilePool:
     """Compilers at work on a store, several at a time and each kernel once.
 
     Used as a context: leaving it by an exception (an interrupt) ends every compiler that runs.
@@ -443,7 +443,7 @@ class Farm:
         self._futures: list[Future[None]] = []
         self._started = time.perf_counter()
 
-    def __enter__(self) -> Farm:
+    def __enter__(self) -> CompilePool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -421,14 +421,14 @@ def test_coded_distributions_are_decoded() -> None:
 # -- beside eager -------------------------------------------------------------------------------------
 
 
-def test_a_tapped_value_is_decoded_with_the_digits_of_its_distribution() -> None:
+def test_an_intermediate_value_is_decoded_with_the_digits_of_its_distribution() -> None:
     """They depend on the whole epilogue: a result in bf16 leaves room for fewer than the product alone has."""
     problem = Problem.parse("mm:f32:nn:24x40x100:add+cast-bf16:program.multi_output")
-    tapped = problem.outputs[0]
+    first = problem.outputs[0]
     made = ops.make(problem, "k-cover", 11)
     assert digit_plan(problem)[0] != digit_plan(Problem.parse("mm:f32:nn:24x40x100"))[0]
     contract = Contract("f32", "either")
-    bare = dataclasses.replace(tapped, epilogue=())
+    bare = dataclasses.replace(first, epilogue=())
     span = interval.interval(bare, made, reference.reference(bare, made), contract)
     result = made.a[:, :-1] @ made.b[:-1]
     found = verdict_module.compare(result, span, bare, made)
@@ -450,12 +450,12 @@ def test_two_results_stand_beside_eagers_two() -> None:
     problem = Problem.parse("mm:f32:nn:8x8x8:relu:program.multi_output")
     made = ops.make(problem, "rand", 11)
     spans = interval.intervals(problem, made, reference.reference(problem, made), Contract())
-    tapped, result = program.build(problem)(**program.args(problem, made))
-    assert verdict_module.beside_eager((tapped, result), (tapped, result), spans) == (
-        "the tapped value bit-equal; the result bit-equal"
+    first, result = program.build(problem)(**program.args(problem, made))
+    assert verdict_module.beside_eager((first, result), (first, result), spans) == (
+        "the intermediate value bit-equal; the result bit-equal"
     )
-    words = verdict_module.beside_eager((torch.nextafter(tapped, tapped + 1), result), (tapped, result), spans)
-    assert words.startswith("the tapped value at most 1 ulp apart in 64 of 64 elements")
+    words = verdict_module.beside_eager((torch.nextafter(first, first + 1), result), (first, result), spans)
+    assert words.startswith("the intermediate value at most 1 ulp apart in 64 of 64 elements")
     assert verdict_module.beside_eager((result,), (result,), spans[1:]) == "bit-equal"
 
 

@@ -25,7 +25,7 @@ from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Globs
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Status
@@ -209,7 +209,7 @@ def test_threads_show_in_id_report_rerun_line_and_record() -> None:
 def test_a_batch_in_the_middle_is_a_permuted_view(text: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     problem = Problem.parse(text)
     for distribution in distributions_for(problem):
-        given = room.make(problem, distribution, 0)
+        given = factory.make(problem, distribution, 0)
         assert (given.a.stride(), given.b.stride()) == (a, b)
         assert given.guards_intact()
         assert (given.b is given.a) == problem.has("b.alias")
@@ -223,7 +223,7 @@ def test_the_template_of_bmm_packs_an_argument_only_where_its_columns_do_not_fit
     backend, packing = CppBackend(threads=1), {}
     for n in (384, 385):
         problem = Problem.parse(f"bmm:f32:nn:1x5x{n}x16")
-        given = room.make(problem, "rand", 0)
+        given = factory.make(problem, "rand", 0)
         prepared = backend.prepare(problem, given)
         prepared.run(given)
         assert prepared.proof().objection() is None
@@ -244,6 +244,6 @@ def test_a_parameter_is_a_constant_of_a_package_frozen_or_not(
 ) -> None:
     problem = Problem.parse(text)
     assert CppBackend().options(problem)["freezing"] is freezing or mode == ""
-    given = room.make(problem, "rand", 0)
+    given = factory.make(problem, "rand", 0)
     spec = CompileSpec("CPP", {"freezing": freezing}, "", 1, BuildRequest(mode=Mode(mode)))
     assert constant_tensors(problem, program.args(problem, given), spec) == expected

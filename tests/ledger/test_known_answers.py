@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import torch
 from imitations import IMITATIONS as PROGRAMS
-from mutants import Control, Mutant, Plant, Planted, Tensors, afterwards, exact, product, right, spoilt, whole
+from mutants import Control, Mutant, Plant, Planted, Tensors, afterwards, corrupted, exact, product, right, whole
 from torch import Tensor
 
 from pytest_gemm.case_id import CaseId, Device
@@ -36,7 +36,7 @@ def instead(name: str, changed: Callable[[Tensor], Tensor]) -> Plant:
     def spoil(t: Tensors, _: Problem) -> None:
         t[name] = changed(t[name])
 
-    return spoilt(spoil)
+    return corrupted(spoil)
 
 
 def strided(*strides: int) -> Callable[[Tensor], Tensor]:
@@ -66,7 +66,7 @@ KNOWN: Final[list[tuple[str, str, Plant, tuple[str, ...], Contract | None]]] = [
             "mm:f32:nn:17x33x48:b.offset",
             instead("b", lambda b: b.as_strided(b.shape, b.stride(), 0)),
         ),
-        ("weight-before", "linear:f32:nt:17x33x48", spoilt(of_the_next_seed), ("rand",)),
+        ("weight-before", "linear:f32:nt:17x33x48", corrupted(of_the_next_seed), ("rand",)),
         ("rows-of-a-adjacent", "mm:f32:nn:17x33x48:a.padded", instead("a", strided(48, 1))),
         ("last-stride-of-a", "mm:f32:tn:17x33x48", instead("a", strided(1, 1))),
         ("rows-of-b-adjacent", "linear:f32:nt:17x33x48:b.padded", instead("b", strided(48, 1))),

@@ -211,13 +211,10 @@ def test_last_level_caches_of_the_cores_in_use_are_added(tmp_path: Path, on_core
     assert processor.last_level_cache(tmp_path / "nowhere") == 0
 
 
-def test_clocks_of_the_cores_in_use(tmp_path: Path, on_cores: Callable[[set[int]], None]) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(XEON, encoding="utf-8")
+def test_clocks_of_the_cores_in_use(monkeypatch: pytest.MonkeyPatch, on_cores: Callable[[set[int]], None]) -> None:
+    clocks = [types.SimpleNamespace(current=2000.5 + core) for core in range(4)]
+    monkeypatch.setattr("psutil.cpu_freq", lambda **_: clocks)
     on_cores({1, 3})
-    assert processor.cpu_mhz(cpuinfo, tmp_path) == (2001.5, 2003.5)
-    folder = tmp_path / "cpu3" / "cpufreq"
-    folder.mkdir(parents=True)
-    (folder / "scaling_cur_freq").write_text("3400000\n", encoding="utf-8")
-    assert processor.cpu_mhz(cpuinfo, tmp_path) == (3400.0,)
-    assert processor.cpu_mhz(tmp_path / "nothing", tmp_path / "nowhere") == ()
+    assert processor.cpu_mhz() == (2001.5, 2003.5)
+    monkeypatch.setattr("psutil.cpu_freq", lambda **_: [])
+    assert processor.cpu_mhz() == ()

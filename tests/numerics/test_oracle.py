@@ -426,17 +426,17 @@ def test_fused_code_may_skip_the_rounding_of_a_bias_under_autocast_and_eager_cod
             assert rejected(rounded, span) == 0, epilogue
 
 
-def test_both_results_of_a_tapped_program_have_their_interval() -> None:
+def test_both_results_of_a_multi_output_program_have_their_interval() -> None:
     problem = Problem.parse("mm:f16:nn:33x64x64:relu+add+gelu:r0.alias:program.multi_output")
     given = ops.make(problem, "rand", 11, "cpu")
     contract = contract_for(problem)
     spans = interval_module.intervals(problem, given, reference.reference(problem, given), contract)
-    tapped, result = program.build(problem)(**program.args(problem, given))
+    first, result = program.build(problem)(**program.args(problem, given))
     assert len(spans) == 2
-    assert rejected(tapped, spans[0]) == 0
+    assert rejected(first, spans[0]) == 0
     assert rejected(result, spans[1]) == 0
     assert rejected(result, spans[0]) > 0
-    assert rejected(tapped, spans[1]) > 0
+    assert rejected(first, spans[1]) > 0
 
 
 def test_a_residual_that_is_a_itself_is_not_another_tensor() -> None:

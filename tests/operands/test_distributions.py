@@ -32,7 +32,7 @@ from mutants import (
 from pytest_gemm.case_id import Device
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.dtypes import DTYPES
@@ -192,7 +192,7 @@ def test_quick_accuses_no_right_kernel(judge: Judge, name: str) -> None:
     "line", ["mm:f32:nn:20x40x256", "linear:bf16:nt:20x40x300:bias", "grouped_mm:f16:nt:3x20x40x64"]
 )
 def test_huge_meets_tiny_and_the_products_are_as_ever(line: str) -> None:
-    o = room.make(Problem.parse(line), "specials", 3)
+    o = factory.make(Problem.parse(line), "specials", 3)
     a, b = o.a.double(), o.b.double().movedim(-2, 0).flatten(1)  # by k
     dtype = DTYPES[line.split(":")[1]]
     tops = a.nan_to_num(0, 0, 0).abs().amax(0), b.nan_to_num(0, 0, 0).abs().amax(1)
@@ -208,12 +208,12 @@ def test_huge_meets_tiny_and_the_products_are_as_ever(line: str) -> None:
 
 def test_what_must_not_depend_on_m_does_not() -> None:
     for line in ("mm:f32:nn:{}x24x64", "mm:f64:nn:{}x24x64", "mm:f16:nt:{}x24x64"):
-        first, other = (room.make(Problem.parse(line.format(m)), "specials", 3).b for m in (20, 33))
+        first, other = (factory.make(Problem.parse(line.format(m)), "specials", 3).b for m in (20, 33))
         assert torch.equal(first.nan_to_num(0.5), other.nan_to_num(0.5))
 
 
 def test_a_long_line_of_f32_has_one_element_that_two_bf16_do_not_hold() -> None:
-    o = room.make(Problem.parse("mm:f32:nn:30x40x2000"), "int-2", 3)
+    o = factory.make(Problem.parse("mm:f32:nn:30x40x2000"), "int-2", 3)
     lost = o.a - _BF16(o.a) - _BF16(o.a - _BF16(o.a))
     assert int((lost != 0).any(1).sum()) > 8
     assert float((o.a.abs().double() @ o.b.abs().double()).max()) <= 2.0**24

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_gemm.operands import memory, random_streams, views
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.integers import decode_k, decode_source, digit_plan, tile_map_period
@@ -23,8 +23,8 @@ from pytest_gemm.programs.program import args
 EXACT = [name for name, distribution in DISTRIBUTIONS.items() if distribution.exact]
 
 
-def make(line: str, distribution: str, seed: int = 0) -> room.Operands:
-    return room.make(Problem.parse(line), distribution, seed)
+def make(line: str, distribution: str, seed: int = 0) -> factory.Operands:
+    return factory.make(Problem.parse(line), distribution, seed)
 
 
 def accumulator_bits(problem: Problem) -> int:
@@ -141,7 +141,7 @@ def test_a_product_without_groups_has_operands(distribution: str) -> None:
 @pytest.mark.parametrize("line", LAYOUTS)
 def test_shapes_and_strides_are_those_of_the_layout(line: str) -> None:
     problem = Problem.parse(line)
-    operands = room.make(problem, "int-1", 0)
+    operands = factory.make(problem, "int-1", 0)
     shape, lead = problem.shape, () if problem.shape.batch is None else (problem.shape.batch,)
     assert operands.a.shape == (*lead, shape.m, shape.k)
     assert operands.b.shape == ((shape.k, shape.n) if problem.op.name == "linear" else (*lead, shape.k, shape.n))
@@ -169,7 +169,7 @@ def test_shapes_and_strides_are_those_of_the_layout(line: str) -> None:
 @pytest.mark.parametrize("line", [line for line in LAYOUTS if any(w in line for w in ("tail", "sliced", "strided"))])
 def test_the_program_makes_the_operand_of_what_it_takes(line: str) -> None:
     problem = Problem.parse(line)
-    operands = room.make(problem, "rand", 0)
+    operands = factory.make(problem, "rand", 0)
     tensors = args(problem, operands)
     for name, operand in (("a", operands.a), ("b", operands.b)):
         if not problem.view_of(name):
@@ -227,7 +227,7 @@ def test_exact_distributions_sum_exactly_in_the_accumulator(line: str, k: int) -
     problem = Problem.parse(line.format(k))
     bits = accumulator_bits(problem)
     for distribution in set(EXACT) & set(distributions_for(problem)):
-        o = room.make(problem, distribution, 3)
+        o = factory.make(problem, distribution, 3)
         a, b = o.a.double(), o.b.double()
         scale = 1.0 if o.scale_b is None else o.scale_b.double()
         grid = 0.0 if o.bias is None else abs(problem.beta) * o.bias.double().abs()
@@ -245,13 +245,13 @@ def test_exact_distributions_sum_exactly_in_the_accumulator(line: str, k: int) -
 def test_exact_operands_lose_nothing_when_autocast_converts_them(half: str) -> None:
     problem = Problem.parse(f"addmm:f32-f32-{half}:nn:33x40x1000:bias")
     for distribution in set(EXACT) & set(distributions_for(problem)):
-        o = room.make(problem, distribution, 3)
+        o = factory.make(problem, distribution, 3)
         assert o.bias is not None
         for tensor in (o.a, o.b, o.bias):
             assert tensor.dtype == torch.float32
             assert torch.equal(tensor.to(torch_dtype(problem.dtypes.out)).float(), tensor), distribution
     # Random ones have bits to lose.
-    o = room.make(problem, "rand", 3)
+    o = factory.make(problem, "rand", 3)
     assert not torch.equal(o.a.to(torch_dtype(problem.dtypes.out)).float(), o.a)
 
 
@@ -261,7 +261,7 @@ def test_no_result_overflows(line: str, k: int) -> None:
     problem = Problem.parse(line.format(k))
     chain = [problem.dtypes.out] + [s.dtype for s in problem.epilogue if s.kind is StepKind.CAST]
     for distribution in set(distributions_for(problem)) - {"specials"}:
-        o = room.make(problem, distribution, 3)
+        o = factory.make(problem, distribution, 3)
         product = o.a.double() @ o.b.double() * (1.0 if o.scale_b is None else o.scale_b.double())
         addend = 0.0 if o.bias is None else problem.beta * o.bias.double()
         value = problem.alpha * product + addend
@@ -308,7 +308,7 @@ def test_one_hot_gives_rows_of_b_with_full_significands() -> None:
 )
 def test_k_cover_names_what_was_dropped_or_doubled(line: str) -> None:
     problem = Problem.parse(line)
-    o = room.make(problem, "k-cover", 0)
+    o = factory.make(problem, "k-cover", 0)
     digits = digit_plan(problem)[0]
     a, b = o.a.double(), o.b.double()
     right = a @ b
@@ -340,7 +340,7 @@ def test_k_cover_carries_as_many_digits_as_operand_and_output_hold() -> None:
 def test_k_cover_with_few_columns_still_notices_every_k_and_lists_the_candidates() -> None:
     for line in ("mm:f32:nt:3x2x1000", "mm:bf16:nt:3x1x1000", "mixed_mm:f16-u8-f16:nt:3x2x500"):
         problem = Problem.parse(line)
-        o = room.make(problem, "k-cover", 0)
+        o = factory.make(problem, "k-cover", 0)
         a, b = o.a.double(), o.b.double()
         right = a @ b
         for k in range(problem.shape.k):
@@ -370,7 +370,7 @@ def test_k_cover_does_not_explain_what_is_no_k() -> None:
 )
 def test_tile_map_tells_where_an_element_came_from(line: str) -> None:
     problem = Problem.parse(line)
-    o = room.make(problem, "tile-map", 0)
+    o = factory.make(problem, "tile-map", 0)
     c = o.a.double() @ o.b.double()
     assert torch.equal(c, c.to(torch_dtype(problem.dtypes.out)).double())
     rows, columns = tile_map_period(problem)
@@ -518,7 +518,7 @@ def test_results_are_neither_silent_nor_all_alike(dtype: str, shape: str, epilog
     problem = Problem.parse(f"mm:{dtype}:nt:{shape}{epilogue}")
     wide = Problem.parse(f"mm:f64:nt:{shape}{epilogue}")
     for distribution in set(distributions_for(problem)) - {"specials", "k-cover"}:
-        o = room.make(problem, distribution, 5)
+        o = factory.make(problem, distribution, 5)
         c = build(wide)(**{name: t.double() for name, t in args(problem, o).items()}).to(
             torch_dtype(problem.dtypes.out)
         )

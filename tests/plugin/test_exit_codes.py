@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -11,6 +10,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
@@ -330,12 +330,10 @@ def test_a_process_ends_with_its_status(
 
 def _runs_in(folder: Path) -> list[str]:
     """Command lines of other processes that were started in a folder and still run."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if process.name != str(os.getpid()) and (process / "cwd").resolve().is_relative_to(folder):
-                found.append((process / "cmdline").read_text())
-    return [line for line in found if line]
+    others = [one.info for one in psutil.process_iter(["pid", "cwd", "cmdline"]) if one.pid != os.getpid()]
+    return [
+        " ".join(one["cmdline"]) for one in others if one["cmdline"] and Path(one["cwd"] or "/").is_relative_to(folder)
+    ]
 
 
 def test_the_table_of_the_readme_has_each_status_and_no_other() -> None:

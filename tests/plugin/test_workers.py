@@ -259,7 +259,7 @@ def test_forked_workers_judge_and_die_as_others_do(pytester: pytest.Pytester, mo
     result.assert_outcomes(passed=len(LINES) - 3, failed=3)
     result.stdout.fnmatch_lines_random(
         [
-            "*mm:f32:nn:5x8x16*crashed*SIGSEGV*another worker goes on*",
+            "*mm:f32:nn:5x8x16*crashed*SIGSEGV*another worker continues*",
             "*mm:f32:nn:7x8x16*crashed*status 3*",
             "*mm:f32:nn:9x8x16*crashed*SIGKILL*",
         ]

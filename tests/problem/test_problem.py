@@ -368,7 +368,6 @@ def lines_in(text: str) -> Iterable[str]:
 def test_what_is_stored_is_canonical() -> None:
     root = Path(__file__).parents[2]
     files = [*root.glob("baselines/*/*"), *root.glob("docs/results/*"), *root.glob("conformance/*.toml")]
-    files.remove(root / "docs/results/fuzz.md")  # tells of lines that fuzzing drew and the grammar refuses since
     stored = {(line, path.name) for path in files for line in lines_in(path.read_text(encoding="utf-8"))}
     assert len(stored) > 1000
     # A line at the end of a sentence, and one that a page cuts short.
@@ -466,7 +465,7 @@ def test_the_dtype_in_which_a_product_is_multiplied(line: str, autocast: bool, d
                 "addmm:f16:nn:4x8x8:bias+alpha-2+add+gelu:r0.alias:m.dynamic",
             ],
         ),
-        # Without its residual the tapped problem has nothing that could be A.
+        # Without its residual the problem of two results has nothing that could be A.
         ("mm:f16:nn:4x8x8:add:r0.alias:program.multi_output", ["mm:f16:nn:4x8x8", "mm:f16:nn:4x8x8:add:r0.alias"]),
         (
             "linear:f16:nt:4x8x8:bias+cast-f32:program.multi_output",
@@ -484,7 +483,7 @@ def test_the_dtype_in_which_a_product_is_multiplied(line: str, autocast: bool, d
         ),
     ],
 )
-def test_a_tapped_program_answers_two_problems(line: str, outputs: list[str]) -> None:
+def test_a_multi_output_program_answers_two_problems(line: str, outputs: list[str]) -> None:
     assert [str(p) for p in Problem.parse(line).outputs] == outputs
 
 

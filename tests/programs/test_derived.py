@@ -20,7 +20,7 @@ from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import settings
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Status
@@ -45,13 +45,13 @@ def is_right(given: Operands, actual: torch.Tensor, contract: Contract | None = 
 def test_eager_is_right_on_every_distribution(line: str) -> None:
     problem = Problem.parse(line)
     for distribution in distributions_for(problem):
-        given = room.make(problem, distribution, 0)
+        given = factory.make(problem, distribution, 0)
         assert is_right(given, AtenBackend().prepare(problem, given).run(given)), distribution
 
 
 @pytest.mark.parametrize("line", LINES[:4])
 def test_a_gradient_is_the_one_that_backward_gives(line: str) -> None:
-    given = room.make(Problem.parse(line.replace(":relu", "").replace(":add", "")), "int-2", 0)
+    given = factory.make(Problem.parse(line.replace(":relu", "").replace(":add", "")), "int-2", 0)
     inner = given.problem.op.name == "linear_dgrad"
     gradient = given.a if inner else given.a.mT
     rows = gradient.shape[0]
@@ -65,7 +65,7 @@ def test_a_gradient_is_the_one_that_backward_gives(line: str) -> None:
 
 def test_the_formats_of_an_image_are_those_of_pytorch() -> None:
     for layout, format_ in (("tt", torch.contiguous_format), ("nt", torch.channels_last)):
-        given = room.make(Problem.parse(f"conv2d:f32:{layout}:2x36x24x40"), "int-2", 0)
+        given = factory.make(Problem.parse(f"conv2d:f32:{layout}:2x36x24x40"), "int-2", 0)
         assert given.a.mT.unflatten(-1, (6, 6)).is_contiguous(memory_format=format_)
 
 
@@ -165,7 +165,7 @@ def test_a_convolution_is_not_cut_to_tf32() -> None:
 @pytest.mark.parametrize("line", ["linear_dgrad:f32:nn:33x24x40:relu", "linear_wgrad:f32:tn:24x40x33:relu"])
 def test_compiled_gradients_are_products_of_pytorch(line: str) -> None:
     problem = Problem.parse(line)
-    given = room.make(problem, "int-2", 0)
+    given = factory.make(problem, "int-2", 0)
     prepared = AtenBackend().prepare(problem, given, DEFAULT.replace(mode=Mode.STATIC))
     assert is_right(given, prepared.run(given), prepared.contract)
     assert any("mm" in name for name in prepared.proof().executed)
@@ -174,7 +174,7 @@ def test_compiled_gradients_are_products_of_pytorch(line: str) -> None:
 @pytest.mark.slow
 def test_a_gradient_of_a_constant_weight_is_a_product_of_the_template() -> None:
     problem = Problem.parse("linear_dgrad:f32:nn:33x24x40:relu")
-    given = room.make(problem, "int-2", 0)
+    given = factory.make(problem, "int-2", 0)
     prepared = CppBackend(threads=1).prepare(problem, given)
     assert is_right(given, prepared.run(given), prepared.contract)
     assert not prepared.proof().foreign
@@ -183,5 +183,5 @@ def test_a_gradient_of_a_constant_weight_is_a_product_of_the_template() -> None:
 @pytest.mark.parametrize("line", ["conv2d_3x3:f32:nt:1x1x1:relu", "conv2d_3x3:bf16:nt:2x4x2x3:relu"])
 def test_a_small_result_of_windows_is_not_all_silenced_by_a_relu(line: str) -> None:
     for seed in range(8):
-        o = room.make(Problem.parse(line), "rand", seed)
+        o = factory.make(Problem.parse(line), "rand", seed)
         assert reference.reference(o.problem, o).c.sum() >= 0

@@ -25,7 +25,7 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.outcome import Status, Unsupported
 from pytest_gemm.problem.errors import ProblemError
@@ -35,11 +35,11 @@ from pytest_gemm.run.state import eager_refusal
 Groups = tuple[tuple[int, int], ...]
 
 
-def make(text: str, distribution: str = "rand", seed: int = 0) -> room.Operands:
-    return room.make(Problem.parse(text), distribution, seed)
+def make(text: str, distribution: str = "rand", seed: int = 0) -> factory.Operands:
+    return factory.make(Problem.parse(text), distribution, seed)
 
 
-def by_hand(o: room.Operands) -> torch.Tensor:
+def by_hand(o: factory.Operands) -> torch.Tensor:
     """Row by row, in float64."""
     assert o.offs is not None
     ends = o.offs.tolist()
@@ -47,7 +47,7 @@ def by_hand(o: room.Operands) -> torch.Tensor:
     return torch.stack([o.a[row].double() @ o.b[group].double() for row, group in enumerate(owner)])
 
 
-def compared(o: room.Operands, actual: torch.Tensor) -> verdict_module.Comparison:
+def compared(o: factory.Operands, actual: torch.Tensor) -> verdict_module.Comparison:
     interval = interval_module.interval(
         o.problem, o, reference_module.reference(o.problem, o), Contract(epilogue="eager")
     )
@@ -125,7 +125,7 @@ def test_eager_on_a_cpu_is_right(text: str) -> None:
         return
     assert refusal is None
     for distribution in distributions_for(problem):
-        o = room.make(problem, distribution, 2)
+        o = factory.make(problem, distribution, 2)
         prepared = backend.prepare(problem, o)
         verdict = compared(o, prepared.run(o))
         assert verdict.ok, (distribution, verdict.mismatch)
@@ -199,7 +199,7 @@ def test_what_is_refused_is_what_torch_refuses() -> None:
     for k, n, layout in ((100, 96, "nt"), (64, 100, "nn"), (64, 100, "nt"), (72, 8, "nn")):
         for flags in ("", ":a.padded", ":b.padded"):
             problem = Problem.parse(f"grouped_mm:bf16:{layout}:3x8x{n}x{k}{flags}")
-            o = room.make(problem, "rand", 0)
+            o = factory.make(problem, "rand", 0)
             refused = AtenBackend().supports(problem) is not None
             try:
                 AtenPrepared(problem).run(o)

@@ -23,7 +23,7 @@ from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Status
@@ -34,7 +34,7 @@ from pytest_gemm.speed.roofline import work
 
 
 def made(text: str, distribution: str = "rand") -> Operands:
-    return room.make(Problem.parse(text), distribution, 0)
+    return factory.make(Problem.parse(text), distribution, 0)
 
 
 def wrong(given: Operands, actual: torch.Tensor) -> bool:
@@ -239,7 +239,7 @@ def test_half_types_are_put_together_from_the_level_on_at_which_onednn_computes_
 def test_a_package_has_its_own_candidates_and_nothing_is_compiled_for_their_list() -> None:
     problem = Problem.parse("linears:f32:nt:2x17x33x48")  # with a fixed M, which MKL would compute outside of a package
     packaged = CppBackend(threads=2)
-    names = packaged.candidates(problem, room.make(problem, "rand", 0), BuildRequest(mode=Mode.AOTI)).names
+    names = packaged.candidates(problem, factory.make(problem, "rand", 0), BuildRequest(mode=Mode.AOTI)).names
     assert all(",grouped" in name for name in names)
     assert f"{names[0]},cache=2.2.8" in names
     assert packaged.log.compiles == 0
@@ -255,7 +255,7 @@ def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     assert backend.log.compiles == 1  # both weights are bound again
     assert backend.log.unbindable == {}
 
-    given = room.make(problem, "rand", 0)
+    given = factory.make(problem, "rand", 0)
     pick, *others = backend.candidates(problem, given).names
     assert outcomes[0].chosen == (pick,)
     assert all(re.fullmatch(r"CppMicroGemm\w+-\d+x\d+x1,grouped", name) for name in (pick, *others))

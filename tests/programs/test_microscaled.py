@@ -22,7 +22,7 @@ from pytest_gemm.case_id import Device
 from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.memory import packed
 from pytest_gemm.operands.tensors import Operands
@@ -112,7 +112,7 @@ class Kernel:
 
 
 def make(text: str, distribution: str = "rand", seed: int = 0) -> Operands:
-    return room.make(Problem.parse(text), distribution, seed)
+    return factory.make(Problem.parse(text), distribution, seed)
 
 
 def is_right(o: Operands, actual: torch.Tensor) -> bool:
@@ -127,7 +127,7 @@ def test_each_distribution_finds_a_right_kernel_right(text: str, shape: str) -> 
     problem = Problem.parse(text.format(shape))
     assert len(distributions_for(problem)) >= 8
     for distribution in distributions_for(problem):
-        o = room.make(problem, distribution, 1)
+        o = factory.make(problem, distribution, 1)
         with np.errstate(invalid="ignore"):
             actual = Kernel()(o)
         assert is_right(o, actual), distribution

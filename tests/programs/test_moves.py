@@ -145,7 +145,7 @@ def test_places_in_a_report_are_the_products_and_it_says_so() -> None:
 
     (first, *_) = judged(Eager(made=spoil), "mm:f32:nn:20x40x100:relu+t")
     assert "at (3, 7)" in first.details
-    assert first.details.endswith("(places of the product; it is stored after t)")
+    assert first.details.endswith("(indices before view step t)")
 
 
 @pytest.mark.parametrize("line", MOVED)

@@ -13,7 +13,7 @@ from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import as_allowed
 from pytest_gemm.operands import prologues
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.errors import ProblemError
@@ -54,7 +54,7 @@ def test_a_line_that_contradicts_itself_is_refused(text: str, words: str) -> Non
 def test_eager_is_right_on_every_distribution(line: str) -> None:
     problem = Problem.parse(line)
     for distribution in distributions_for(problem):
-        given = room.make(problem, distribution, 0)
+        given = factory.make(problem, distribution, 0)
         assert is_right(given, program.build(problem)(**program.args(problem, given))), distribution
 
 
@@ -62,7 +62,7 @@ def test_eager_is_right_on_every_distribution(line: str) -> None:
 @pytest.mark.parametrize("distribution", ["int-2", "rand"])
 def test_a_prologue_that_is_left_out_or_reads_beyond_the_edge_is_found(flag: str, distribution: str) -> None:
     problem = Problem.parse(f"mm:f32:nn:33x40x65:{flag}")
-    given = room.make(problem, distribution, 0)
+    given = factory.make(problem, distribution, 0)
     a, b = (prologues.after(problem, name, x) for name, x in (("a", given.a), ("b", given.b)))
     assert is_right(given, a @ b)
     assert not is_right(given, given.a @ given.b)
@@ -74,7 +74,7 @@ def test_a_prologue_that_is_left_out_or_reads_beyond_the_edge_is_found(flag: str
 
 def test_the_grid_moves_with_the_prologue() -> None:
     plain, halved, floor = (
-        room.make(Problem.parse(f"mm:bf16:nn:33x40x65{flag}"), "int-2", 0) for flag in ("", ":b.halved", ":a.floor")
+        factory.make(Problem.parse(f"mm:bf16:nn:33x40x65{flag}"), "int-2", 0) for flag in ("", ":b.halved", ":a.floor")
     )
     assert halved.quantum <= plain.quantum / 2
     assert 0 < floor.quantum <= 0.5
@@ -82,7 +82,7 @@ def test_the_grid_moves_with_the_prologue() -> None:
 
 def test_both_factors_of_one_sign_leave_no_statistics() -> None:
     for flags, expected in ((":a.relu", True), (":a.relu:b.halved", True), (":a.relu:b.floor", False)):
-        assert room.make(Problem.parse(f"mm:f32:nn:33x40x65{flags}"), "rand", 0).zero_mean is expected
+        assert factory.make(Problem.parse(f"mm:f32:nn:33x40x65{flags}"), "rand", 0).zero_mean is expected
 
 
 def test_it_is_judged_on_every_element() -> None:
@@ -95,7 +95,7 @@ def test_a_constant_that_is_folded_is_that_of_the_problem() -> None:
     """Two problems of one geometry: the packed copy of relu(B) is made anew."""
     backend = CppBackend(threads=1)
     for seed in (0, 1):
-        given = room.make(Problem.parse("mm:f32:nn:33x40x65:b.relu"), "int-2", seed)
+        given = factory.make(Problem.parse("mm:f32:nn:33x40x65:b.relu"), "int-2", seed)
         prepared = backend.prepare(given.problem, given, DEFAULT)
         assert is_right(given, prepared.run(given), prepared.contract)
         assert prepared.proof().executed

@@ -18,7 +18,7 @@ from pytest_gemm.machine import processor
 from pytest_gemm.numerics import epilogue, reference
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.errors import ProblemError
@@ -75,11 +75,11 @@ def test_a_quantised_line_that_means_nothing_is_refused(line: str, complaint: st
 # -- mutants, caught: each computes the program in f32 with one mistake ----------------------------------
 
 
-def make(line: str, distribution: str, seed: int = 0) -> room.Operands:
-    return room.make(Problem.parse(line), distribution, seed)
+def make(line: str, distribution: str, seed: int = 0) -> factory.Operands:
+    return factory.make(Problem.parse(line), distribution, seed)
 
 
-def agrees(operands: room.Operands, actual: torch.Tensor, contract: Contract | None = None) -> bool:
+def agrees(operands: factory.Operands, actual: torch.Tensor, contract: Contract | None = None) -> bool:
     """Whether the oracle accepts a result."""
     problem = operands.problem
     interval = interval_module.interval(
@@ -102,7 +102,7 @@ def in_pairs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def computed(
-    operands: room.Operands, product: Callable[..., torch.Tensor] = exactly, **changed: torch.Tensor
+    operands: factory.Operands, product: Callable[..., torch.Tensor] = exactly, **changed: torch.Tensor
 ) -> torch.Tensor:
     """The problem's program with another integer product, or with other tensors."""
     problem = operands.problem
@@ -110,7 +110,7 @@ def computed(
     return result
 
 
-def with_zero(operands: room.Operands, zero: int, tail: int = 0) -> torch.Tensor:
+def with_zero(operands: factory.Operands, zero: int, tail: int = 0) -> torch.Tensor:
     """A dynamic problem's program with another zero point, or without B's last columns along K in its compensation."""
     tensors = args(operands.problem, operands)
     both = tensors["scale_b"] * tensors["scale_a"]
@@ -141,7 +141,7 @@ def test_a_correct_program_is_accepted(line: str) -> None:
         assert mine.guards_intact()
 
 
-def mutants(operands: room.Operands) -> dict[str, torch.Tensor]:
+def mutants(operands: factory.Operands) -> dict[str, torch.Tensor]:
     zero, scale = operands.zero, operands.scale_b
     assert scale is not None
     return {
@@ -204,7 +204,7 @@ def test_seven_bits_do_not_saturate_in_pairs() -> None:
     assert agrees(operands, computed(operands, in_pairs))
 
 
-def requantised(operands: room.Operands, how: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def requantised(operands: factory.Operands, how: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """An 8-bit result in float64, which ``how`` makes of the values in units of its scale."""
     step = operands.problem.step("requant")
     assert step is not None
@@ -270,7 +270,7 @@ INT4 = "woq_int4:bf16-i4-bf16:nt:9x64x256:quant.group-64"
 
 
 def from_codes(
-    operands: room.Operands, *, shift: int = 8, group: int = 0, swap: bool = False, narrow: bool = False
+    operands: factory.Operands, *, shift: int = 8, group: int = 0, swap: bool = False, narrow: bool = False
 ) -> torch.Tensor:
     """The product of 4-bit weights, with mistakes: another zero code, groups off by some k, nibbles exchanged."""
     assert operands.quantisation is not None

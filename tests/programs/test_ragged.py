@@ -17,7 +17,7 @@ from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.errors import ProblemError
@@ -27,7 +27,7 @@ Pieces = Callable[[Operands, int, int, int], torch.Tensor]
 
 
 def make(text: str, distribution: str = "int-2", seed: int = 0) -> Operands:
-    return room.make(Problem.parse(text), distribution, seed)
+    return factory.make(Problem.parse(text), distribution, seed)
 
 
 def is_right(o: Operands, actual: torch.Tensor) -> bool:
@@ -95,7 +95,7 @@ def test_eager_and_a_plain_product_are_right(text: str) -> None:
     problem, registry = Problem.parse(text), Registry()
     registry.add_callable("mine", torch.matmul, batched=True)
     for distribution in distributions_for(problem):
-        o = room.make(problem, distribution, 2)
+        o = factory.make(problem, distribution, 2)
         assert is_right(o, AtenBackend().prepare(problem, o).run(o)), distribution
         result = registry["mine"].prepare(problem, o, DEFAULT).run(o)
         assert isinstance(result, torch.Tensor)

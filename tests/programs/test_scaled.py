@@ -21,7 +21,7 @@ from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.errors import ProblemError
@@ -39,8 +39,8 @@ def line(shape: str, scaled: str, *, a: str = "f8e4m3fn", b: str = "f8e4m3fn", o
     return ":".join(filter(None, (f"scaled_mm:{a}-{b}-{out}:nt:{shape}", epilogue, f"quant.{scale}", rest)))
 
 
-def make(text: str, distribution: str, seed: int = 0) -> room.Operands:
-    return room.make(Problem.parse(text), distribution, seed)
+def make(text: str, distribution: str, seed: int = 0) -> factory.Operands:
+    return factory.make(Problem.parse(text), distribution, seed)
 
 
 # -- a tensor core in few bits -----------------------------------------------------------------------
@@ -70,7 +70,7 @@ def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, *, bits: int = 13, promote
     return (total.double() + held).float()
 
 
-def on_model(operands: room.Operands, **how: int) -> torch.Tensor:
+def on_model(operands: factory.Operands, **how: int) -> torch.Tensor:
     """The whole program with :func:`tensor_core_sum` for a product, where all operands are finite."""
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def on_model(operands: room.Operands, **how: int) -> torch.Tensor:
 
 
 def judged(
-    operands: room.Operands, actual: torch.Tensor, contract: Contract
+    operands: factory.Operands, actual: torch.Tensor, contract: Contract
 ) -> tuple[verdict_module.Comparison, interval_module.Interval]:
     problem = operands.problem
     interval = interval_module.interval(problem, operands, reference.reference(problem, operands), contract)
@@ -338,7 +338,7 @@ def test_eager_on_a_cpu_is_right(epilogue: str, out: str) -> None:
         pytest.skip("torch before 2.13 has tensorwise scales only on a CPU")
     problem = Problem.parse(line("33x40x250", epilogue, b="f8e5m2", out=out))
     for distribution in distributions_for(problem):
-        o = room.make(problem, distribution, 1)
+        o = factory.make(problem, distribution, 1)
         prepared = AtenBackend().prepare(problem, o)
         verdict, interval = judged(o, prepared.run(o), prepared.contract)
         assert verdict.ok, (distribution, verdict.mismatch)
@@ -445,7 +445,7 @@ def test_an_operator_of_fp8_is_asked_for_f32_and_its_result_scaled_once(monkeypa
 BLOCKS = ("blocks", "blocks-1_1", "blocks-128_1")
 
 
-def on_block_model(operands: room.Operands) -> torch.Tensor:
+def on_block_model(operands: factory.Operands) -> torch.Tensor:
     """As cuBLASLt on Hopper: each 128 products in few bits, their sum scaled and added to one in f32."""
     given, shape = operands, operands.problem.shape
     assert given.scale_a is not None

@@ -24,7 +24,7 @@ from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Unsupported
@@ -41,7 +41,7 @@ def line(op: str, shape: str = "4x32x48x64", more: str = "") -> str:
 
 
 def make(text: str, distribution: str = "rand", seed: int = 0) -> Operands:
-    return room.make(Problem.parse(text), distribution, seed)
+    return factory.make(Problem.parse(text), distribution, seed)
 
 
 def compared(o: Operands, actual: torch.Tensor) -> verdict.Comparison:
@@ -83,7 +83,7 @@ def by_hand(o: Operands, scales_of: Callable[[int], int] = lambda group: group) 
 def test_each_distribution_finds_a_right_result_right(op: str) -> None:
     problem = Problem.parse(line(op))
     for distribution in distributions_for(problem):
-        o = room.make(problem, distribution, 1)
+        o = factory.make(problem, distribution, 1)
         if distribution != "specials":  # no scale is taken out of an infinity
             assert is_right(o, by_hand(o)), distribution
         made = build(problem, lambda a, b: a.float() @ b.float())(**args(problem, o))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import mutant_study
 import pytest
 import torch
-from mutants import Mutant, Planted, exact, product, spoilt, store
+from mutants import Mutant, Planted, corrupted, exact, product, store
 from torch import Tensor
 from torch.sparse import _semi_structured_conversions as conversions
 
@@ -75,9 +75,11 @@ def _half_of_k(a: Tensor, b: Tensor) -> Tensor:
 
 
 MUTANTS = {
-    "the places are not read": spoilt(_pairs(_first_two)),
-    "the places of the group before": spoilt(_pairs(lambda groups: groups.roll(1, 1))),
-    "the last of four is lost": spoilt(_pairs(lambda groups: groups * torch.tensor([1, 1, 1, 0], dtype=groups.dtype))),
+    "the places are not read": corrupted(_pairs(_first_two)),
+    "the places of the group before": corrupted(_pairs(lambda groups: groups.roll(1, 1))),
+    "the last of four is lost": corrupted(
+        _pairs(lambda groups: groups * torch.tensor([1, 1, 1, 0], dtype=groups.dtype))
+    ),
     "half of K": product(_half_of_k),
 }
 
@@ -90,7 +92,7 @@ def test_a_mutant_is_caught(name: str) -> None:
 
 
 def test_a_right_product_is_not() -> None:
-    backend = Planted("right", Mutant("", spoilt(lambda *_: None), {"": LINE}))
+    backend = Planted("right", Mutant("", corrupted(lambda *_: None), {"": LINE}))
     assert mutant_study.caught(mutant_study.judge(), backend, LINE) is None
 
 

@@ -15,7 +15,7 @@ from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import as_allowed
-from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.errors import ProblemError
@@ -45,7 +45,7 @@ def test_the_program_is_two_products_and_right(line: str) -> None:
         return a @ b
 
     for distribution in distributions_for(problem):
-        given = room.make(problem, distribution, 0)
+        given = factory.make(problem, distribution, 0)
         assert is_right(given, program.build(problem)(**program.args(problem, given)))
         assert is_right(given, program.build(problem, matmul)(**program.args(problem, given)))
     assert {*seen} == {(problem.shape.m, problem.shape.k // 2)}
@@ -58,14 +58,14 @@ def test_the_program_is_two_products_and_right(line: str) -> None:
 )
 def test_each_confusion_of_the_two_products_is_found(ab: int, cd: int, ad: int, cb: int) -> None:
     for distribution in ("int-2", "rand"):
-        given = room.make(Problem.parse(_LINE), distribution, 0)
+        given = factory.make(Problem.parse(_LINE), distribution, 0)
         (a, c), (b, d) = given.a.float().chunk(2, 1), given.b.float().chunk(2, 0)
         assert is_right(given, (a @ b + c @ d).bfloat16())
         assert not is_right(given, (ab * (a @ b) + cd * (c @ d) + ad * (a @ d) + cb * (c @ b)).bfloat16())
 
 
 def test_halves_that_are_rounded_are_right_only_where_they_may_be() -> None:
-    given = room.make(Problem.parse("mm_plus_mm:bf16:nn:64x64x4096"), "rand-positive", 0)
+    given = factory.make(Problem.parse("mm_plus_mm:bf16:nn:64x64x4096"), "rand-positive", 0)
     halves = [(a.double() @ b.double()).bfloat16() for a, b in zip(given.a.chunk(2, 1), given.b.chunk(2), strict=True)]
     rounded = halves[0] + halves[1]
     assert is_right(given, rounded)
@@ -100,7 +100,7 @@ def test_who_computes_it_on_a_gpu() -> None:
 @pytest.mark.slow
 def test_a_constant_b_is_two_products_of_the_template() -> None:
     problem = Problem.parse("mm_plus_mm:f32:nt:33x40x96:b.constant:m.dynamic")
-    given = room.make(problem, "int-2", 0)
+    given = factory.make(problem, "int-2", 0)
     prepared = CppBackend(threads=1).prepare(problem, given, DEFAULT)
     assert is_right(given, prepared.run(given), prepared.contract)
     proof = prepared.proof()

@@ -138,7 +138,7 @@ def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed
 
 def test_a_candidate_that_was_selected_by_timing_is_the_backend_s_own_way(tmp_path: Path) -> None:
     entry = Entry("deadly", "planted", {"backend": Globs(("several",)), "candidate": Globs(("medium",))}, crashes=True)
-    (sample,) = judged(tmp_path, case(), entry, pinned=("medium", "big"))
+    (sample,) = judged(tmp_path, case(), entry, ranked=("medium", "big"))
     assert (sample.status, sample.selected, sample.distribution) == (Status.PASSED, ("medium",), "rand")
 
 
@@ -364,9 +364,9 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
     head = Group("head")
     runner.compile(head, [("several", MM.line), ("compiler", MM.line), *(("several", f"x{i}") for i in range(4))])
     assert asked == [{}, {("several", MM.line): ("c8", "c9", "c10", "c11")}]
-    pinned = runner.pinned["head"]
-    assert pinned["several", MM.line] == ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c0")
-    assert len(pinned["compiler", MM.line]) == len(crowd)
+    kept = runner.ranked["head"]
+    assert kept["several", MM.line] == ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c0")
+    assert len(kept["compiler", MM.line]) == len(crowd)
     (note,) = runner.notes
     assert "several timed 8 of 12 candidates of 1 case alone; the others took over 1.5x of the fastest" in note
     assert "compiler timed all 12 candidates of 1 case alone" in note

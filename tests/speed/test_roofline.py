@@ -249,7 +249,7 @@ def test_peaks_are_measured_and_pytorch_is_left_as_it_was(monkeypatch: pytest.Mo
     monkeypatch.setattr(roofline, "_BUDGET", {"cpu": 0.01})
     monkeypatch.setattr(roofline, "_LEAST_ARRAY", 1 << 16)
     monkeypatch.setattr("pytest_gemm.machine.processor.last_level_cache", lambda: 1 << 14)
-    monkeypatch.setattr(cpu, "waited", lambda: None)  # whatever else runs beside the tests
+    monkeypatch.setattr("pytest_gemm.machine.processor.waited", lambda: None)  # whatever else runs beside the tests
     precision = torch.get_float32_matmul_precision()
     found = roofline.measure("cpu", ["f64", "f16", "i8", "f8e4m3fn", "i32", "tf32", "i8"])
     assert list(found.flops) == ["f32", "f64", "f16", "i8", "f8e4m3fn", "tf32"]  # PyTorch has no product of i32
@@ -266,7 +266,7 @@ def test_a_dtype_that_the_device_cannot_multiply_is_left_out(monkeypatch: pytest
 
     monkeypatch.setattr(roofline, "_SIZES", {"cpu": (64,)})
     monkeypatch.setattr(roofline, "_bandwidth", lambda _device: roofline._Rate(True, 1.0))
-    monkeypatch.setattr(cpu, "waited", lambda: None)
+    monkeypatch.setattr("pytest_gemm.machine.processor.waited", lambda: None)
     monkeypatch.setattr(torch, "_int_mm", refuse)
     assert list(roofline.measure("cpu", ["i8"]).flops) == ["f32"]
 
@@ -293,7 +293,7 @@ def test_a_peak_is_of_a_call_that_nothing_disturbed_or_is_missing(
         waits += 0.0 if undisturbed else 0.05
         return clock
 
-    monkeypatch.setattr(cpu, "waited", waited)
+    monkeypatch.setattr("pytest_gemm.machine.processor.waited", waited)
     monkeypatch.setattr(cpu, "cores", lambda: 64)
     monkeypatch.setattr("time.perf_counter", passes)
     found = roofline.measure("cpu", [])

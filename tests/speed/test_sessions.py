@@ -679,12 +679,12 @@ class Selecting(runner_module.Runner):
 
     def __init__(self, selects: Sequence[str]) -> None:
         self.failed, self.before = {}, {}
-        self.pinned, self._selects, self.asked = {"head": {}}, iter(selects), 0
+        self.ranked, self._selects, self.asked = {"head": {}}, iter(selects), 0
         self.compile(Group("head"), [])
 
     def compile(self, group: Group, _: Sequence[tuple[str, str]]) -> None:
         self.asked += 1
-        self.pinned[group.name] = {(CASE.backend, CASE.problem): (next(self._selects), "old", "bad")}
+        self.ranked[group.name] = {(CASE.backend, CASE.problem): (next(self._selects), "old", "bad")}
 
     def sessions(
         self, groups: Sequence[Group], cases: Sequence[tuple[str, str]], index: int, label: str, behind: int = 0
@@ -750,7 +750,7 @@ def test_a_selection_that_makes_a_case_slower_has_to_recur(
 def test_the_candidate_of_the_baseline_is_timed_beside_another_one(
     before: str, regret: int, expected: list[str]
 ) -> None:
-    asked = TimedCase("several", LINES[0], pinned=("a", "b", "c", "deadly"), before=before)
+    asked = TimedCase("several", LINES[0], ranked=("a", "b", "c", "deadly"), before=before)
     assert others(asked, ("a",), regret, lambda: ("listed",), lambda name: name == "deadly") == expected
 
 

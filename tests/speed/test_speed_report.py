@@ -84,21 +84,21 @@ def test_times_have_three_digits(seconds: float, text: str) -> None:
 def test_an_interval_is_students_over_sessions_and_disturbed_ones_do_not_count() -> None:
     ratios = [1.1, 1.2, 1.15, 1.3]
     samples = measured([(1e-3, ratio * 1e-3) for ratio in ratios])
-    spoilt = measured([(1e-3, 9e-3)], disturbed="load")
+    noisy = measured([(1e-3, 9e-3)], disturbed="load")
     logs = [math.log(ratio) for ratio in ratios]
     low, high = stats.t.interval(0.95, 3, statistics.fmean(logs), stats.sem(logs))
-    speedup = run_of(samples + spoilt).rows[0].speedup
+    speedup = run_of(samples + noisy).rows[0].speedup
     assert speedup is not None
     assert (speedup.low, speedup.high) == pytest.approx((math.exp(low), math.exp(high)))
     assert speedup.sessions == 4
-    (only,) = run_of(spoilt, peaks=PEAKS).rows
+    (only,) = run_of(noisy, peaks=PEAKS).rows
     assert (only.doubtful, only.speedup, only.share) == (True, None, None)
 
 
 def test_what_was_disturbed_is_said_and_nothing_is_derived_from_it() -> None:
     load = "others used 0.90 cores that it waited for"
-    good, spoilt = measured([(1e-3, 2e-3)] * 2), measured([(26e-3, 1e-3)] * 2, CaseId("cutlass", LINE), disturbed=load)
-    run = run_of(good, spoilt, verdict=Verdict.NO_BASELINE, peaks=Peaks(disturbed="nothing was calm"))
+    good, noisy = measured([(1e-3, 2e-3)] * 2), measured([(26e-3, 1e-3)] * 2, CaseId("cutlass", LINE), disturbed=load)
+    run = run_of(good, noisy, verdict=Verdict.NO_BASELINE, peaks=Peaks(disturbed="nothing was calm"))
     lines = reports.table(run, 200)
     assert "  26.0 ms?  " in next(line for line in lines if "cutlass" in line)
     assert any(line.endswith("; ?: disturbed in every session") for line in lines)

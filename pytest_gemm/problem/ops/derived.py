@@ -2,7 +2,7 @@
 
 - linear_dgrad: the gradient of a linear's input, of the gradient of its output (A) and its weight (B).
 - linear_wgrad: the gradient of its weight, of the gradient of its output (A, transposed) and its input (B).
-- conv2d: a convolution of 1x1; A are the pixels of an image by channels, stored by channels (tt) or by pixels (nt).
+- conv2d: a convolution of 1x1; A holds the image pixels by channels, stored by channels (tt) or by pixels (nt).
 - conv2d_3x3: one of 3x3 with a padding of 1: a row of the result is the sum of 9 pixels, each with K channels.
 """
 
@@ -112,7 +112,7 @@ OPS: Final = (
         "optional",
         _FLOATS,
         _conv2d,
-        help="a convolution of 1x1: A are the pixels of an image, stored by channels (tt) or by pixels (nt)",
+        help="a convolution of 1x1: A holds the image pixels, stored by channels (tt) or by pixels (nt)",
         layouts=(Layout.NT, Layout.TT),
         own_bias=True,
         weight=True,

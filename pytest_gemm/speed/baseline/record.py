@@ -135,10 +135,10 @@ def recordable(
         text = f"working tree is dirty ({sessions[0].commit}), so the results would not be reproducible"
         return Reason("dirty-tree", text, f"commit first, {_FORCE}")
     timed = [sample for session in sessions for sample in session.samples if sample.is_timed]
-    spoilt = [sample for sample in timed if sample.disturbed]
-    if len(spoilt) > disturbed * len(timed):
-        usual, _ = Counter(sample.disturbed for sample in spoilt).most_common(1)[0]
-        text = f"{len(spoilt)} of {len(timed)} samples were disturbed, for instance: {usual}"
+    disturbed_samples = [sample for sample in timed if sample.disturbed]
+    if len(disturbed_samples) > disturbed * len(timed):
+        usual, _ = Counter(sample.disturbed for sample in disturbed_samples).most_common(1)[0]
+        text = f"{len(disturbed_samples)} of {len(timed)} samples were disturbed, for instance: {usual}"
         remedy = "measure on a quiet machine; --gemm-record=force stores the cases with enough undisturbed sessions"
         return Reason("disturbed", text, remedy)
     return None

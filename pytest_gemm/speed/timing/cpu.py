@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from pytest_gemm.machine import processor
 from pytest_gemm.speed.timing.paired import Calls, Conditions, Target, Timer
 
@@ -19,7 +21,7 @@ from pytest_gemm.speed.timing.paired import Calls, Conditions, Target, Timer
 
 # Cores' worth of other processes' work beyond which a measurement is disturbed.  A product that is divided among its
 # threads once and for all waits for the slowest of them, and one that shares its core with so much takes a tenth
-# longer: what spoils a block.  docs/explanation/timing.md shows what more of it does.
+# longer, which makes a block an outlier.  docs/explanation/timing.md shows what more of it does.
 LOAD_OF_OTHERS: Final = 0.10
 
 
@@ -88,7 +90,7 @@ class CpuTimer(Timer):
         if "waited" in spent:
             lost = max(0.0, spent["waited"]) / wall
             # More own threads than cores wait for each other, which no other process causes.
-            lost -= min(lost, max(0.0, own + lost - cores(self._proc)))
+            lost -= min(lost, max(0.0, own + lost - cores()))
             telemetry["waited_cores"] = lost
             if lost > LOAD_OF_OTHERS:
                 disturbed.append(f"others used {lost:.2f} cores that it waited for")
@@ -96,67 +98,24 @@ class CpuTimer(Timer):
             others = max(0.0, spent["busy"] / wall - own)
             telemetry |= {"own_cores": own, "others_cores": others, "stolen_cores": spent["stolen"] / wall}
             # The kernel counts in ticks: a tick at either end may belong to the time before or after.
-            if others - 2.0 / _TICKS / wall > LOAD_OF_OTHERS:
+            if others - 2.0 / processor.TICKS / wall > LOAD_OF_OTHERS:
                 disturbed.append(f"others used {others:.2f} of its cores")
         return Conditions(telemetry, "; ".join(disturbed))
 
     def _counters(self) -> dict[str, float]:
         """Seconds since some origin: by the clock, and of CPU time; what the system does not count is left out."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        found = _busy_seconds(self._proc, os.sched_getaffinity(0))
-        if (lost := waited(self._proc)) is not None:
+        found = processor.busy_seconds(self._proc, os.sched_getaffinity(0))
+        if (lost := processor.waited(self._proc)) is not None:
             found["waited"] = lost
         own = usage.ru_utime + usage.ru_stime
         return found | {"wall": time.perf_counter(), "own": own, "preemptions": float(usage.ru_nivcsw)}
 
 
-def cores(proc: Path = Path("/proc")) -> int:
+def cores() -> int:
     """How many cores the threads of this process together may run on; OpenMP binds each of its own to one."""
     found = set(os.sched_getaffinity(0))
-    for path in proc.glob("self/task/*"):
-        with contextlib.suppress(OSError, ValueError):  # a thread that has just ended
-            found |= os.sched_getaffinity(int(path.name))
+    for thread in psutil.Process().threads():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found |= os.sched_getaffinity(thread.id)
     return len(found)
-
-
-def waited(proc: Path = Path("/proc")) -> float | None:
-    """Seconds that all threads of this process were ready to run and did not, since they began.
-
-    The kernel counts it in nanoseconds, not in ticks, and core by core.
-
-    Args:
-        proc: where procfs is mounted.
-
-    Returns:
-        ``None`` where nothing is counted.
-    """
-    found = []
-    for path in proc.glob("self/task/*/schedstat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has just ended
-            found.append(int(path.read_text(encoding="utf-8").split()[1]))
-    return sum(found) * 1e-9 if any(found) else None
-
-
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
-
-
-def _busy_seconds(proc: Path, cores: set[int]) -> dict[str, float]:
-    """CPU seconds since the start of the system that ``cores`` were ``busy``, and those of them that were ``stolen``.
-
-    Args:
-        proc: where procfs is mounted; see proc(5) for the columns of its ``stat``.
-        cores: by number.
-
-    Returns:
-        Nothing where nothing is counted, as in some sandboxes.
-    """
-    busy = stolen = 0
-    with contextlib.suppress(OSError):
-        for line in (proc / "stat").read_text(encoding="utf-8").splitlines():
-            name, *fields = line.split()
-            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
-                ticks = [int(field) for field in fields]
-                # user nice system (idle iowait) irq softirq steal; guest time is counted under user.
-                busy += sum(ticks[:3]) + sum(ticks[5:8])
-                stolen += sum(ticks[7:8])
-    return {"busy": busy / _TICKS, "stolen": stolen / _TICKS} if busy else {}

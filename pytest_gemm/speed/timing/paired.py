@@ -56,8 +56,8 @@ class Plan:
             until the clock is steady.
         max_seconds: budget of a case.  A slow kernel gets fewer blocks, but never fewer than 5 (or than ``blocks``),
             and retaking ends at twice the budget.
-        guard: a block is spoilt when its comparator took this much longer than the median, as a fraction.
-        retakes: how many spoilt blocks may be measured again.
+        guard: a block is an outlier when its comparator took this much longer than the median, as a fraction.
+        retakes: how many outliers may be measured again.
         seed: of the order of readings.
     """
 
@@ -250,14 +250,14 @@ def measure(
         retaken = series.take(started)
     finally:
         conditions = timer.end()
-    blocks, spoilt = series.blocks, len(series.spoilt())
+    blocks, outliers = series.blocks, len(series.outliers())
     disturbed = [conditions.disturbed] if conditions.disturbed else []
-    if 3 * spoilt > len(blocks):
+    if 3 * outliers > len(blocks):
         disturbed.append(
-            f"in {spoilt} of {len(blocks)} blocks the {series.anchor} took over {plan.guard:.0%} longer than its "
+            f"in {outliers} of {len(blocks)} blocks the {series.anchor} took over {plan.guard:.0%} longer than its "
             f"median, after {retaken} retaken"
         )
-    telemetry = {**conditions.telemetry, "blocks": float(len(blocks)), "blocks_spoilt": float(spoilt)}
+    telemetry = {**conditions.telemetry, "blocks": float(len(blocks)), "blocks_outlying": float(outliers)}
     if comparator is not None:
         telemetry["comparator_calls"] = float(calls[COMPARATOR])
     found = {name: tuple(itertools.chain.from_iterable(block[name] for block in blocks)) for name in works}
@@ -317,10 +317,10 @@ class _Blocks:
                 break
             blocks.append(self._block())
         for retaken in range(plan.retakes):
-            spoilt = self.spoilt()
-            if not spoilt or clock() >= started + 2.0 * plan.max_seconds:
+            outliers = self.outliers()
+            if not outliers or clock() >= started + 2.0 * plan.max_seconds:
                 return retaken
-            del blocks[spoilt[0]]
+            del blocks[outliers[0]]
             blocks.append(self._block())
         return plan.retakes
 
@@ -338,7 +338,7 @@ class _Blocks:
             self._timer.taken(name)
         return found
 
-    def spoilt(self) -> list[int]:
+    def outliers(self) -> list[int]:
         """Which blocks hold a reading of the anchor far above the median of all of them."""
         readings = [block[self.anchor] for block in self.blocks]
         limit = (1.0 + self._plan.guard) * statistics.median(itertools.chain.from_iterable(readings))

@@ -26,7 +26,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import elsewhere
+import other_process
+import psutil
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
@@ -42,9 +43,9 @@ from pytest_gemm.run import progress as progress_module
 from pytest_gemm.storage import kernel_store
 from pytest_gemm.storage.kernel_store import (
     CompileError,
+    CompilePool,
     CompilerError,
     Counts,
-    Farm,
     Job,
     Store,
     Toolchain,
@@ -127,8 +128,8 @@ class Compiler:
 def ended(process: int) -> bool:
     """Whether a process is gone, or only waits for its parent to notice."""
     try:
-        return "State:\tZ" in Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    except OSError:
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return True
 
 
@@ -218,8 +219,8 @@ def test_every_fact_that_may_change_the_machine_code_changes_the_key(nvcc: Compi
 
 
 def test_paths_are_no_part_of_a_key(nvcc: Compiler) -> None:
-    elsewhere = job(nvcc, compiler="/opt/cuda/bin/nvcc", includes=("/there/include",), spare="/curand")
-    assert elsewhere.key == job(nvcc).key
+    other = job(nvcc, compiler="/opt/cuda/bin/nvcc", includes=("/there/include",), spare="/curand")
+    assert other.key == job(nvcc).key
 
 
 def test_a_macro_stays_a_macro() -> None:
@@ -395,14 +396,14 @@ def numbered(nvcc: Compiler, count: int) -> list[Job]:
 
 
 @pytest.mark.slow
-def test_a_farm_does_every_kernel_once_and_says_how_far_it_is(nvcc: Compiler, tmp_path: Path) -> None:
+def test_a_pool_compiles_every_kernel_once_and_says_how_far_it_is(nvcc: Compiler, tmp_path: Path) -> None:
     jobs = numbered(nvcc, 6)
     Store(tmp_path / "store").obtain(jobs[0])
     nvcc.set("refuses", "128x128x5")
     nvcc.set("slow", "0.2")
     told: list[kernel_store.Progress] = []
     store = Store(tmp_path / "store")
-    with Farm(store, workers=2) as plant:
+    with CompilePool(store, workers=2) as plant:
         plant.submit(jobs[:4])
         plant.submit(jobs)
         plant.finish(told.append, interval=0.05)
@@ -425,7 +426,7 @@ def test_an_interrupt_ends_the_compilers(nvcc: Compiler, tmp_path: Path) -> None
             raise KeyboardInterrupt
 
     def work(jobs: list[Job]) -> None:
-        with Farm(Store(tmp_path), workers=2) as plant:
+        with CompilePool(Store(tmp_path), workers=2) as plant:
             plant.submit(jobs)
             plant.finish(interrupted, interval=0.05)
 
@@ -601,7 +602,7 @@ def one_asks(warm: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None
         def __init__(self, *_: object, **__: object) -> None: ...
         def submit(self, *asked: Any) -> Future[Any]:
             environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-            return warm.submit(elsewhere.under, environment, *asked)
+            return warm.submit(other_process.under, environment, *asked)
 
         def shutdown(self, **_: object) -> None: ...
 
@@ -691,7 +692,7 @@ def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, 
     found = harvest(backend, settings, LINES[0])
     assert sorted("pingpong" in job.configuration for job in found.kernels.values()) == [False, True]
     assert [found.kernels[key].configuration.rpartition("_epi")[0][-11:] for key in found.refused] == ["cooperative"]
-    assert found.complete, "a pruned candidate is no failure of the farm"
+    assert found.complete, "a pruned candidate is no failure of the pool"
     assert found.counts.compiled == 1, "the candidate that takes its place"
     text = "\n".join(precompile.table(found))
     assert "refused by nvcc: " in text

@@ -1,4 +1,4 @@
-"""Programs of two results (the flag ``tap``), judged from end to end: each of them counts."""
+"""Programs of two results (``program.multi_output``), judged from end to end: each of them counts."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def changed(place: int) -> Callable[[Results], Results]:
 def test_two_right_results_pass(line: str) -> None:
     outcomes = judged(lambda results: results, line)
     assert [o.status for o in outcomes] == [Status.PASSED] * 2, outcomes
-    assert all(o.eager == "the tapped value bit-equal; the result bit-equal" for o in outcomes)
+    assert all(o.eager == "the intermediate value bit-equal; the result bit-equal" for o in outcomes)
 
 
-@pytest.mark.parametrize(("place", "name"), [(0, "the tapped value"), (1, "the result")])
+@pytest.mark.parametrize(("place", "name"), [(0, "the intermediate value"), (1, "the result")])
 def test_the_wrong_one_is_named(place: int, name: str) -> None:
     for outcome in judged(changed(place))[:2]:
         assert outcome.status is Status.INCORRECT
