@@ -56,9 +56,14 @@ class Ended(Exception):
 
 
 class Devices:
-    """The devices that this process has lost: a kernel has broken their context."""
+    """The devices that this process has lost: a kernel has broken their context.
 
-    def __init__(self) -> None:
+    Args:
+        is_inline: whether kernels run in this process; another one is replaced, and the device with it.
+    """
+
+    def __init__(self, *, is_inline: bool) -> None:
+        self._is_inline = is_inline
         self._lost: dict[str, Outcome] = {}
 
     def has_lost(self, device: str) -> bool:
@@ -72,7 +77,8 @@ class Devices:
         if error.lost is None:
             return None
         lost = dataclasses.replace(outcome, reason=error.lost)
-        self._lost.setdefault(device, lost)
+        if self._is_inline:
+            self._lost.setdefault(device, lost)
         return lost
 
     def not_run(self, case: Case, candidate: str = "") -> Outcome:
@@ -95,7 +101,7 @@ class Attempt:
         distribution: of the operands.
         truth: of the distribution; spoiled when the backend misbehaves.
         built: the compiled problem, from the phase ``PREPARE`` on.
-        died: the worker has ended with it, and with what it had built.
+        died: the worker has ended, and with it what it had built.
         kernels: as far as they are known.
         facts: what an outcome reports of the last run and its result.
         seconds: spent so far.
@@ -179,6 +185,7 @@ class Attempt:
             self.died = True
             return self._death(phase, error)
         known = error if isinstance(error, Thrown) else thrown(error, phase, self.case.device)
+        self.died = known.lost is not None
         crash = self._crash(phase, known)
         if isinstance(error, Misconduct):  # it came to its end: what it returned, or left behind, is wrong
             return dataclasses.replace(crash, status=Status.INCORRECT, reason=error.reason, details="")

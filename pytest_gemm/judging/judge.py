@@ -118,7 +118,7 @@ class Judge:
         self._watch = watch
         self._reference = reference
         self._pages = pages
-        self._devices = Devices()
+        self._devices = Devices(is_inline=self._worker.is_inline)
         self._truths = Truths(pages)
 
     def has_lost(self, device: str) -> bool:

@@ -15,12 +15,10 @@ import importlib
 import os
 import signal
 import socket
-import tempfile
 import threading
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from pytest_gemm.worker.death import stack_frames
@@ -35,6 +33,8 @@ GRACE: Final = 5.0
 _LAST_WORDS: Final = 600
 # What the keeper is told: to import, and to fork a worker with the socket that comes along.
 _IMPORT, _START = b"i", b"s"
+# What it says of a worker whose exit status nobody has seen.
+_UNKNOWN: Final = b"?"
 
 # Of OpenMP: a thread that spins keeps the other process from its core.
 PASSIVE: Final = ("OMP_WAIT_POLICY", "passive")
@@ -56,9 +56,8 @@ class Keeper:
     def __init__(self, backends: Mapping[str, Backend], threads: int, modules: Sequence[str] = ()) -> None:
         self.backends = backends
         self.pid = 0
-        self._folder = tempfile.TemporaryDirectory(prefix="pytest-gemm-")
-        self._said, self._stack = (Path(self._folder.name) / name for name in ("said", "stack"))
-        self._said.touch()
+        # Files without a name: whatever ends this process, nothing is left.
+        self._said, self._stack = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "stack"))
         self._control, there = socket.socketpair()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python 3.12 warns when there are threads; none of them is needed there
@@ -75,7 +74,7 @@ class Keeper:
 
     def start(self) -> socket.socket | None:
         """A new worker, by the socket that it listens to; ``None`` where the keeper is gone."""
-        self._stack.unlink(missing_ok=True)
+        os.ftruncate(self._stack, 0)
         here, there = socket.socketpair()
         try:
             socket.send_fds(self._control, [_START], [there.fileno()])
@@ -107,24 +106,20 @@ class Keeper:
         except OSError:
             said = b""
         self._control.settimeout(None)
-        return int(said) if said else None
+        return None if said in {b"", _UNKNOWN} else int(said)
 
     def frames(self) -> str:
         """Where Python was in the worker when it ended."""
-        with contextlib.suppress(OSError):
-            return stack_frames(self._stack.read_text(encoding="utf-8", errors="replace"))
-        return ""
+        return stack_frames(os.pread(self._stack, os.fstat(self._stack).st_size, 0).decode(errors="replace"))
 
     def said(self) -> int:
         """How much workers have written to stdout and stderr."""
-        return self._said.stat().st_size
+        return os.fstat(self._said).st_size
 
     def last_words(self, said: int) -> str:
         """What was written since then, the end of it."""
-        with contextlib.suppress(OSError), self._said.open("rb") as file:
-            file.seek(said)
-            return file.read().decode(errors="replace").strip()[-_LAST_WORDS:]
-        return ""
+        begin = max(said, self.said() - _LAST_WORDS)
+        return os.pread(self._said, _LAST_WORDS, begin).decode(errors="replace").strip()
 
     def close(self) -> None:
         """End the keeper, and its worker."""
@@ -135,7 +130,8 @@ class Keeper:
         with contextlib.suppress(OSError):
             os.kill(self._keeper, signal.SIGKILL)
             os.waitpid(self._keeper, 0)
-        self._folder.cleanup()
+        os.close(self._said)
+        os.close(self._stack)
 
 
 # -- in the keeper -------------------------------------------------------------------------------------------
@@ -152,8 +148,8 @@ def _keep(
     backends: Mapping[str, Backend],
     threads: int,
     modules: Sequence[str],
-    said: Path,
-    stack: Path,
+    said: int,
+    stack: int,
 ) -> NoReturn:
     """Fork workers, one after the other, until the judge closes its end."""
     try:
@@ -162,8 +158,7 @@ def _keep(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         faulthandler.disable()  # it would write to a file of the judge's
         null = os.open(os.devnull, os.O_RDWR)
-        words = os.open(said, os.O_WRONLY | os.O_APPEND)
-        for number, file in ((0, null), (1, words), (2, words)):
+        for number, file in ((0, null), (1, said), (2, said)):
             os.dup2(file, number)
         _cover_others(null, {control.fileno()})
         os.environ.setdefault(*PASSIVE)
@@ -175,7 +170,15 @@ def _keep(
                 importlib.import_module(name)
             modules = ()
             if word == _START:
-                _fork(control, files[0], backends, threads, stack)
+                # The worker's parent is a process of its own: a kernel may end it.
+                keeper, parent = os.getpid(), os.fork()
+                if parent == 0:
+                    _die_with(keeper)
+                    _watch(control, files[0], backends, threads, stack)
+                    os._exit(0)
+                os.close(files[0])
+                if os.waitpid(parent, 0)[1] != 0:
+                    control.sendall(_UNKNOWN)
     except OSError:  # the judge is gone
         os._exit(0)
     except BaseException:  # no copy of pytest may go on
@@ -183,7 +186,7 @@ def _keep(
         os._exit(1)
 
 
-def _fork(control: socket.socket, file: int, backends: Mapping[str, Backend], threads: int, stack: Path) -> None:
+def _watch(control: socket.socket, file: int, backends: Mapping[str, Backend], threads: int, stack: int) -> None:
     """Start a worker, and wait for its end."""
     parent, worker = os.getpid(), os.fork()
     if worker == 0:
@@ -192,12 +195,12 @@ def _fork(control: socket.socket, file: int, backends: Mapping[str, Backend], th
         os.setpgid(0, 0)
         from pytest_gemm.worker.server import serve
 
-        with stack.open("w", encoding="utf-8") as frames:
-            # In a thread of its own: OpenMP keeps the threads of a thread that has computed, and a fork has none of
-            # these; what has computed before the fork is pytest's main thread.
-            served = threading.Thread(target=serve, args=(socket.socket(fileno=file), backends, threads, frames))
-            served.start()
-            served.join()
+        os.lseek(stack, 0, os.SEEK_SET)
+        # In a thread of its own: OpenMP keeps the threads of a thread that has computed, and a fork has none of these;
+        # what may have computed before the fork is pytest's main thread.
+        served = threading.Thread(target=serve, args=(socket.socket(fileno=file), backends, threads, stack))
+        served.start()
+        served.join()
         os._exit(0)
     os.close(file)
     control.sendall(str(worker).encode())

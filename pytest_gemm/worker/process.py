@@ -160,6 +160,8 @@ class Process:
         for name, counts in answer.counts.items():
             if isinstance(backend := self._keeper.backends.get(name), Compiling):
                 backend.store.counts.add(counts)
+        if answer.failure is not None and answer.failure.lost is not None:
+            self._gone()  # it can compute nothing more; another one can
         _raise(answer)
         return answer, rest
 

@@ -8,7 +8,7 @@ import os
 import socket
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -23,10 +23,11 @@ from pytest_gemm.worker.inline import Inline
 from pytest_gemm.worker.messages import How, Job, Ran, Thrown
 
 
-def serve(end: socket.socket, backends: Mapping[str, Backend], threads: int, stack: IO[str]) -> None:
+def serve(end: socket.socket, backends: Mapping[str, Backend], threads: int, stack: int) -> None:
     """Answer questions until the judge closes its end."""
     torch.set_num_threads(threads)
     faulthandler.enable(file=stack, all_threads=True)
+    process = os.getpid()
     worker, encoder = _Server(backends), msgspec.msgpack.Encoder(enc_hook=str)
     while True:
         try:
@@ -43,6 +44,8 @@ def serve(end: socket.socket, backends: Mapping[str, Backend], threads: int, sta
             answer = Answer(failure=Failure(error.kind, error.line, error.details, error.memory, error.lost))
         except Exception:  # of ours: the judge has to know
             answer = Answer(defect=traceback.format_exc())
+        if os.getpid() != process:  # a kernel has forked, and this copy would answer too
+            os._exit(1)
         answer = msgspec.structs.replace(answer, counts=worker.counts())
         memory.send(end, encoder.encode(answer), data)
 
