@@ -41,6 +41,8 @@ _REFUSALS: Final[Mapping[str, Callable[[str, str, str], Exception]]] = {
     "Pruned": Pruned,
     "Misconduct": Misconduct,
 }
+# Seconds between the end of a process and the notice of it.
+_BRIEFLY: Final = 1.0
 
 
 class Process:
@@ -238,6 +240,10 @@ class Process:
 
     def _dead(self, said: int) -> Died:
         """The end of the worker by what it was doing."""
+        if not select.select([self._keeper], [], [], _BRIEFLY)[0]:
+            self._gone()
+            text = f"the kernel's process closed its connection or wrote into it in {self._phase}"
+            return Died(Reason("process-died", text), self._keeper.last_words(said))
         status = self._gone()
         text = f"the kernel's process died in {self._phase}: {manner(status)}"
         details = "\n".join(filter(None, (self._keeper.frames(), self._keeper.last_words(said))))
