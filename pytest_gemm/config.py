@@ -165,6 +165,7 @@ class GemmConfig:
         shard: K and N where only the tests of shard K of N are run; ``None``: all.
         durations: a run record by whose seconds shards are divided, "" for none.
         fork: whether workers are forks of one process.
+        inline: whether kernels run in pytest's own process.
         fuzz: how long to draw problems, in seconds; 0: not at all.
         reference: ``full``, ``sampled`` or ``auto``.
         ledger: the known failures.
@@ -202,6 +203,7 @@ class GemmConfig:
     shard: tuple[int, int] | None = _option("shard", values.shard)
     durations: str = ""
     fork: bool = True
+    inline: bool = False
     fuzz: float = _option("fuzz", values.fuzz)
     reference: str = _option("reference")
     ledger: Ledger = dataclasses.field(default_factory=Ledger)
@@ -272,7 +274,7 @@ class GemmConfig:
     @property
     def deciding(self) -> dict[str, str]:
         """The options and settings that decide what is judged and how, as text."""
-        idle = {"output", "shard", "profile", "run.durations", "run.github", "run.supervise", "run.fork"}
+        idle = {"output", "shard", "profile", "run.durations", "run.github", "run.supervise", "run.fork", "run.inline"}
         return {
             name: text
             for name, text in {**self.options, **self.settings}.items()
@@ -311,6 +313,7 @@ ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
     "run": {
         "supervise": Setting("yes", "yes|no", "watch the run from another process", api_settings.one_of("yes", "no")),
         "github": Setting("auto", "auto|yes|no", "annotations and summary", api_settings.one_of("auto", "yes", "no")),
+        "inline": Setting("no", "yes|no", "kernels run in pytest's process", api_settings.one_of("yes", "no")),
         "fork": Setting("yes", "yes|no", "workers are forks of one process", api_settings.one_of("yes", "no")),
         "durations": Setting("", "RECORD", "run record by whose seconds shards are divided", str),
         "stream": Setting("default", "default|side", "CUDA stream of a run", api_settings.one_of("default", "side")),
@@ -460,6 +463,7 @@ def read(config: pytest.Config) -> GemmConfig:
         github=settings["run"]["github"],
         durations=settings["run"]["durations"],
         fork=settings["run"]["fork"] == "yes",
+        inline=settings["run"]["inline"] == "yes",
         options={name: str(text) for name, text in texts.items()},
         settings={name: str(text) for name, text in given.items()},
         typed=_typed_names(config, texts, given),

@@ -202,6 +202,9 @@ class GemmRun:
 
             self._guarded = GuardedJudge(settings)  # likewise
             self._closing.callback(self._guarded.close)
+        if self._judges_here() and (keeper := startup.keeper(settings, config)) is not None:
+            config.stash[startup.KEEPER] = keeper  # likewise
+            self._closing.callback(keeper.close)
         if not self._is_worker:
             self.state.missing = selection.missing(settings)
 
@@ -344,8 +347,11 @@ class GemmRun:
         self._harvest = precompile.run(self.settings, cases, display)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self) -> bool | None:
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """With ``--gemm-compile-only`` nothing runs."""
+        keeper = self._config.stash.get(startup.KEEPER, None)
+        if keeper is not None and not self._is_worker and any(map(selection.parameter_of, session.items)):
+            keeper.prepare()
         return True if self.settings.compile_only else None
 
     # -- xdist
@@ -414,6 +420,7 @@ class GemmRun:
             import torch
 
             from pytest_gemm.judging.judge import Judge
+            from pytest_gemm.worker.process import Process
 
         torch.set_num_threads(self.settings.threads)
         # What is loaded by now stays: torch and a compiler are millions of objects that every collection would visit.
@@ -422,7 +429,12 @@ class GemmRun:
         gc.set_threshold(_GC_THRESHOLD, *before[1:])
         settings = self.settings
         eager = state_module.eager_refusal(settings.ledger)
-        yield Judge(eager, self.watch, settings.reference, None, settings.stream, settings.ledger.statements)
+        keeper = self._config.stash.get(startup.KEEPER, None)
+        worker = None if keeper is None else Process(keeper, settings.limits)
+        watch = self.watch if worker is None else worker.watch
+        yield Judge(eager, watch, settings.reference, None, settings.stream, settings.ledger.statements, worker)
+        if worker is not None:
+            worker.close()
         gc.set_threshold(*before)
         if not self._is_worker and self._child is None:  # which end: pytest would collect all of these objects again
             gc.unfreeze()

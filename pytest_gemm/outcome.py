@@ -156,7 +156,7 @@ class Outcome:
         fusions: steps that Inductor's scheduler fused into a C++ template, by its own counter.
         composed: whether eager PyTorch computed a part of the problem around the backend's function; ``None`` where the
             backend is no function.
-        bits: digest of the results' values, see ``drive.digest_of``; "" where another run need not give the same bits.
+        bits: digest of the results' values, see ``results.digest_of``; "" where another run may give other bits.
         operands: digest of the operands that they are results of; "" without ``bits``.
     """
 

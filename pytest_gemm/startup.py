@@ -29,12 +29,17 @@ from pytest_gemm.api import device_kernels
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.backends.cpp.micro_kernels import Registered
 from pytest_gemm.backends.inductor import ahead
+from pytest_gemm.case_id import Device
 from pytest_gemm.config import CONFIG, GemmConfig, workers
 from pytest_gemm.isolation import termination
 from pytest_gemm.options import is_any_given
 from pytest_gemm.run.state import RunState
 from pytest_gemm.storage import cache, files
 from pytest_gemm.values import cores
+from pytest_gemm.worker.keeper import Keeper
+
+KEEPER = pytest.StashKey[Keeper]()
+"""What starts workers for this process, where kernels have a process of their own."""
 
 _REGISTERED: Final = "gemm_registered"
 # With fewer tests for each worker some may get none.
@@ -43,6 +48,8 @@ _A_WORKER: Final = 3
 _FEW: Final = 2
 # What the first case of a process imports: the judge, and what it records the kernels with.
 _JUDGING: Final = ("torch", "torch.profiler", "pytest_gemm.judging.judge", "torch._dynamo")
+# What the first question to a worker imports.
+_WORKING: Final = ("torch", "torch._dynamo", "pytest_gemm.worker.server")
 # What the first compile by Inductor imports.  None of these starts its pool of compile processes.
 _COMPILING: Final = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton")
 
@@ -52,6 +59,20 @@ def register(config: pytest.Config, state: RunState) -> None:
     keep_bytecode()
     made = _Worker(config) if hasattr(config, "workerinput") else _Controller(config, state)
     config.pluginmanager.register(made, "gemm-startup")
+
+
+def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
+    """What starts workers for this process, before it computes; ``None`` where kernels run inline.
+
+    They do for a debugger, on CUDA, and where fuzzing and guard pages have judges that may die.
+    """
+    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
+    on_cuda = any(device != Device.CPU for device in settings.devices.values())
+    if settings.inline or debugged or on_cuda or settings.fuzz or settings.guard == "pages" or sys.platform != "linux":
+        return None
+    compiling = any(honours(backend, Capability.USER_CACHES) for backend in settings.backends)
+    backends = {backend.name: backend for backend in settings.registry}
+    return Keeper(backends, settings.threads, (*_WORKING, *(_COMPILING if compiling else ())))
 
 
 def keep_bytecode() -> None:
@@ -203,6 +224,9 @@ class _Worker:
         few = len(cases) < _A_WORKER * workers(session.config)
         if apart or few or any(map(selection.timed, session.items)):  # a process that times is not disturbed
             return
+        keeper = session.config.stash.get(KEEPER, None)
+        if keeper is not None:
+            keeper.prepare()
         backends = [settings.registry[name] for name in dict.fromkeys(one.case.backend for one in cases)]
         compiling = any(honours(backend, Capability.USER_CACHES) for backend in backends)
         cuda = any(settings.device_of(backend) == "cuda" for backend in backends)
@@ -211,7 +235,7 @@ class _Worker:
                 import_module(name)
             if cuda:  # which takes as long as the imports, without Python
                 beside.submit(_start_cuda)
-            for name in _COMPILING if compiling else ():
+            for name in _COMPILING if compiling and keeper is None else ():
                 import_module(name)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -1,7 +1,7 @@
 """All of torch and matplotlib that an inner run loads, for tests that run pytest in their own process.
 
 pytester forgets on return which modules an inner run imported.  torch can be loaded only once in a process, and of
-matplotlib some modules would stay behind that know the classes of those which are gone.
+matplotlib and the worker some modules would stay behind that know the classes of those which are gone.
 """
 
 import matplotlib.backends.backend_agg
@@ -11,6 +11,8 @@ import torch
 import torch._dynamo
 import torch._inductor.test_operators
 
+import pytest_gemm.worker.process
+import pytest_gemm.worker.server  # noqa: F401
 from pytest_gemm.api.executed import record_products
 
 with record_products():

@@ -12,11 +12,12 @@ import torch
 from pytest_gemm.api.protocols import ScriptedBackend
 from pytest_gemm.failures import repro, scripts
 from pytest_gemm.failures import text as text_module
-from pytest_gemm.judging import calls, verdict
+from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import precision
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.programs import program
 from pytest_gemm.text import first_line
+from pytest_gemm.worker import calls
 
 if TYPE_CHECKING:
     from pytest_gemm.failures.text import Rerun

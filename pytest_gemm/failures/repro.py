@@ -27,9 +27,10 @@ from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.operands import views
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Outcome, Status, Unsupported
+from pytest_gemm.outcome import Misconduct, Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
+from pytest_gemm.worker.messages import Died, Thrown
 
 if TYPE_CHECKING:
     import jinja2
@@ -114,11 +115,11 @@ def _replaced(given: Operands, values: str) -> Operands:
 
 def _own(evidence: Evidence) -> _Own | None:
     """Values of the script's own that fail as well; ``None`` where the failing ones are needed."""
-    failed, prepared, place = evidence.operands, evidence.prepared, evidence.place
+    failed, again, place = evidence.operands, evidence.again, evidence.place
     problem, output = failed.problem, failed.problem.outputs[place]
     # The script computes its reference in float64, which these programs do not take.
     quantised = failed.zero_b is not None or failed.quantisation is not None or problem.op.rounds_once
-    if prepared is None or failed.offs is not None or failed.lookups or quantised or problem.shape.is_empty:
+    if again is None or failed.offs is not None or failed.lookups or quantised or problem.shape.is_empty:
         return None
     for kind, values in _VALUES.items():
         try:
@@ -126,17 +127,17 @@ def _own(evidence: Evidence) -> _Own | None:
         except Unsupported:
             return None
         try:
-            made: Any = prepared.run(given)
-        except Exception:  # of a foreign kernel
+            ran = again(given)
+        except (Thrown, Died, Misconduct):
             continue
         reference = reference_module.reference(problem, given)
-        interval = interval_module.intervals(problem, given, reference, prepared.contract)[place]
+        interval = interval_module.intervals(problem, given, reference, ran.contract)[place]
         tensors = {name: t.double() for name, t in program.args(problem, given).items()}
         try:
             wide: Any = program.build(problem)(**tensors)  # the script computes its reference in this way
         except RuntimeError:  # nor does _weight_int8pack_mm
             return None
-        expected, actual = (_placed(x, place).double().cpu() for x in (wide, made))
+        expected, actual = (_placed(x, place).double().cpu() for x in (wide, ran.results))
         expected, value = expected.reshape(output.returned_shape), views.forth(interval.value, output.view_steps)
         if not bool(value.isfinite().all()) or not torch.allclose(expected, value, rtol=1e-12, atol=1e-12):
             continue

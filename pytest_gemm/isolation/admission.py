@@ -18,12 +18,12 @@ from typing import Final
 
 import torch
 
-from pytest_gemm.judging import faults
-from pytest_gemm.judging.calls import KEPT_BYTES
 from pytest_gemm.judging.case import Case
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.storage import files
+from pytest_gemm.worker import faults
+from pytest_gemm.worker.calls import KEPT_BYTES
 
 _GIB: Final = 1 << 30
 # Of what is free this much is promised: the rest is for small cases and for fragments.

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Seconds, Status
 from pytest_gemm.records import from_record, plain, to_record, typed
 from pytest_gemm.storage import files
+from pytest_gemm.worker.death import manner, remedy, stack_frames
 
 # -- what a process leaves behind ------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ def death(position: Position, status: int | None, machine: str = "") -> Outcome:
     else:
         where = f"after {doing.phase}" if position.over else f"in {doing.phase}"
         who = f"the test process on {machine}" if machine else "the test process"
-        reason = Reason("process-died", f"{who} died {where}: {manner(status)}", _remedy(status))
+        reason = Reason("process-died", f"{who} died {where}: {manner(status)}", remedy(status))
     return Outcome(
         doing.case,
         doing.distribution,
@@ -100,28 +100,6 @@ def death(position: Position, status: int | None, machine: str = "") -> Outcome:
         details=position.stack,
         seconds=seconds,
     )
-
-
-def manner(status: int | None) -> str:
-    """How a process ended, in words.
-
-    Args:
-        status: its exit status, negative for a signal, ``None`` where it is unknown.
-    """
-    if status is None:
-        return "nothing is known of its exit status"
-    if status >= 0:
-        return f"it ended itself with exit status {status}"
-    try:
-        return f"{signal.Signals(-status).name} ({signal.strsignal(-status)})"
-    except ValueError:
-        return f"signal {-status}"
-
-
-def _remedy(status: int | None) -> str:
-    if status == -signal.SIGKILL:
-        return "it was killed, as Linux does when memory runs out: see dmesg; use fewer workers (-n)"
-    return "run the case alone under a debugger: gdb --args python -m pytest ..."
 
 
 class Journal:
@@ -321,21 +299,6 @@ class Journals:
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-# Frames of a stack that are shown: enough to see where, not a page.
-SHOWN: Final = 6
-# In the file of each of the judge's frames; what is called from there is the backend's.
-JUDGE: Final = "pytest_gemm/judging/"
-
-
-def stack_frames(dump: str) -> str:
-    """The innermost frames of the thread that judged, innermost last, out of what faulthandler wrote."""
-    threads = re.split(r"^(?:Current thread|Thread|Stack) .*$", dump, flags=re.MULTILINE)[1:]
-    judging = next((t for t in threads if JUDGE in t), threads[0] if threads else "")
-    frames = re.findall(r'^ +(File ".*)$', judging, re.MULTILINE)
-    inner = [i for i, frame in enumerate(frames) if JUDGE in frame]
-    return "\n".join(reversed(frames[: min(inner[0] if inner else SHOWN, SHOWN)]))
 
 
 # -- the end of a process ---------------------------------------------------------------------------

@@ -20,8 +20,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from pytest_gemm.isolation.journal import JUDGE, SHOWN, Journal, death, end_process
+from pytest_gemm.isolation.journal import Journal, death, end_process
 from pytest_gemm.outcome import Activity, Outcome
+from pytest_gemm.worker.death import OWN, SHOWN
 
 # -- the limit -------------------------------------------------------------------------------------
 
@@ -180,6 +181,6 @@ def _stack_of(thread: int) -> str:
     if frame is None:
         return ""
     frames = traceback.extract_stack(frame)
-    judge = [i for i, f in enumerate(frames) if JUDGE in f.filename]
+    judge = [i for i, f in enumerate(frames) if any(own in f.filename for own in OWN)]
     inner = frames[judge[-1] + 1 :] if judge else frames
     return "".join(traceback.format_list(inner[-SHOWN:])).rstrip()

@@ -5,21 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Final
 
 from pytest_gemm import trace
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Prepared
-from pytest_gemm.judging import drive, faults
-from pytest_gemm.judging.calls import Escape
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.truth import Truth
 from pytest_gemm.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Seconds, Status, Unsupported
-from pytest_gemm.text import first_line, kind_of, message
+from pytest_gemm.worker.inline import thrown
+from pytest_gemm.worker.messages import Built, Died, Thrown
 
 # Encloses every call that may not return.
 Watching = Callable[[Activity], AbstractContextManager[None]]
@@ -30,6 +26,8 @@ _WATCHED: Final = {Phase.CANDIDATES: Phase.COMPILE, Phase.PREPARE: Phase.COMPILE
 _MAY_BE_UNSUPPORTED: Final = frozenset({Phase.SUPPORTS, Phase.OPERANDS, Phase.CANDIDATES, Phase.PREPARE})
 # Phases of the harness's own code: an exception there is a defect of the harness, unless the machine is at fault.
 _OWN: Final = frozenset({Phase.OPERANDS, Phase.REFERENCE, Phase.EAGER})
+# What there is before the phase PREPARE.
+_NOTHING: Final = Built(0)
 # The part of an outcome's seconds that a phase belongs to.
 _SECONDS: Final = {
     Phase.PREPARE: "compile",
@@ -43,9 +41,6 @@ _SECONDS: Final = {
 _TRACED: Final = {Phase.PREPARE: "compile", Phase.CANDIDATES: "list candidates", Phase.RUN_AGAIN: "run"}
 # What an outcome reports of a proof, beside the kernels' names.
 _PROVED: Final = ("chosen", "configuration", "fused", "fusions", "composed")
-# Frames of a backend's exception that are shown: enough to see where, not a page.
-_FRAMES: Final = 4
-_DETAILS: Final = 2000
 
 
 class Ended(Exception):
@@ -61,25 +56,29 @@ class Ended(Exception):
 
 
 class Devices:
-    """The devices that this process has lost: a kernel has broken their context."""
+    """The devices that this process has lost: a kernel has broken their context.
 
-    def __init__(self) -> None:
+    Args:
+        is_inline: whether kernels run in this process; another one is replaced, and the device with it.
+    """
+
+    def __init__(self, *, is_inline: bool) -> None:
+        self._is_inline = is_inline
         self._lost: dict[str, Outcome] = {}
 
     def has_lost(self, device: str) -> bool:
         """Whether this process can compute nothing more on the device."""
         return device in self._lost
 
-    def fault(self, outcome: Outcome, error: Exception, phase: Phase, device: str) -> Outcome | None:
+    def fault(self, outcome: Outcome, error: Thrown, device: str) -> Outcome | None:
         """The outcome with the machine's own reason: no memory, or a lost device; ``None`` for any other exception."""
-        reason = faults.out_of_memory(error, phase, device)
-        if reason is not None:
-            return dataclasses.replace(outcome, reason=reason)
-        last = faults.device_error(device)
-        if last is None:
+        if error.memory is not None:
+            return dataclasses.replace(outcome, reason=error.memory)
+        if error.lost is None:
             return None
-        lost = dataclasses.replace(outcome, reason=faults.lost(error, last, phase))
-        self._lost.setdefault(device, lost)
+        lost = dataclasses.replace(outcome, reason=error.lost)
+        if self._is_inline:
+            self._lost.setdefault(device, lost)
         return lost
 
     def not_run(self, case: Case, candidate: str = "") -> Outcome:
@@ -101,7 +100,8 @@ class Attempt:
         candidate: by name; "" where the backend selects one.
         distribution: of the operands.
         truth: of the distribution; spoiled when the backend misbehaves.
-        prepared: the compiled problem, from the phase ``PREPARE`` on.
+        built: the compiled problem, from the phase ``PREPARE`` on.
+        died: the worker has ended, and with it what it had built.
         kernels: as far as they are known.
         facts: what an outcome reports of the last run and its result.
         seconds: spent so far.
@@ -113,7 +113,8 @@ class Attempt:
     candidate: str = ""
     distribution: str = ""
     truth: Truth | None = None
-    prepared: Prepared = None  # type: ignore[assignment]  # not read before it is set
+    built: Built = _NOTHING
+    died: bool = False
     kernels: tuple[str, ...] = ()
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     seconds: Seconds = dataclasses.field(default_factory=Seconds)
@@ -121,7 +122,7 @@ class Attempt:
     def turn_to(self, distribution: str, truth: Truth | None = None) -> None:
         """Go on with another distribution of what was compiled."""
         self.distribution, self.truth, self.facts = distribution, truth, {}
-        self.kernels = drive.kernels_of(self.prepared)
+        self.kernels = self.kernels or self.built.kernels
 
     def proved(self, proof: Proof) -> None:
         """Keep what the last run has executed."""
@@ -141,7 +142,7 @@ class Attempt:
             Exception: for one of the harness's own code.
         """
         case, started = self.case, time.perf_counter()
-        distribution = self.distribution or case.distributions[0]
+        distribution = self.distribution or next(iter(case.distributions), "")
         seen = _WATCHED.get(phase, phase)
         kernels = ("eager ATen",) if phase is Phase.EAGER else self.kernels
         activity = Activity(case.id(self.candidate), seen, distribution, case.seed, kernels, case.device)
@@ -180,30 +181,35 @@ class Attempt:
             # Without a name the backend has tried one candidate after the other, and none was left.
             status = Status.PRUNED if self.candidate else Status.CRASHED
             return dataclasses.replace(self.end(status, error.reason), distribution="")
-        crash = self._crash(phase, error)
+        if isinstance(error, Died):
+            self.died = True
+            return self._death(phase, error)
+        known = error if isinstance(error, Thrown) else thrown(error, phase, self.case.device)
+        self.died = known.lost is not None
+        crash = self._crash(phase, known)
         if isinstance(error, Misconduct):  # it came to its end: what it returned, or left behind, is wrong
             return dataclasses.replace(crash, status=Status.INCORRECT, reason=error.reason, details="")
         if isinstance(error, Unsupported) and phase not in _OWN:
             text = f"the backend supports the problem and raised Unsupported in {phase}: {error.reason.text}"
             reason = Reason("late-refusal", text, "raise Unsupported in supports() or prepare(), before anything runs")
             return dataclasses.replace(crash, reason=reason)
-        found = self.devices.fault(crash, error, phase, self.case.device)
-        if found is None and phase in _OWN:
+        found = self.devices.fault(crash, known, self.case.device)
+        if found is None and phase in _OWN and not isinstance(error, Thrown):
             raise error
         return found or crash
 
-    def _crash(self, phase: Phase, error: Exception) -> Outcome:
-        """An exception with its innermost frames; the harness's own are left out."""
-        raised = error.__cause__ if isinstance(error, Escape) and error.__cause__ is not None else error
-        frames = [frame for frame in traceback.extract_tb(raised.__traceback__) if not _is_own(frame.filename)]
-        where = "".join(traceback.format_list(frames[-_FRAMES:])).rstrip()
-        kind = kind_of(raised)
-        reason = Reason(f"{phase.replace(' ', '-')}-{kind}", f"{kind} in {phase}: {first_line(raised)}")
-        details = f"{where}\n{kind}: {message(raised)[:_DETAILS]}"
-        outcome = self.end(Status.CRASHED, reason, details=details)
+    def _crash(self, phase: Phase, error: Thrown) -> Outcome:
+        """An exception with its innermost frames."""
+        reason = Reason(f"{phase.replace(' ', '-')}-{error.kind}", f"{error.kind} in {phase}: {error.line}")
+        return self._of_phase(phase, self.end(Status.CRASHED, reason, details=error.details))
+
+    def _death(self, phase: Phase, error: Died) -> Outcome:
+        """The end of the worker."""
+        seen = self.kernels if phase is not Phase.EAGER else ("eager ATen",)
+        status = Status.TIMED_OUT if error.limit else Status.CRASHED
+        outcome = dataclasses.replace(self.end(status, error.reason, details=error.details), kernels=seen)
+        return self._of_phase(phase, outcome)
+
+    def _of_phase(self, phase: Phase, outcome: Outcome) -> Outcome:
+        """Without a distribution, where the phase has none."""
         return dataclasses.replace(outcome, distribution="") if phase in {Phase.SUPPORTS, Phase.OPERANDS} else outcome
-
-
-def _is_own(file: str) -> bool:
-    """Whether a frame is one of the judge's."""
-    return file == contextlib.__file__ or Path(file).parent == Path(__file__).parent

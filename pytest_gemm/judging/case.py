@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
-from pytest_gemm.api.protocols import Backend, Prepared
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device, Mode
 from pytest_gemm.numerics.interval import Interval
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.outcome import Outcome
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.worker.messages import Job, Ran
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,10 @@ class Case:
             run_threads=self.run_threads,
         )
 
+    def job(self, candidate: str = "") -> Job:
+        """What a worker is asked of it, with one candidate or the one that the backend selects."""
+        return Job(self.backend, self.problem, self.request(candidate), self.threads)
+
     def id(self, candidate: str = "") -> CaseId:
         """The identity of the case, or of one candidate of it."""
         return CaseId(
@@ -80,8 +86,8 @@ class Evidence:
         operands: that it ran on.
         actual, interval: the wrong result and what it might have been; ``None`` where there is none to compare.
         source: the generated program, "" where there is none.
-        prepared: the compiled problem, which can be asked again until the next case; ``None`` when it never came to be,
-            or when the operands are but lines of those that it ran on.
+        again: runs the compiled problem on other operands, until the next case; ``None`` when it never came to be, or
+            when the operands are but lines of those that it ran on.
         place: which of several results is wrong.
     """
 
@@ -89,7 +95,7 @@ class Evidence:
     actual: torch.Tensor | None = None
     interval: Interval | None = None
     source: str = ""
-    prepared: Prepared | None = None
+    again: Callable[[operands.Operands], Ran] | None = None
     place: int = 0
 
 

@@ -18,33 +18,37 @@ from typing import Any, Final
 
 import torch
 
-from pytest_gemm.api import device_kernels
-from pytest_gemm.api.protocols import Prepared
-from pytest_gemm.case_id import CandidateSelection, Mode
-from pytest_gemm.judging import calls, drive, faults, imitations, properties, sampled, streams, verdict
+from pytest_gemm.api.protocols import CandidateBackend, Prepared
+from pytest_gemm.case_id import Mode
+from pytest_gemm.judging import imitations, sampled, verdict
 from pytest_gemm.judging.attempt import Attempt, Devices, Ended, Watching
 from pytest_gemm.judging.case import Case, Evidence, Judged
+from pytest_gemm.judging.results import Returned, differing, digest_of, fingerprint_of, miscounted
 from pytest_gemm.judging.truth import EagerRefusal, Earlier, Truth, Truths
 from pytest_gemm.numerics import precision
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import dtypes
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.distributions import DISTRIBUTIONS
 from pytest_gemm.operands.guard_pages import GuardPages
-from pytest_gemm.outcome import Misconduct, Outcome, Phase, Reason, Seconds, Status
+from pytest_gemm.outcome import Outcome, Phase, Reason, Seconds, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.text import one_line
+from pytest_gemm.worker import calls, faults
+from pytest_gemm.worker.inline import Inline
+from pytest_gemm.worker.messages import How, Ran, Worker
 
 # Times a case that has passed: gets the case, what was compiled for it and the operands, returns the last result.
 Timing = Callable[[Case, Prepared, operands.Operands], Any]
-# The same for what was compiled.
-Timed = Callable[[operands.Operands], Any]
+# The same for a case.
+Timed = Callable[[Prepared, operands.Operands], Any]
 
 # Failed outcomes of one case whose tensors are kept: hundreds of candidates may fail alike.
 _EVIDENCE: Final = 8
 # With more candidates than this each is judged with two distributions.
 _MANY: Final = 8
+# Names of candidates that a sentence lists.
+_NAMES: Final = 40
 
 
 @dataclasses.dataclass
@@ -58,16 +62,14 @@ class _Run:
     """
 
     truth: Truth
-    returned: drive.Returned | None
+    returned: Returned | None
     fingerprint: str = ""
 
     @classmethod
-    def of(cls, truth: Truth, returned: drive.Returned) -> _Run:
+    def of(cls, truth: Truth, returned: Returned) -> _Run:
         """With what their size allows."""
         if sum(one.numel() * one.element_size() for one in returned.copies) >= calls.KEPT_BYTES:
-            return cls(truth, None, drive.fingerprint_of(returned.copies))
-        if truth.operands.out is not None:  # memory that each run is given
-            returned = dataclasses.replace(returned, own=returned.copies)
+            return cls(truth, None, fingerprint_of(returned.copies))
         return cls(truth, returned)
 
     @property
@@ -75,14 +77,14 @@ class _Run:
         """The results in the program's form; none where they are too large to be kept."""
         return () if self.returned is None else program.gathered(self.truth.problem, self.returned.results)
 
-    def differs(self, other: drive.Returned) -> str:
+    def differs(self, other: Returned) -> str:
         """How many elements of the same program's other results have other bits, in brackets; "" for none."""
         if self.returned is None:
-            return "" if drive.fingerprint_of(other.copies) == self.fingerprint else " (of a large result)"
+            return "" if fingerprint_of(other.copies) == self.fingerprint else " (of a large result)"
         first = self.returned.copies
         if not all(map(verdict.comparable, other.copies, first)):
             return " (it is of another type or shape)"
-        count = sum(map(drive.differing, other.copies, first))
+        count = sum(map(differing, other.copies, first))
         return f" ({count} of {sum(one.numel() for one in first)} elements)" if count else ""
 
 
@@ -96,6 +98,7 @@ class Judge:
         pages: where operands and results lie, ``None`` for ordinary memory.
         stream: ``default``, or ``side`` to run on a CUDA stream of its own, see ``streams``.
         statements: names the known wrong answers that a wrong result is compared with, see ``imitations``.
+        worker: runs foreign code; ``None``: this process does.
     """
 
     def __init__(
@@ -106,14 +109,16 @@ class Judge:
         pages: GuardPages | None = None,
         stream: str = "default",
         statements: Callable[[Outcome, Problem], Sequence[str]] = lambda *_: (),
+        worker: Worker | None = None,
     ) -> None:
+        self._worker: Worker = Inline() if worker is None else worker
         self._statements = statements
         self._stream = stream
         self._eager = eager
         self._watch = watch
         self._reference = reference
         self._pages = pages
-        self._devices = Devices()
+        self._devices = Devices(is_inline=self._worker.is_inline)
         self._truths = Truths(pages)
 
     def has_lost(self, device: str) -> bool:
@@ -141,6 +146,7 @@ class Judge:
         """
         if "" in done:
             return
+        self._worker.release()
         kept, starved = 0, False
         for judged in _threaded(case, _ended(self._case(case, done, withheld, timing))):
             found = judged if judged.evidence else Judged(judged.outcome, self._operands_of(case, judged.outcome))
@@ -152,6 +158,7 @@ class Judge:
 
     def release(self) -> None:
         """Free the operands and results of the last problem."""
+        self._worker.release()
         self._truths.forget()
         faults.release()
 
@@ -172,10 +179,8 @@ class Judge:
         """
         if self.has_lost(case.device):
             raise Ended(self._devices.not_run(case))
-        try:
-            drive.check_support(case)
-        except Exception as error:  # any exception of a backend is its case's failure
-            raise Ended(self._attempt(case).failed(Phase.SUPPORTS, error)) from None
+        with self._attempt(case).phase(Phase.SUPPORTS):
+            self._worker.supports(case.job())
 
     def _truth(self, attempt: Attempt, distribution: str) -> Truth:
         attempt.distribution = distribution
@@ -197,7 +202,7 @@ class Judge:
         unsupported: Mapping[str, Reason] = {}
         if not case.candidates.by_backend:
             with attempt.phase(Phase.CANDIDATES):
-                candidates, unsupported = drive.candidates(case, first)
+                candidates, unsupported = self._candidates(case, first)
         case = dataclasses.replace(case, distributions=_sufficient(case, len(candidates)))
         pruned: list[Reason] = []
         for candidate in candidates:
@@ -219,6 +224,26 @@ class Judge:
         if pruned and len(pruned) == len(candidates) and not case.candidates.by_name:
             yield Judged(self._attempt(case).end(Status.CRASHED, _all_pruned(pruned)))
 
+    def _candidates(self, case: Case, given: operands.Operands) -> tuple[tuple[str, ...], Mapping[str, Reason]]:
+        """Names of the candidates to judge, and those that are unsupported; a single "" for a backend without any.
+
+        Raises:
+            Unsupported: when none has the name that was asked for.
+        """
+        wanted, backend = case.candidates, case.backend
+        if not isinstance(backend, CandidateBackend):
+            if not wanted.by_name:
+                return ("",), {}
+            raise Unsupported("unknown-candidate", f"{backend.name} has no candidates, so none is called {wanted.text}")
+        listed = self._worker.candidates(case.job(wanted.text if wanted.by_name else ""), given)
+        names = listed.names
+        found = wanted.of(names) or listed.named
+        if not found:
+            more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+            text = f"no candidate is called {wanted.text}; there are {', '.join(names[:_NAMES])}{more}"
+            raise Unsupported("unknown-candidate", text)
+        return found, listed.unsupported if wanted.text == "all" else {}
+
     def _candidate(self, case: Case, candidate: str, timing: Timing | None) -> Iterator[Judged]:
         """One candidate, or the one that the backend selects, with all distributions; timed if all of them passed."""
         attempt = self._attempt(case, candidate)
@@ -226,15 +251,14 @@ class Judge:
         attempt.distribution, attempt.truth = case.distributions[0], truths[0]
         with attempt.phase(Phase.PREPARE):
             # The kernels are not known before the first run, so the watch has none.
-            attempt.prepared = drive.prepare(case, candidate, truths[0].operands)
-            pruned = drive.pruned_of(attempt.prepared)
-        for name, reason in pruned.items():
+            attempt.built = self._worker.prepare(case.job(candidate), truths[0].operands)
+        for name, reason in attempt.built.pruned.items():
             yield Judged(self._attempt(case, one_line(name)).end(Status.PRUNED, reason))
         runs: list[_Run] = []
         for truth in truths:
             yield from _ended(self._distribution(attempt, truth, runs))
             attempt.seconds = Seconds()
-            if self.has_lost(case.device):
+            if attempt.died or self.has_lost(case.device):
                 return
         again = list(_ended(self._run_again(attempt, runs)))
         yield from again
@@ -242,9 +266,12 @@ class Judge:
             return
         attempt.seconds = Seconds()
         if timing is None:  # a session of many processes times what one has judged
-            yield from _ended(self._on_another_weight(attempt, runs))
+            again = list(_ended(self._on_another_weight(attempt, runs)))
+            yield from again
+            if not again:
+                self._worker.forget(attempt.built.number)
         else:
-            timed = functools.partial(timing, case, attempt.prepared)
+            timed = functools.partial(timing, case)
             yield from _ended(self._distribution(attempt, runs[-1].truth, runs, timed))
 
     # -- one distribution ------------------------------------------------------------------------
@@ -257,7 +284,9 @@ class Judge:
         attempt.turn_to(truth.operands.distribution, truth)
         returned, contract = self._run(attempt, truth, timed, profiled=not runs)
         verdicts = self._verdicts(attempt, truth, returned.results, contract)
-        if count := returned.rewritten():
+        with attempt.phase(Phase.RUN_AGAIN):
+            count = returned.rewritten()
+        if count:
             text = f"{count} elements of the result changed after the call had returned, and no other call was made"
             reason = Reason("written-after-return", text, "wait for every thread and process before returning")
             raise Ended(attempt.end(Status.INCORRECT, reason))
@@ -273,72 +302,62 @@ class Judge:
                 imitated = imitations.imitated(failure, self._statements(outcome, case.problem))
                 outcome = dataclasses.replace(outcome, imitates=imitated)
                 actual = one.actual if isinstance(one.actual, torch.Tensor) else None
-                again = None if one.note else attempt.prepared
-                source = drive.source_of(attempt.prepared)
-                yield Judged(outcome, Evidence(one.operands, actual, one.interval, source, again, place))
+                again = None if one.note else functools.partial(self._again, attempt.built.number)
+                yield Judged(outcome, Evidence(one.operands, actual, one.interval, attempt.built.source, again, place))
                 return
         if (doubt := next((one.doubt for one in verdicts if one.doubt is not None), None)) is not None:
             raise Ended(attempt.end(Status.MISTRUSTED, doubt))
         if timed is None:
             runs.append(_Run.of(truth, returned))
-            if results := runs[-1].results:
-                self._truths.earlier(case)[f"distribution {attempt.distribution}, seed {case.seed}"] = results
+            if kept := runs[-1].results:
+                self._truths.earlier(case)[f"distribution {attempt.distribution}, seed {case.seed}"] = kept
         yield Judged(attempt.end(Status.PASSED))
 
-    def _run(
-        self, attempt: Attempt, truth: Truth, timed: Timed | None, *, profiled: bool
-    ) -> tuple[drive.Returned, Contract]:
+    def _run(self, attempt: Attempt, truth: Truth, timed: Timed | None, *, profiled: bool) -> tuple[Returned, Contract]:
         """Run, and prove that the backend did it.
 
         Raises:
             Ended: where it did not, or has not returned as many results as the program has.
         """
-        case, prepared = attempt.case, attempt.prepared
-        with attempt.phase(Phase.RUN if timed is None else Phase.TIME):
-            # Once for each candidate is enough: what runs is decided when it is compiled.
-            profiled = profiled and case.device == "cuda" and device_kernels.works()
-            guarded = contextlib.nullcontext() if self._pages is None else self._pages.running()
-            with guarded, self._streamed(truth.operands) as given:
-                _prime_allocator(case.problem, case.device)
-                with device_kernels.profile() if profiled else contextlib.nullcontext() as names:
-                    returned = drive.run(prepared, given, case.device, timed, case.run_threads)
-            profile = None if names is None else tuple(names)
-            attempt.proved(proof := dataclasses.replace(drive.proof_of(prepared), profiled=profile))
-            objection, contract = proof.objection(), drive.contract_of(prepared)
+        case, phase = attempt.case, Phase.RUN if timed is None else Phase.TIME
+        with attempt.phase(phase):
+            how = How(phase, profiled, self._stream, self._pages)
+            ran = self._worker.run(attempt.built.number, truth.operands, how, timed)
+            attempt.proved(ran.proof)
+            objection = ran.proof.objection()
+            returned = Returned.of(case.problem, ran)
         if objection is not None:
             raise Ended(attempt.end(Status.FALLBACK, objection))
-        if (wrong := drive.miscounted(case.problem, returned.results)) is not None:
+        if (wrong := miscounted(case.problem, returned.results)) is not None:
             raise Ended(attempt.end(Status.CRASHED, wrong))
-        return returned, contract
+        return returned, ran.contract
 
-    def _streamed(self, given: operands.Operands) -> contextlib.AbstractContextManager[operands.Operands]:
-        """A block on the stream that was asked for, with operands for it."""
-        if self._stream == "side" and given.device == "cuda":
-            return streams.on_side_stream(given)
-        return contextlib.nullcontext(given)
+    def _again(self, number: int, given: operands.Operands) -> Ran:
+        """One more run, which is not judged."""
+        return self._worker.run(number, given, How())
 
     def _verdicts(
-        self, attempt: Attempt, truth: Truth, results: tuple[torch.Tensor, ...], contract: Contract
+        self, attempt: Attempt, truth: Truth, made: tuple[torch.Tensor, ...], contract: Contract
     ) -> list[sampled.ResultVerdict]:
         """The verdict on each result.
 
         Raises:
             Ended: where the backend wrote to its inputs.
         """
-        case, results = attempt.case, program.gathered(attempt.case.problem, results)
+        case, made = attempt.case, program.gathered(attempt.case.problem, made)
         with attempt.phase(Phase.REFERENCE):
-            if written := truth.operands.changed(truth.digest):
+            if self._worker.is_inline and (written := truth.operands.changed(truth.digest)):
                 reason = Reason("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}")
                 raise Ended(attempt.end(Status.INCORRECT, reason))
             by_sample = sampled.applies(case.problem, self._reference)
-            verdicts = truth.verdicts(results, contract, self._truths.earlier(case), by_sample=by_sample)
+            verdicts = truth.verdicts(made, contract, self._truths.earlier(case), by_sample=by_sample)
             if contract.deterministic and all(one.comparison.is_comparable for one in verdicts):
-                attempt.facts |= {"bits": drive.digest_of(results), "operands": truth.short_digest}
+                attempt.facts |= {"bits": digest_of(made), "operands": truth.short_digest}
         last = verdicts[-1]
         with attempt.phase(Phase.EAGER):
             itself = case.backend.name == "aten" and case.mode in {Mode.OWN, Mode.EAGER}
             beside = not itself and not last.note and all(one.comparison.is_comparable for one in verdicts)
-            eager = truth.beside_eager(results, contract, case.device, self._eager) if beside else ""
+            eager = truth.beside_eager(made, contract, self._eager, self._worker) if beside else ""
         ratio = max(one.comparison.ratio for one in verdicts)
         attempt.facts |= {"tier": last.tier, "ratio": ratio, "eager": eager, "sampled": last.note}
         return verdicts
@@ -359,7 +378,9 @@ class Judge:
         attempt.turn_to(first.truth.operands.distribution, first.truth)
         second, contract = self._once_more(attempt, first.truth)
         wrong: Reason | None = None
-        if any(run.returned.rewritten() for run in runs if run.returned is not None):
+        with attempt.phase(Phase.RUN_AGAIN):
+            rewritten = any(run.returned.rewritten() for run in runs if run.returned is not None)
+        if rewritten:
             text = "a result that was handed out changed when the next one was computed"
             wrong = Reason("result-rewritten", text)
         elif (difference := first.differs(second)) and contract.deterministic:
@@ -376,9 +397,8 @@ class Judge:
 
         Catches what was made of B and kept by its address.  Where B is part of what was compiled nothing is run.
         """
-        with attempt.phase(Phase.RUN_AGAIN):
-            if drive.holds_b(attempt.prepared):
-                return
+        if attempt.built.constant_b:
+            return
         run = next((run for run in runs if run.truth.operands.quantum > 0.0), runs[0])
         with run.truth.another_weight() as truth:
             if truth is None:
@@ -395,100 +415,47 @@ class Judge:
                 reason = Reason("stale-weight", text, remedy)
             yield Judged(attempt.end(Status.INCORRECT, reason, wrong.text()))
 
-    def _once_more(self, attempt: Attempt, truth: Truth) -> tuple[drive.Returned, Contract]:
+    def _once_more(self, attempt: Attempt, truth: Truth) -> tuple[Returned, Contract]:
         """Run what has run before, without a profile.
 
         Raises:
             Ended: for an exception, and for another number of results.
         """
-        case, prepared = attempt.case, attempt.prepared
+        case = attempt.case
         with attempt.phase(Phase.RUN_AGAIN):
-            with self._streamed(truth.operands) as given:
-                returned = drive.run(prepared, given, case.device, threads=case.run_threads)
-            attempt.proved(drive.proof_of(prepared))
-            contract = drive.contract_of(prepared)
-        if (wrong := drive.miscounted(case.problem, returned.results)) is not None:
+            how = How(Phase.RUN_AGAIN, stream=self._stream)
+            ran = self._worker.run(attempt.built.number, truth.operands, how)
+            attempt.proved(ran.proof)
+            returned = Returned.of(case.problem, ran)
+        if (wrong := miscounted(case.problem, returned.results)) is not None:
             raise Ended(attempt.end(Status.CRASHED, wrong))
-        return returned, contract
+        return returned, ran.contract
 
     def _mismatch(
-        self, attempt: Attempt, truth: Truth, returned: drive.Returned, contract: Contract, earlier: Earlier
+        self, attempt: Attempt, truth: Truth, returned: Returned, contract: Contract, earlier: Earlier
     ) -> verdict.Mismatch | None:
         """What is wrong with the results of a further run; ``None`` for nothing."""
         problem = attempt.case.problem
         with attempt.phase(Phase.REFERENCE):
             by_sample = sampled.applies(problem, self._reference)
-            results = program.gathered(problem, returned.results)
-            verdicts = truth.verdicts(results, contract, earlier, by_sample=by_sample)
+            made = program.gathered(problem, returned.results)
+            verdicts = truth.verdicts(made, contract, earlier, by_sample=by_sample)
         return next(filter(None, (one.comparison.mismatch for one in verdicts)), None)
 
-    # -- properties ------------------------------------------------------------------------------
 
-    def relate(self, case: Case) -> Iterator[Outcome]:
-        """The outcomes of the properties that results of a case have to one another, one a property.
+def run_once(case: Case, threads: int) -> None:
+    """Compile and run a case in this process without judging it; nothing for an unsupported case.
 
-        The backend selects its candidate by itself.  No reference is computed: see ``properties``.
-        """
-        own = case if case.candidates.by_backend else dataclasses.replace(case, candidates=CandidateSelection())
-        for judged in _threaded(case, _ended(self._relate(own))):
-            yield judged.outcome
-
-    def _relate(self, case: Case) -> Iterator[Judged]:
-        self._check(case)
-        asked = properties.applicable(case.problem)
-        reason = None
-        if case.mode is Mode.AOTI:
-            reason = Reason("aoti-property", "a package has its constants inside: each property would be a compile")
-        elif not asked:
-            reason = Reason("no-property", f"no property applies to {case.problem}")
-        if reason is not None:
-            raise Ended(self._attempt(case).end(Status.UNSUPPORTED, reason))
-        attempt = self._attempt(case, distribution=asked[0].distribution)
-        with attempt.phase(Phase.PREPARE):
-            first = operands.make(case.problem, attempt.distribution, case.seed, case.device)
-            attempt.prepared = drive.prepare(case, "", first)
-        bases: dict[str, torch.Tensor] = {}
-        for one in asked:
-            attempt.turn_to(one.distribution)
-            yield from _ended(self._related(attempt, one, bases))
-            attempt.seconds = Seconds()
-            if self.has_lost(case.device):
-                return
-
-    def _related(self, attempt: Attempt, one: properties.Property, bases: dict[str, torch.Tensor]) -> Iterator[Judged]:
-        """Whether one property holds; ``bases`` keeps the result on each distribution's own operands."""
-        case, prepared = attempt.case, attempt.prepared
-
-        def make(problem: Problem) -> operands.Operands:
-            return operands.make(problem, one.distribution, case.seed, case.device)
-
-        def run(given: operands.Operands) -> torch.Tensor:
-            other = given.problem != case.problem
-            same = dataclasses.replace(case, problem=given.problem)
-            chosen = drive.prepare(same, "", given) if other else prepared
-            results = drive.run(chosen, given, case.device, threads=case.run_threads).results
-            wrong = drive.complaint(given.problem, results, given)
-            if wrong is not None:
-                raise Misconduct(wrong.code, wrong.text)
-            return results[-1]
-
-        objection, text = None, ""
-        with attempt.phase(Phase.RUN):
-            if one.distribution not in bases:
-                base = run(make(case.problem))
-                objection = drive.proof_of(prepared).objection()
-                if objection is None:
-                    bases[one.distribution] = base
-            if objection is None:
-                contract = drive.contract_of(prepared)
-                text = one.check(properties.Bench(case.problem, contract, make, run, bases[one.distribution]))
-        if objection is not None:
-            raise Ended(attempt.end(Status.FALLBACK, objection))
-        attempt.kernels = drive.kernels_of(prepared)
-        if text and one.gated:
-            raise Ended(attempt.end(Status.INCORRECT, Reason(f"property-{one.name}", f"{one.help}; here {text}")))
-        details = f"{one.help}: not here, {text}, which is no error" if text else ""
-        yield Judged(attempt.end(Status.PASSED, details=details))
+    Args:
+        case: what to run.
+        threads: of the CPU, where the case has no number of its own.
+    """
+    worker, job = Inline(), case.job()
+    with contextlib.suppress(Unsupported):
+        worker.supports(job)
+        torch.set_num_threads(case.threads or threads)
+        given = operands.make(case.problem, case.distributions[0], case.seed, case.device)
+        worker.run(worker.prepare(job, given).number, given, How())
 
 
 # -- parts -------------------------------------------------------------------------------------------
@@ -526,10 +493,3 @@ def _all_pruned(reasons: Sequence[Reason]) -> Reason:
     causes = Counter(reason.code for reason in reasons)
     counts = ", ".join(f"{count} {code}" for code, count in causes.most_common())
     return Reason("all-pruned", f"every candidate that was tried was pruned ({counts}): {reasons[0].text}")
-
-
-def _prime_allocator(problem: Problem, device: str) -> None:
-    """Leave NaN in the memory that the result is likely to get, so that unwritten elements show."""
-    dtype = dtypes.torch_dtype(problem.result_dtype)
-    value = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
-    torch.full(problem.result_shape, value, dtype=dtype, device=device)

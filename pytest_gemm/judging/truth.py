@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from pytest_gemm.judging import faults, sampled, verdict
-from pytest_gemm.judging.calls import KEPT_BYTES
+from pytest_gemm.judging import sampled, verdict
 from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.drive import as_tuple, wait_for, words
+from pytest_gemm.judging.results import words
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.numerics.precision import settings
 from pytest_gemm.operands import tensors, views
 from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
+from pytest_gemm.worker.calls import KEPT_BYTES
+from pytest_gemm.worker.messages import Thrown, Worker
 
 # Results of earlier calls by name, one for each place of the program's results.
 Earlier = Mapping[str, tuple[torch.Tensor, ...]]
@@ -143,11 +143,11 @@ class Truth:
         return found
 
     def beside_eager(
-        self, actual: tuple[torch.Tensor, ...], contract: Contract, device: str, refusal: EagerRefusal
+        self, actual: tuple[torch.Tensor, ...], contract: Contract, refusal: EagerRefusal, worker: Worker
     ) -> str:
         """The comparison with eager ATen in words, or why there is none."""
         if self._eager is None:
-            self._eager = refusal(self.problem, device) or self._run_eager(device)
+            self._eager = refusal(self.problem, self.operands.device) or self._run_eager(worker)
         if isinstance(self._eager, str):
             return self._eager
         intervals = self.intervals(contract)
@@ -155,18 +155,14 @@ class Truth:
         names = self.problem.output_names[:count]
         return verdict.beside_eager(actual[:count], self._eager[:count], intervals, names)
 
-    def _run_eager(self, device: str) -> tuple[torch.Tensor, ...] | str:
+    def _run_eager(self, worker: Worker) -> tuple[torch.Tensor, ...] | str:
         try:
-            with settings(self.problem):
-                made = program.build(self.problem)(**program.args(self.problem, self.operands))
-            found = program.gathered(self.problem, views.in_product(self.problem, as_tuple(made)))
-            wait_for(device)
-        except Exception as error:  # eager cannot do everything that a template can
-            if faults.device_error(device) is not None:
+            made = worker.eager(self.problem, self.operands)
+        except Thrown as error:  # eager cannot do everything that a template can
+            if error.lost is not None:
                 raise
-            lines = [line for line in str(error).strip().splitlines() if line.strip()]
-            return f"eager cannot: {type(error).__name__}: {lines[-1] if lines else ''}".rstrip(": ")
-        return found
+            return f"eager cannot: {error}".rstrip(": ")
+        return program.gathered(self.problem, views.in_product(self.problem, made))
 
 
 def _written_over(old: Operands, new: Operands) -> Operands:

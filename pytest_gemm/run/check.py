@@ -21,8 +21,7 @@ from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import text
 from pytest_gemm.isolation.journal import Journal
 from pytest_gemm.judging.case import Case, Evidence, Judged
-from pytest_gemm.judging.drive import run_once
-from pytest_gemm.judging.judge import Judge
+from pytest_gemm.judging.judge import Judge, run_once
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status
@@ -31,6 +30,7 @@ from pytest_gemm.run import state
 from pytest_gemm.run.guarded import GuardedJudge
 from pytest_gemm.run.orchestrator import Orchestrator
 from pytest_gemm.text import described, first_line, kind_of, message
+from pytest_gemm.worker.messages import Thrown
 
 
 @dataclasses.dataclass
@@ -166,8 +166,10 @@ class GemmCheck:
             raise
         except BaseException as error:  # of a backend, in the other process; its traceback has been kept as text
             kind = kind_of(error)
-            reason = Reason(f"worker-process-{kind}", f"{kind} in the process that ran it first: {first_line(error)}")
-            details = message(error.__cause__ or error)[-2000:]
+            line, details = first_line(error), message(error.__cause__ or error)[-2000:]
+            if isinstance(error, Thrown):
+                kind, line, details = error.kind, error.line, error.details
+            reason = Reason(f"worker-process-{kind}", f"{kind} in the process that ran it first: {line}")
         else:
             return
         crash = Outcome(case.id(), case.distributions[0], case.seed, Status.CRASHED, reason, details=details)

@@ -222,8 +222,8 @@ class Meter:
 
     def _judged(self, case: Case, wanted: TimedCase, run: Orchestrator) -> None:
         """Judge a case; what passes is left to be timed, and of the rest the samples are written."""
-        from pytest_gemm.judging.calls import taken
-        from pytest_gemm.judging.drive import as_tuple
+        from pytest_gemm.worker.calls import taken
+        from pytest_gemm.worker.inline import as_tuple
 
         passed: list[Callable[..., _Work]] = []  # what is being timed, until its outcome is there
         timings: dict[str, float] = {}
@@ -481,8 +481,9 @@ def _wait_for(device: str) -> None:
 
 def _same(first: tuple[torch.Tensor, ...], last: Any) -> bool:
     """Whether what a call returned, a tensor or a tuple of them, is the same as these tensors, bit for bit."""
-    from pytest_gemm.judging.calls import ordinary
-    from pytest_gemm.judging.drive import as_tuple, differing
+    from pytest_gemm.judging.results import differing
+    from pytest_gemm.worker.calls import ordinary
+    from pytest_gemm.worker.inline import as_tuple
 
     try:
         now = tuple(map(ordinary, as_tuple(last)))

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm.isolation.journal import manner
 from pytest_gemm.isolation.worker import Death, Lane
 from pytest_gemm.run.progress import Display
 from pytest_gemm.text import show as print_text
+from pytest_gemm.worker.death import manner
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig

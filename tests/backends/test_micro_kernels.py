@@ -29,8 +29,8 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cpp.micro_kernels import Axes, Product, Registered
 from pytest_gemm.backends.inductor import selection
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device
-from pytest_gemm.judging import calls, judge
 from pytest_gemm.judging import case as case_module
+from pytest_gemm.judging import judge
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
@@ -38,6 +38,7 @@ from pytest_gemm.outcome import Outcome, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.record import Provenance, Record
 from pytest_gemm.tools import cli, coverage
+from pytest_gemm.worker import calls
 
 needs_compiler = pytest.mark.skipif(
     not CppBackend().availability("cpu").ok, reason=f"cpp: {CppBackend().availability('cpu').reason}"

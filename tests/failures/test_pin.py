@@ -7,13 +7,13 @@ import dataclasses
 import re
 import runpy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Recipe
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
@@ -31,6 +31,7 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.worker.messages import Ran
 
 MM = Problem.parse("mm:f32:nn:8x16x32")
 WRONG = "def mine(a, b):\n    c = a @ b\n    c[..., 4:, :] += 1\n    return c\n"
@@ -68,7 +69,7 @@ def test_a_script_fails_as_the_case_did_and_no_longer_once_it_is_mended(
 ) -> None:
     found, case, source = judged(tmp_path, MM, distribution)
     if not alone:  # no kernel to ask: the failing operands are saved
-        found = [Judged(one.outcome, dataclasses.replace(one.evidence, prepared=None)) for one in found if one.evidence]
+        found = [Judged(one.outcome, dataclasses.replace(one.evidence, again=None)) for one in found if one.evidence]
     artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
     (place,) = (tmp_path / "kept").iterdir()
     assert {"report.txt", "repro.py", "error_map.png", "tensors.pt"} <= {one.name for one in place.iterdir()}
@@ -154,8 +155,8 @@ def test_a_script_of_a_gradient_needs_torch_alone(tmp_path: Path, line: str, sav
     reference = reference_module.reference(problem, given)
     interval = interval_module.intervals(problem, given, reference, Contract("f32", "either"))[0]
     wrong = interval.expected.float() + 1
-    prepared = None if saved else SimpleNamespace(run=lambda _: wrong, contract=Contract("f32", "either"))
-    evidence: Any = Evidence(given, interval=interval, actual=wrong, prepared=prepared)
+    ran = Ran((wrong,), Proof(), Contract("f32", "either"))
+    evidence: Any = Evidence(given, interval=interval, actual=wrong, again=None if saved else lambda _: ran)
     made = repro.script(failed(line, Status.INCORRECT, "x"), Recipe("eager"), evidence)
     assert "pytest_gemm" not in made.text
     assert bool(made.tensors) is saved
@@ -181,8 +182,8 @@ def test_a_script_of_narrow_floats_has_the_operands_of_the_case(tmp_path: Path, 
     reference = reference_module.reference(problem, given)
     interval = interval_module.intervals(problem, given, reference, Contract("f32", "eager"))[0]
     wrong = interval.expected.float() + 1
-    prepared: Any = SimpleNamespace(run=lambda _: wrong, contract=Contract("f32", "eager"))
-    evidence = Evidence(given, interval=interval, actual=wrong, prepared=prepared)
+    ran = Ran((wrong,), Proof(), Contract("f32", "eager"))
+    evidence = Evidence(given, interval=interval, actual=wrong, again=lambda _: ran)
     made = repro.script(failed(line, Status.INCORRECT, "x"), Recipe("eager"), evidence)
     (tmp_path / "repro.py").write_text(made.text)
     torch.save(made.tensors, tmp_path / "repro.pt")

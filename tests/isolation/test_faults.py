@@ -24,10 +24,10 @@ import torch
 from pytest_gemm import xdist
 from pytest_gemm.case_id import CaseId, Device
 from pytest_gemm.isolation import journal, limits
-from pytest_gemm.judging import faults
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.numerics import reference
 from pytest_gemm.outcome import Activity, Outcome, Phase, Status
+from pytest_gemm.worker import faults
 
 # How the planted backend goes wrong, by M; the second distribution is the one that it cannot stand.
 PLANTED = """
@@ -45,7 +45,7 @@ PLANTED = """
     LOST = []  # made up: what CUDA does after an illegal address
 
     def pytest_runtest_setup():
-        from pytest_gemm.judging import faults  # with torch, which the controller can do without
+        from pytest_gemm.worker import faults  # with torch, which the controller can do without
         faults.device_error = lambda device: LOST[0] if LOST else None
 
 

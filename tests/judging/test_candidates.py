@@ -35,8 +35,8 @@ from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.failures import text as text_module
-from pytest_gemm.judging import calls, judge
 from pytest_gemm.judging import case as case_module
+from pytest_gemm.judging import judge
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics import interval, reference
@@ -44,6 +44,7 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.outcome import Misconduct, Outcome, Pruned, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.worker import calls
 
 pytestmark = pytest.mark.slow
 
@@ -866,11 +867,15 @@ def test_everything_that_may_not_come_back_says_which_candidate_it_is() -> None:
     case = case_module.Case(Fake("a"), MM, ("rand",), 0, Device.CPU, CandidateSelection("all"))
     assert len(list(judge.Judge(watch=watch).outcomes(case))) == 1
     assert {"compile", "run", "reference", "run again"} <= {phase for phase, choice in seen if choice == "a"}
-    assert {phase for phase, choice in seen if not choice} == {"operands", "compile"}  # for the list of names
+    assert {phase for phase, choice in seen if not choice} == {
+        "supports",
+        "operands",
+        "compile",
+    }  # for the list of names
 
 
 def test_on_a_lost_device_the_remaining_candidates_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytest_gemm.judging import faults
+    from pytest_gemm.worker import faults
 
     monkeypatch.setattr(faults, "device_error", lambda device: RuntimeError("CUDA error: misaligned address"))
     outcomes = judged(Fake("a-crash", "b", "c"), "all", ("rand",))

@@ -9,7 +9,7 @@ import torch
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.case_id import Device
-from pytest_gemm.judging import drive
+from pytest_gemm.judging import results as results_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.outcome import Outcome, Status
@@ -17,7 +17,7 @@ from pytest_gemm.problem.problem import Problem
 
 
 def digest(*results: torch.Tensor) -> str:
-    return drive.digest_of(results)
+    return results_module.digest_of(results)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_one_element_and_none_of_any_stride() -> None:
 
 
 def test_of_a_large_result_the_digest_reads_some_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drive, "_DIGESTED", 200)
+    monkeypatch.setattr(results_module, "_DIGESTED", 200)
     x = torch.arange(200.0).reshape(4, 50)  # 800 bytes: every fourth column
     read, unread = x.clone(), x.clone()
     read[3, 48], unread[3, 49] = -1, -1

@@ -23,7 +23,7 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.case_id import Device
-from pytest_gemm.judging import calls, verdict
+from pytest_gemm.judging import verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import interval
@@ -32,6 +32,7 @@ from pytest_gemm.operands import tensors, views
 from pytest_gemm.outcome import Activity, Misconduct, Outcome, Phase, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
+from pytest_gemm.worker import calls
 
 LINE = "mm:f32:nn:17x65x127"
 DISTRIBUTIONS = ("int-2", "rand")

@@ -1,0 +1,115 @@
+"""Results as the judge compares them: their number, their places, their bits, and digests of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pytest_gemm.judging import verdict
+from pytest_gemm.operands import memory, views
+from pytest_gemm.operands.tensors import Operands
+from pytest_gemm.outcome import Misconduct, Reason
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.worker.messages import Ran
+
+# Bytes of a result that its digest reads: 64 MiB take a twentieth of a second.
+_DIGESTED: Final = 1 << 26
+
+
+@dataclasses.dataclass(frozen=True)
+class Returned:
+    """What a run has returned.
+
+    Attributes:
+        ran: as the worker gave it.
+        results: the results in the product's places.
+    """
+
+    ran: Ran
+    results: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, problem: Problem, ran: Ran) -> Returned:
+        """With the results in the product's places; raises ``Misconduct`` for a shape that has none."""
+        try:
+            return cls(ran, views.in_product(problem, ran.results))
+        except views.WrongShape as wrong:
+            raise Misconduct("wrong-shape", str(wrong)) from None
+
+    @property
+    def copies(self) -> tuple[torch.Tensor, ...]:
+        """The results as they were returned."""
+        return self.ran.results
+
+    def rewritten(self) -> int:
+        """How many elements have changed since the call returned."""
+        if self.ran.now is None:
+            return 0
+        pairs = zip(self.ran.now(), self.copies, strict=True)
+        return sum(differing(*pair) for pair in pairs if pair[0] is not pair[1])
+
+
+def miscounted(problem: Problem, results: Sequence[torch.Tensor]) -> Reason | None:
+    """What is wrong with the number of results; ``None`` for nothing."""
+    expected = problem.several or len(problem.outputs)
+    if len(results) == expected:
+        return None
+    return Reason("wrong-outputs", f"{len(results)} results came back, and the program has {expected}")
+
+
+def complaint(problem: Problem, results: Sequence[torch.Tensor], given: Operands) -> Reason | None:
+    """What is wrong with the number of results, or with the type or shape of the last one; ``None`` for nothing."""
+    found = miscounted(problem, results)
+    if found is not None or problem.several:
+        return found
+    wrong = verdict.complaint_of(results[-1], problem.outputs[-1], given)
+    return None if wrong is None else Reason(*wrong)
+
+
+def differing(new: torch.Tensor, old: torch.Tensor) -> int:
+    """How many elements of a tensor have other bits than those of another tensor of its shape and dtype."""
+    return int((words(new) != words(old)).count_nonzero())
+
+
+def words(x: torch.Tensor) -> torch.Tensor:
+    """A view of the bits of each element, of complex ones of each part, as integers: NaN is NaN, and 0 is not -0."""
+    x = torch.view_as_real(x) if x.is_complex() else x
+    return x.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+
+
+def fingerprint_of(results: Sequence[torch.Tensor]) -> str:
+    """A hash of every byte of large results in the order of their indices; on a GPU in about the time of reading."""
+    return " ".join(memory.digest(x.contiguous().flatten()) for x in results)
+
+
+def _raw(x: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of a tensor on the CPU, in the order of its indices."""
+    # A copy, since a result of one element may have any stride, with which it cannot be viewed as bytes.
+    found: npt.NDArray[np.uint8] = x.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8).numpy()
+    return found
+
+
+def digest_of(results: Sequence[torch.Tensor]) -> str:
+    """A short digest of the values of results: strides do not count, and every NaN is the same one.
+
+    Of a result of more than :data:`_DIGESTED` bytes every second, third ... line of its longest dimension is read.
+    """
+    found = hashlib.sha256()  # processors have instructions for it: three times as fast as blake2b
+    for result in results:
+        x, step = result.detach(), -(-result.numel() * result.element_size() // _DIGESTED)
+        if step > 1:
+            x = x.movedim(max(range(x.dim()), key=x.size), 0)[::step]
+        x = x.cpu()
+        if x.is_floating_point():
+            x = x.float() if x.element_size() == 1 else x  # torch cannot fill fp8 by a mask
+            nans = x.isnan()
+            x = x.masked_fill(nans, math.nan) if bool(nans.any()) else x
+        found.update(_raw(x).data)
+    return found.hexdigest()[:16]

@@ -1,0 +1,213 @@
+"""Foreign code, called: the one place where a backend is asked, compiles and runs.
+
+Each call is guarded by :mod:`calls`, and the type of each answer is checked.  The judge's own process does this only
+inline; otherwise it happens in a process of its own, see :mod:`process`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import torch
+
+from pytest_gemm.api import device_kernels
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import CandidateBackend, Candidates, Prepared, unsupported
+from pytest_gemm.case_id import Device
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.numerics.precision import cpu_threads, settings
+from pytest_gemm.operands import dtypes
+from pytest_gemm.operands.tensors import Operands
+from pytest_gemm.outcome import Misconduct, Phase, Pruned, Unsupported
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
+from pytest_gemm.text import first_line, kind_of, message, one_line
+from pytest_gemm.worker import faults, streams
+from pytest_gemm.worker.calls import KEPT_BYTES, Escape, asking, check_place, handing, quiet, taken
+from pytest_gemm.worker.messages import Built, How, Job, Ran, Thrown
+
+_Kind = TypeVar("_Kind")
+# Frames of a backend's exception that are shown: enough to see where, not a page.
+_FRAMES: Final = 4
+_DETAILS: Final = 2000
+
+
+@contextlib.contextmanager
+def telling(phase: Phase, device: str) -> Iterator[None]:
+    """A block of foreign code: what it raises is a refusal, a misconduct, or :class:`Thrown`."""
+    try:
+        yield
+    except (Unsupported, Pruned, Misconduct, Thrown):
+        raise
+    except Exception as error:
+        raise thrown(error, phase, device) from error
+
+
+def thrown(error: Exception, phase: Phase, device: str) -> Thrown:
+    """What is told of an exception; the frames of this package's callers are left out."""
+    raised = error.__cause__ if isinstance(error, Escape) and error.__cause__ is not None else error
+    frames = [frame for frame in traceback.extract_tb(raised.__traceback__) if not _is_own(frame.filename)]
+    where = "".join(traceback.format_list(frames[-_FRAMES:])).rstrip()
+    kind = kind_of(raised)
+    memory = faults.out_of_memory(error, phase, device)
+    last = faults.device_error(device) if memory is None else None
+    lost = None if last is None else faults.lost(error, last, phase)
+    return Thrown(kind, first_line(raised), f"{where}\n{kind}: {message(raised)[:_DETAILS]}", memory, lost)
+
+
+def _is_own(file: str) -> bool:
+    """Whether a frame is one of the judge's or the worker's."""
+    own = {Path(__file__).parent, Path(__file__).parents[1] / "judging"}
+    return file == contextlib.__file__ or Path(file).parent in own
+
+
+class Inline:
+    """Runs foreign code in this process."""
+
+    is_inline = True
+
+    def __init__(self) -> None:
+        self._built: dict[int, tuple[Job, Prepared]] = {}
+        self._count = 0
+
+    def supports(self, job: Job) -> None:
+        """As :meth:`Worker.supports`."""
+        with telling(Phase.SUPPORTS, job.request.device), _threads(job):
+            with quiet(), asking():
+                found = unsupported(job.backend, job.problem, job.request)
+                if found is not None and not isinstance(found, Unsupported):
+                    raise TypeError(f"supports() returned {found!r}; return None, or Unsupported with the reason")
+            if found is not None:
+                raise found
+
+    def candidates(self, job: Job, given: Operands) -> Candidates:
+        """As :meth:`Worker.candidates`."""
+        assert isinstance(job.backend, CandidateBackend)
+        with telling(Phase.CANDIDATES, job.request.device), _threads(job), handing(given, compiling=True) as own:
+            listed = job.backend.candidates(job.problem, own, job.request)
+            names = tuple(map(str, listed.names))
+            if odd := [name for name in names if name != one_line(name)]:  # outcomes have printable names
+                raise ValueError(f"candidates() lists a name that cannot be printed: {odd[0]!r}")
+            return dataclasses.replace(listed, names=names)
+
+    def prepare(self, job: Job, given: Operands) -> Built:
+        """As :meth:`Worker.prepare`."""
+        with telling(Phase.PREPARE, job.request.device), _threads(job):
+            with handing(given, compiling=True) as own:
+                prepared = job.backend.prepare(job.problem, own, job.request)
+            self._count += 1
+            self._built[self._count] = job, prepared
+            with asking():
+                source = getattr(prepared, "source", "")
+                return Built(
+                    number=self._count,
+                    kernels=_kernels(prepared),
+                    pruned=dict(getattr(prepared, "pruned", {})),
+                    timings=dict(getattr(prepared, "timings", {})),
+                    constant_b=bool(getattr(prepared, "constant_b", False)),
+                    source=source if isinstance(source, str) else "",
+                )
+
+    def prepared(self, number: int) -> Prepared:
+        """What was compiled."""
+        return self._built[number][1]
+
+    def run(self, number: int, given: Operands, how: How, timed: Callable[..., Any] | None = None) -> Ran:
+        """As :meth:`Worker.run`."""
+        job, prepared = self._built[number]
+        device = job.request.device
+        # Once for each candidate is enough: what runs is decided when it is compiled.
+        profiled = how.profiled and device is Device.CUDA and device_kernels.works()
+        side = how.stream == "side" and device is Device.CUDA
+        with telling(how.phase, device), _threads(job):
+            with (
+                contextlib.nullcontext() if how.pages is None else how.pages.running(),
+                streams.on_side_stream(given) if side else contextlib.nullcontext(given) as streamed,
+            ):
+                if how.phase is not Phase.RUN_AGAIN:
+                    _prime_allocator(job.problem, device)
+                with device_kernels.profile() if profiled else contextlib.nullcontext() as names:
+                    own, copies = _called(job, prepared, streamed, timed)
+            proof = dataclasses.replace(_proof(prepared), profiled=None if names is None else tuple(names))
+            with asking():
+                contract = _of_type(prepared.contract, Contract, "the attribute contract is")
+        kept = given.out is None and sum(one.numel() * one.element_size() for one in own) < KEPT_BYTES
+        return Ran(copies, proof, contract, (lambda: own) if kept else None)
+
+    def eager(self, problem: Problem, given: Operands) -> tuple[torch.Tensor, ...]:
+        """As :meth:`Worker.eager`."""
+        with telling(Phase.EAGER, given.device), settings(problem):
+            made = as_tuple(program.build(problem)(**program.args(problem, given)))
+            wait_for(given.device)
+            return made
+
+    def forget(self, number: int) -> None:
+        """As :meth:`Worker.forget`."""
+        self._built.pop(number, None)
+
+    def release(self) -> None:
+        """As :meth:`Worker.release`."""
+        self._built.clear()
+
+
+def _threads(job: Job) -> contextlib.AbstractContextManager[None]:
+    return cpu_threads(job.threads)
+
+
+def _called(
+    job: Job, prepared: Prepared, given: Operands, timed: Callable[..., Any] | None
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """The results of a call as ordinary tensors over the kernel's memory, and copies of them."""
+    device = job.request.device
+    given.empty_out()
+    with cpu_threads(job.request.run_threads), handing(given) as handed:
+        made = as_tuple(prepared.run(handed) if timed is None else timed(prepared, handed))
+        wait_for(device)
+        own, copies = taken(made)
+        wait_for(device)  # for the copies, which may be on a stream of the block's
+    check_place(own, given)
+    return own, copies
+
+
+def as_tuple(made: Any) -> tuple[torch.Tensor, ...]:
+    """What a program returned, as a tuple."""
+    return made if isinstance(made, tuple) else (made,)
+
+
+def wait_for(device: str) -> None:
+    """Until the device has computed all that it was given: errors of a kernel show no earlier."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _proof(prepared: Prepared) -> Proof:
+    """What the last run executed."""
+    with asking():
+        return _of_type(prepared.proof(), Proof, "proof() returned")
+
+
+def _of_type(found: object, kind: type[_Kind], what: str) -> _Kind:
+    if not isinstance(found, kind):
+        raise TypeError(f"{what} {type(found).__name__}, not a {kind.__name__}")
+    return found
+
+
+def _kernels(prepared: Prepared) -> tuple[str, ...]:
+    """Names of the kernels that a run will use, as far as they are known before it has run."""
+    try:
+        proof = _proof(prepared)
+    except Exception:  # it need not have an answer yet
+        return ()
+    return proof.kernels if proof.executed else tuple(dict.fromkeys((*proof.generated, *proof.chosen)))
+
+
+def _prime_allocator(problem: Problem, device: str) -> None:
+    """Leave NaN in the memory that the result is likely to get, so that unwritten elements show."""
+    dtype = dtypes.torch_dtype(problem.result_dtype)
+    value = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
+    torch.full(problem.result_shape, value, dtype=dtype, device=device)

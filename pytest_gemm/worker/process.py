@@ -1,0 +1,276 @@
+"""A worker in a process of its own: asked, limited, and started again when the kernel has ended it.
+
+::
+
+    judge                        keeper                         worker
+    asks, compares               forks one worker after another compiles, runs, gathers evidence
+      |  questions, operands in shared memory                     |
+      |---------------------------------------------------------->|
+      |<------------------------- answers, the bytes of results --|
+      |<---- "it ended, with this status" --|   (if it does)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+import torch
+
+from pytest_gemm.api.protocols import Candidates, Compiling
+from pytest_gemm.operands.tensors import Operands
+from pytest_gemm.outcome import Activity, Misconduct, Phase, Pruned, Reason, Unsupported
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.worker import memory
+from pytest_gemm.worker.answers import Answer, RanForm
+from pytest_gemm.worker.death import manner, remedy
+from pytest_gemm.worker.keeper import GRACE, Keeper
+from pytest_gemm.worker.messages import Built, Died, How, Job, Ran, Thrown
+
+_Kind = TypeVar("_Kind")
+
+_REFUSALS: Final[Mapping[str, Callable[[str, str, str], Exception]]] = {
+    "Unsupported": Unsupported,
+    "Pruned": Pruned,
+    "Misconduct": Misconduct,
+}
+# Seconds between the end of a process and the notice of it.
+_BRIEFLY: Final = 1.0
+
+
+class Process:
+    """Runs foreign code in another process.
+
+    Args:
+        keeper: starts workers.
+        limits: of a run and of a compile, in seconds; 0: none.
+    """
+
+    is_inline = False
+
+    def __init__(self, keeper: Keeper, limits: tuple[float, float]) -> None:
+        self._keeper = keeper
+        self._names = {id(backend): name for name, backend in keeper.backends.items()}
+        self._run_limit, self._compile_limit = limits
+        self._limit, self._phase = 0.0, Phase.CASE
+        self._end: socket.socket | None = None
+        self._arenas: dict[int, memory.Arena] = {}
+        self._loaded: set[int] = set()
+        self._forgotten: list[int] = []  # what was built and is not needed any more; 0: all of it
+        self._problem = ""
+
+    @contextlib.contextmanager
+    def watch(self, activity: Activity) -> Iterator[None]:
+        """A block whose questions have the limit of the activity's phase."""
+        self._phase = activity.phase
+        self._limit = self._run_limit if activity.phase.is_run else self._compile_limit
+        try:
+            yield
+        finally:
+            self._limit = 0.0
+
+    # -- questions
+
+    def supports(self, job: Job) -> None:
+        """As :meth:`Worker.supports`."""
+        self._ask("supports", job)
+
+    def candidates(self, job: Job, given: Operands) -> Candidates:
+        """As :meth:`Worker.candidates`."""
+        answer, _ = self._ask("candidates", job, given=given)
+        return _there(answer.candidates)
+
+    def prepare(self, job: Job, given: Operands) -> Built:
+        """As :meth:`Worker.prepare`."""
+        answer, _ = self._ask("prepare", job, given=given)
+        return _there(answer.built)
+
+    def run(self, number: int, given: Operands, how: How, timed: Callable[..., Any] | None = None) -> Ran:
+        """As :meth:`Worker.run`."""
+        assert timed is None, "a timed call needs the worker's own process"
+        answer, data = self._ask("run", number, how, given=given)
+        ran, pid = _there(answer.ran), self._keeper.pid
+        arena = self._arenas[id(given)]
+        if written := arena.written():
+            raise Misconduct("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}")
+        if not arena.beside_out_intact():
+            raise Misconduct("written-beside", "the kernel wrote beside the elements of the given result")
+
+        def now() -> tuple[torch.Tensor, ...]:
+            if self._end is None or self._keeper.pid != pid:
+                raise Died(Reason("process-died", "the process that held the results has ended"))
+            answer, data = self._ask("now", ran.number)
+            return self._results(_there(answer.ran), data)
+
+        made = self._results(ran, data)
+        return Ran(made, _there(ran.proof), _there(ran.contract), now if ran.number else None)
+
+    def eager(self, problem: Problem, given: Operands) -> tuple[torch.Tensor, ...]:
+        """As :meth:`Worker.eager`."""
+        answer, data = self._ask("eager", problem, given=given)
+        return self._results(_there(answer.ran), data)
+
+    def forget(self, number: int) -> None:
+        """As :meth:`Worker.forget`; it goes with the next question."""
+        self._forgotten.append(number)
+
+    def release(self) -> None:
+        """As :meth:`Worker.release`; it goes with the next question."""
+        self._forgotten[:] = [0]
+
+    def close(self) -> None:
+        """End the worker, whatever it is doing."""
+        if self._end is not None:
+            self._gone()
+        self._drop()
+
+    # -- parts
+
+    def _ask(self, question: str, *more: object, given: Operands | None = None) -> tuple[Answer, bytearray]:
+        """What the worker answers, and bytes of results.
+
+        Raises:
+            Unsupported, Pruned, Misconduct, Thrown: as the worker tells it.
+            Died: when it has ended instead.
+        """
+        said = self._keeper.said()
+        end = self._started()
+        files: list[int] = []
+        load = None if given is None else self._load(given, files)
+        asked = memory.pickled((question, more, load, self._forgotten), self._names)
+        self._forgotten.clear()
+        try:
+            memory.send(end, asked, files=files)
+            first, rest = self._answered(end, said)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._dead(said) from None
+        except KeyboardInterrupt:
+            self._gone()
+            raise
+        try:
+            answer = msgspec.msgpack.decode(first, type=Answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            self._gone()
+            raise Died(Reason("process-died", "the kernel's process sent what no worker says")) from None
+        for name, counts in answer.counts.items():
+            if isinstance(backend := self._keeper.backends.get(name), Compiling):
+                backend.store.counts.add(counts)
+        if answer.failure is not None and answer.failure.lost is not None:
+            self._gone()  # it can compute nothing more; another one can
+        _raise(answer)
+        return answer, rest
+
+    def _load(self, given: Operands, files: list[int]) -> tuple[Any, ...]:
+        """What a question says of its operands, whose copies are as they are now."""
+        if given.problem.line != self._problem:
+            self._drop()
+            self._problem = given.problem.line
+        arena = self._arenas.get(id(given))
+        if arena is None:
+            arena = self._arenas[id(given)] = memory.Arena(given, list(self._arenas.values()))
+        arena.write()
+        if id(given) in self._loaded:
+            return (id(given),)
+        self._loaded.add(id(given))
+        if arena.before is not None and id(arena.before.given) in self._loaded:
+            return id(given), arena.skeleton, id(arena.before.given)
+        files.append(arena.file)
+        return id(given), arena.skeleton, 0, arena.size, arena.places
+
+    def _drop(self) -> None:
+        """Give back the memory of the problem before."""
+        for arena in self._arenas.values():
+            arena.close()
+        self._arenas.clear()
+        self._loaded.clear()
+
+    def _answered(self, end: socket.socket, said: int) -> tuple[bytes, bytearray]:
+        """The next message of the worker; it is ended where its limit runs out."""
+        until = time.monotonic() + self._limit if self._limit else None
+        ready = select.select([end, self._keeper], [], [], self._limit or None)[0]
+        if not ready:
+            raise self._too_late()
+        if end not in ready:
+            raise self._dead(said)
+        end.settimeout(None if until is None else max(0.0, until - time.monotonic()) + GRACE)
+        try:
+            first, rest, files = memory.receive(end)
+        except TimeoutError:
+            raise self._too_late() from None
+        except (EOFError, OSError, MemoryError, OverflowError):
+            raise self._dead(said) from None
+        for one in files:
+            os.close(one)
+        return first, rest
+
+    def _results(self, ran: RanForm, data: bytearray) -> tuple[torch.Tensor, ...]:
+        try:
+            return memory.results_of(ran.forms, data)
+        except (ValueError, RuntimeError):
+            self._gone()
+            raise Died(Reason("process-died", "the kernel's process sent results that are none")) from None
+
+    # -- the process
+
+    def _started(self) -> socket.socket:
+        """The socket of a worker that lives."""
+        if self._end is not None and select.select([self._keeper], [], [], 0)[0]:
+            self._gone()  # it has ended between two questions
+        if self._end is None:
+            self._loaded.clear()
+            self._end = self._keeper.start()
+            if self._end is None:
+                text = "the process that starts workers is gone: a kernel has ended it"
+                raise Died(Reason("no-worker", text), self._keeper.last_words(0))
+        return self._end
+
+    def _gone(self) -> int | None:
+        """End the worker, and all that it has started; its exit status, where somebody is left to tell it."""
+        if self._end is not None:
+            self._end.close()
+            self._end = None
+        return self._keeper.reap()
+
+    def _dead(self, said: int) -> Died:
+        """The end of the worker by what it was doing."""
+        if not select.select([self._keeper], [], [], _BRIEFLY)[0]:
+            self._gone()
+            text = f"the kernel's process closed its connection or wrote into it in {self._phase}"
+            return Died(Reason("process-died", text), self._keeper.last_words(said))
+        status = self._gone()
+        text = f"the kernel's process died in {self._phase}: {manner(status)}"
+        details = "\n".join(filter(None, (self._keeper.frames(), self._keeper.last_words(said))))
+        return Died(Reason("process-died", text, remedy(status)), details, status=status)
+
+    def _too_late(self) -> Died:
+        """The end of a worker whose limit has run out."""
+        self._keeper.signal(signal.SIGABRT)  # faulthandler writes where Python is
+        select.select([self._keeper], [], [], GRACE)
+        self._gone()
+        option = "--gemm-timeout=RUN" if self._phase.is_run else "--gemm-timeout=RUN,COMPILE"
+        text = f"no end in {self._phase} within {self._limit:g} s"
+        reason = Reason("no-end", text, f"raise {option} if it is only slow")
+        return Died(reason, self._keeper.frames(), self._limit)
+
+
+def _there(found: _Kind | None) -> _Kind:
+    """What an answer has to have."""
+    if found is None:
+        raise Died(Reason("process-died", "the kernel's process gave another answer than it was asked for"))
+    return found
+
+
+def _raise(answer: Answer) -> None:
+    if (refusal := answer.refusal) is not None:
+        raise _REFUSALS.get(refusal.kind, Misconduct)(refusal.code, refusal.text, refusal.remedy)
+    if (failure := answer.failure) is not None:
+        raise Thrown(failure.kind, failure.line, failure.details, failure.memory, failure.lost)
+    if answer.defect:
+        raise RuntimeError(f"the worker failed outside of a backend:\n{answer.defect}")
