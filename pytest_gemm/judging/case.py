@@ -11,7 +11,7 @@ from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device, Mode
 from pytest_gemm.numerics.interval import Interval
-from pytest_gemm.operands import tensors as operands
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker.messages import Job, Ran
@@ -91,11 +91,11 @@ class Evidence:
         place: which of several results is wrong.
     """
 
-    operands: operands.Operands
+    operands: Operands
     actual: torch.Tensor | None = None
     interval: Interval | None = None
     source: str = ""
-    again: Callable[[operands.Operands], Ran] | None = None
+    again: Callable[[Operands], Ran] | None = None
     place: int = 0
 
 

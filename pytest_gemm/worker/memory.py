@@ -249,7 +249,7 @@ def forms(results: Sequence[torch.Tensor]) -> tuple[list[Form], list[memoryview]
         found.append(Form(dtype, tuple(one.shape), layout, str(one.device), bits))
         if bits:
             flat = one.contiguous().view(-1) if one.numel() else one.new_empty(0)
-            data.append(memoryview(flat.view(torch.uint8).numpy()))
+            data.append(flat.view(torch.uint8).numpy().data)
     return found, data
 
 
@@ -280,7 +280,7 @@ def results_of(found: Sequence[Form], data: bytearray) -> tuple[torch.Tensor, ..
 
 def _without_bits(one: Form, dtype: torch.dtype) -> torch.Tensor:
     if one.layout == "sparse_coo":
-        return torch.sparse_coo_tensor(size=one.shape, dtype=dtype)
+        return torch.zeros(one.shape, dtype=dtype).to_sparse()
     if one.layout != "strided":
         return torch.empty(one.shape, dtype=dtype, layout=getattr(torch, one.layout))
     return torch.empty(one.shape, dtype=dtype, device="meta")

@@ -194,10 +194,10 @@ class Process:
     def _answered(self, end: socket.socket, said: int) -> tuple[bytes, bytearray]:
         """The next message of the worker; it is ended where its limit runs out."""
         until = time.monotonic() + self._limit if self._limit else None
-        ready = select.select([end, self._keeper], [], [], self._limit or None)[0]
+        ready = select.select([end.fileno(), self._keeper.fileno()], [], [], self._limit or None)[0]
         if not ready:
             raise self._too_late()
-        if end not in ready:
+        if end.fileno() not in ready:
             raise self._dead(said)
         end.settimeout(None if until is None else max(0.0, until - time.monotonic()) + GRACE)
         try:
@@ -221,7 +221,7 @@ class Process:
 
     def _started(self) -> socket.socket:
         """The socket of a worker that lives."""
-        if self._end is not None and select.select([self._keeper], [], [], 0)[0]:
+        if self._end is not None and select.select([self._keeper.fileno()], [], [], 0)[0]:
             self._gone()  # it has ended between two questions
         if self._end is None:
             self._loaded.clear()
@@ -240,7 +240,7 @@ class Process:
 
     def _dead(self, said: int) -> Died:
         """The end of the worker by what it was doing."""
-        if not select.select([self._keeper], [], [], _BRIEFLY)[0]:
+        if not select.select([self._keeper.fileno()], [], [], _BRIEFLY)[0]:
             self._gone()
             text = f"the kernel's process closed its connection or wrote into it in {self._phase}"
             return Died(Reason("process-died", text), self._keeper.last_words(said))
@@ -252,7 +252,7 @@ class Process:
     def _too_late(self) -> Died:
         """The end of a worker whose limit has run out."""
         self._keeper.signal(signal.SIGABRT)  # faulthandler writes where Python is
-        select.select([self._keeper], [], [], GRACE)
+        select.select([self._keeper.fileno()], [], [], GRACE)
         self._gone()
         option = "--gemm-timeout=RUN" if self._phase.is_run else "--gemm-timeout=RUN,COMPILE"
         text = f"no end in {self._phase} within {self._limit:g} s"
