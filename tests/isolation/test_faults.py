@@ -155,6 +155,8 @@ TEST = """
 """
 
 LIMITS = ("--gemm-timeout=1,3",)
+# As on CUDA; a process of the kernel's own has its tests in tests/worker.
+INLINE = ("--gemm-set=run.inline=yes",)
 
 
 def project(pytester: pytest.Pytester, plan: str, sizes: range) -> pytest.Pytester:
@@ -167,7 +169,7 @@ def project(pytester: pytest.Pytester, plan: str, sizes: range) -> pytest.Pytest
 def run(pytester: pytest.Pytester, *args: str, backends: str = "planted,correct") -> tuple[Any, list[dict[str, Any]]]:
     """An inner run in a process of its own; its result and the outcomes in its record."""
     record = pytester.path / "run.jsonl"
-    options = (f"--gemm-backends={backends}", "--gemm-output=.", "-p", "no:cacheprovider", *LIMITS)
+    options = (f"--gemm-backends={backends}", "--gemm-output=.", "-p", "no:cacheprovider", *LIMITS, *INLINE)
     result = pytester.runpytest_subprocess(*options, *args, timeout=400)  # of a loaded machine; what hangs has no end
     return result, statuses(record)
 
@@ -179,7 +181,7 @@ def run_here(
     for module, name in ((faults, "device_error"), (reference, "reference")):
         monkeypatch.setattr(module, name, getattr(module, name))  # what the project plants there goes with the test
     record = pytester.path / "run.jsonl"
-    options = (f"--gemm-backends={backends}", "--gemm-output=.", "-p", "no:cacheprovider")
+    options = (f"--gemm-backends={backends}", "--gemm-output=.", "-p", "no:cacheprovider", *INLINE)
     return pytester.runpytest_inprocess(*options, *args), statuses(record)
 
 

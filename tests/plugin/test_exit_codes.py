@@ -280,6 +280,7 @@ def _like(pattern: str, text: str) -> bool:
     return re.fullmatch("".join({"*": ".*", "[[]": r"\["}.get(p, re.escape(p)) for p in parts), text) is not None
 
 
+INLINE = "--gemm-set=run.inline=yes"
 LEFT = r"gemm: * thread(s) still there 5 s after the tests, now ended: poller\nof mine, *"
 
 # The same where the process itself comes to its end, or a signal does.
@@ -290,10 +291,14 @@ PROCESS = [
     (1, "--gemm-backends=other,segfault", "mm:f32:nn:8x16x32 on segfault: crashed: *in run: SIGSEGV *"),
     (1, "--gemm-backends=becomes-another", "mm:f32:nn:8x16x32 on becomes-another: crashed: *exit status 0"),
     (1, "--gemm-backends=at-exit", "*2 failed*"),
-    (1, "--gemm-backends=dies-at-exit", "The tests were over when the process of pytest ended: SIGKILL *"),
-    (0, "--gemm-backends=polls", f"*{LEFT}"),
-    (1, "--gemm-backends=polls,off", f"*{LEFT}"),
-    (0, "--gemm-backends=polls -n1", f"*{LEFT}"),
+    (0, "--gemm-backends=dies-at-exit", "*2 passed*"),
+    (0, "--gemm-backends=polls", "*2 passed*"),
+    (1, "--gemm-backends=interrupted", "*on interrupted: crashed: the kernel's process died in run: *"),
+    (1, "--gemm-backends=terminated,mine", "*2 failed, 2 passed*"),
+    (1, f"--gemm-backends=dies-at-exit {INLINE}", "The tests were over when the process of pytest ended: SIGKILL *"),
+    (0, f"--gemm-backends=polls {INLINE}", f"*{LEFT}"),
+    (1, f"--gemm-backends=polls,off {INLINE}", f"*{LEFT}"),
+    (0, f"--gemm-backends=polls -n1 {INLINE}", f"*{LEFT}"),
     (0, "--gemm-backends=unraisable -n1", "*2 passed*"),
     (1, "--gemm-backends=surrogate,mine -n1", "*on surrogate: crashed: ValueError in run: \\ud800 \\x1b[[]31m"),
     (1, "--gemm-backends=skips,mine -n1", "*2 failed, 2 passed*"),
@@ -305,8 +310,8 @@ PROCESS = [
     ),
     (1, "--gemm-backends=mine,quitting -n1", "The process that ran the tests is gone: it ended*exit status 0, *"),
     (10, "--gemm-backends=silent,mine -n1", "silent did not run: availability() of silent raised Skipped: no board"),
-    (2, "--gemm-backends=interrupted", "*KeyboardInterrupt*"),
-    (143, "--gemm-backends=terminated", "*Terminated: SIGTERM*"),
+    (2, f"--gemm-backends=interrupted {INLINE}", "*KeyboardInterrupt*"),
+    (143, f"--gemm-backends=terminated {INLINE}", "*Terminated: SIGTERM*"),
 ]
 
 
@@ -347,7 +352,7 @@ def test_the_table_of_the_readme_has_each_status_and_no_other() -> None:
 
 def test_what_is_known_is_said_when_a_kernel_ends_the_process(project: pytest.Pytester) -> None:
     """What failed before, what had been judged, what is not run; the case is in the run record."""
-    options = ("-p", "no:cacheprovider", "--gemm-backends=off,leaves,mine", "--gemm-output=.")
+    options = ("-p", "no:cacheprovider", "--gemm-backends=off,leaves,mine", "--gemm-output=.", INLINE)
     result = project.runpytest_subprocess(*options, timeout=300)
     assert result.ret == 1
     result.stderr.fnmatch_lines(
@@ -383,7 +388,7 @@ def test_a_program_that_calls_pytest_is_not_forked(project: pytest.Pytester) -> 
 
 @pytest.mark.parametrize("option", ["--gemm-set=run.supervise=no", "--pdb"])
 def test_the_supervision_can_be_left_out(project: pytest.Pytester, option: str) -> None:
-    result = project.runpytest_subprocess(option, "--gemm-backends=becomes-another", timeout=300)
+    result = project.runpytest_subprocess(option, INLINE, "--gemm-backends=becomes-another", timeout=300)
     assert result.ret == 0  # what it is there for
 
 
