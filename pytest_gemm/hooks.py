@@ -420,7 +420,7 @@ class GemmRun:
             import torch
 
             from pytest_gemm.judging.judge import Judge
-            from pytest_gemm.worker.process import Process
+            from pytest_gemm.worker.process import Workers
 
         torch.set_num_threads(self.settings.threads)
         # What is loaded by now stays: torch and a compiler are millions of objects that every collection would visit.
@@ -430,11 +430,10 @@ class GemmRun:
         settings = self.settings
         eager = state_module.eager_refusal(settings.ledger)
         keeper = self._config.stash.get(startup.KEEPER, None)
-        worker = None if keeper is None else Process(keeper, settings.limits)
-        watch = self.watch if worker is None else worker.watch
-        yield Judge(eager, watch, settings.reference, None, settings.stream, settings.ledger.statements, worker)
-        if worker is not None:
-            worker.close()
+        workers = None if keeper is None else Workers(keeper, settings.limits)
+        yield Judge(eager, self.watch, settings.reference, None, settings.stream, settings.ledger.statements, workers)
+        if workers is not None:
+            workers.close()
         gc.set_threshold(*before)
         if not self._is_worker and self._child is None:  # which end: pytest would collect all of these objects again
             gc.unfreeze()

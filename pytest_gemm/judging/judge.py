@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_gemm.api.protocols import CandidateBackend, Prepared
+from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared
 from pytest_gemm.case_id import Mode
 from pytest_gemm.judging import imitations, sampled, verdict
 from pytest_gemm.judging.attempt import Attempt, Devices, Ended, Watching
@@ -98,7 +98,7 @@ class Judge:
         pages: where operands and results lie, ``None`` for ordinary memory.
         stream: ``default``, or ``side`` to run on a CUDA stream of its own, see ``streams``.
         statements: names the known wrong answers that a wrong result is compared with, see ``imitations``.
-        worker: runs foreign code; ``None``: this process does.
+        workers: what runs the foreign code of a backend; ``None``: this process does.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class Judge:
         pages: GuardPages | None = None,
         stream: str = "default",
         statements: Callable[[Outcome, Problem], Sequence[str]] = lambda *_: (),
-        worker: Worker | None = None,
+        workers: Callable[[Backend], Worker] | None = None,
     ) -> None:
-        self._worker: Worker = Inline() if worker is None else worker
+        self._worker: Worker = Inline(watch)
+        self._workers = workers
         self._statements = statements
         self._stream = stream
         self._eager = eager
-        self._watch = watch
         self._reference = reference
         self._pages = pages
-        self._devices = Devices(is_inline=self._worker.is_inline)
+        self._devices = Devices(is_inline=workers is None)
         self._truths = Truths(pages)
 
     def has_lost(self, device: str) -> bool:
@@ -146,6 +146,8 @@ class Judge:
         """
         if "" in done:
             return
+        if self._workers is not None:
+            self._worker = self._workers(case.backend)
         self._worker.release()
         kept, starved = 0, False
         for judged in _threaded(case, _ended(self._case(case, done, withheld, timing))):
@@ -169,7 +171,7 @@ class Judge:
         return None if truth is None else Evidence(truth.operands)
 
     def _attempt(self, case: Case, candidate: str = "", distribution: str = "") -> Attempt:
-        return Attempt(case, self._watch, self._devices, candidate, distribution)
+        return Attempt(case, self._worker.watch, self._devices, candidate, distribution)
 
     def _check(self, case: Case) -> None:
         """Ask whether the case can be judged here.

@@ -23,7 +23,7 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import cpu_threads, settings
 from pytest_gemm.operands import dtypes
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Misconduct, Phase, Pruned, Unsupported
+from pytest_gemm.outcome import Activity, Misconduct, Phase, Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.text import first_line, kind_of, message, one_line
@@ -67,11 +67,18 @@ def _is_own(file: str) -> bool:
 
 
 class Inline:
-    """Runs foreign code in this process."""
+    """Runs foreign code in this process.
+
+    Args:
+        watch: watches over everything that may not come back.
+    """
 
     is_inline = True
 
-    def __init__(self) -> None:
+    def __init__(
+        self, watch: Callable[[Activity], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext()
+    ) -> None:
+        self.watch = watch
         self._built: dict[int, tuple[Job, Prepared]] = {}
         self._count = 0
 

@@ -1,7 +1,9 @@
 """The process that starts workers: a fork of the judge's process that has computed nothing.
 
 So a worker has every backend that was registered, also a function of a conftest.py, and a new one costs a fork.  The
-keeper imports what all workers need.  A worker leads a process group of its own, which ends with it.
+keeper imports what all workers need.  A worker leads a process group of its own, which ends with it::
+
+    judge -> keeper -> parent of a worker -> worker
 
 No torch here: a run without GEMM tests must not import it.
 """
@@ -10,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import faulthandler
 import importlib
 import os
+import select
 import signal
 import socket
 import threading
@@ -21,23 +25,58 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from pytest_gemm.worker.death import stack_frames
-
 if TYPE_CHECKING:
     from pytest_gemm.api.protocols import Backend
 
 _PR_SET_PDEATHSIG: Final = 1
 # Seconds that a process has to end when it was told to.
 GRACE: Final = 5.0
-# Characters of what a dying worker wrote to stdout and stderr that are shown.
-_LAST_WORDS: Final = 600
 # What the keeper is told: to import, and to fork a worker with the socket that comes along.
 _IMPORT, _START = b"i", b"s"
-# What it says of a worker whose exit status nobody has seen.
-_UNKNOWN: Final = b"?"
 
 # Of OpenMP: a thread that spins keeps the other process from its core.
 PASSIVE: Final = ("OMP_WAIT_POLICY", "passive")
+
+
+@dataclasses.dataclass
+class Started:
+    """A worker that has been started.
+
+    Attributes:
+        pid: of the process, and of its group.
+        end: the socket that it listens to.
+        status: where its exit status is told.
+    """
+
+    pid: int
+    end: socket.socket
+    status: socket.socket
+
+    def has_ended(self, wait: float = 0.0) -> bool:
+        """Whether it has ended, in so many seconds at most."""
+        return bool(select.select([self.status], [], [], wait)[0])
+
+    def has_spoken(self, limit: float) -> bool | None:
+        """Waits until it has said something, so many seconds at most (0: no limit); ``None`` where it has ended."""
+        ready = select.select([self.end, self.status], [], [], limit or None)[0]
+        return None if ready == [self.status] else bool(ready)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, number)
+
+    def reap(self) -> int | None:
+        """End its group; the exit status, negative for a signal, ``None`` where nobody is left to tell it."""
+        self.end.close()
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.status.settimeout(GRACE)
+        said = b""
+        with contextlib.suppress(OSError):
+            said = self.status.recv(64)
+        self.status.close()
+        return int(said) if said else None
 
 
 class Keeper:
@@ -50,21 +89,17 @@ class Keeper:
 
     Attributes:
         backends: the same.
-        pid: of the last worker; 0 before the first.
     """
 
     def __init__(self, backends: Mapping[str, Backend], threads: int, modules: Sequence[str] = ()) -> None:
         self.backends = backends
-        self.pid = 0
-        # Files without a name: whatever ends this process, nothing is left.
-        self._said, self._stack = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "stack"))
         self._control, there = socket.socketpair()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python 3.12 warns when there are threads; none of them is needed there
             self._keeper = os.fork()
         if self._keeper == 0:
             self._control.close()
-            _keep(there, backends, threads, modules, self._said, self._stack)
+            _keep(there, backends, threads, modules)
         there.close()
 
     def prepare(self) -> None:
@@ -72,66 +107,33 @@ class Keeper:
         with contextlib.suppress(OSError):
             self._control.sendall(_IMPORT)
 
-    def start(self) -> socket.socket | None:
-        """A new worker, by the socket that it listens to; ``None`` where the keeper is gone."""
-        os.ftruncate(self._stack, 0)
+    def start(self, said: int, stack: int) -> Started | None:
+        """A new worker; ``None`` where the keeper is gone.
+
+        Args:
+            said: open file of what it writes to stdout and stderr.
+            stack: open file of where Python was when it ended.
+        """
         here, there = socket.socketpair()
-        try:
-            socket.send_fds(self._control, [_START], [there.fileno()])
-            self.pid = int(self._control.recv(64) or b"0")
-        except OSError:
-            self.pid = 0
-        there.close()
-        if self.pid:
-            return here
-        here.close()
+        status, told = socket.socketpair()
+        pid = b""
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._control, [_START], [there.fileno(), told.fileno(), said, stack])
+            there.close()
+            told.close()
+            pid = status.recv(64)
+        if pid:
+            return Started(int(pid), here, status)
+        for one in (here, there, status, told):
+            one.close()
         return None
 
-    def fileno(self) -> int:
-        """What can be read from when the worker has ended: ``select`` takes this object for its file."""
-        return self._control.fileno()
-
-    def signal(self, number: int) -> None:
-        """Send the worker a signal."""
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, number)
-
-    def reap(self) -> int | None:
-        """End the worker's group; its exit status, negative for a signal, ``None`` where nobody is left to tell it."""
-        with contextlib.suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._control.settimeout(GRACE)
-        try:
-            said = self._control.recv(64)
-        except OSError:
-            said = b""
-        self._control.settimeout(None)
-        return None if said in {b"", _UNKNOWN} else int(said)
-
-    def frames(self) -> str:
-        """Where Python was in the worker when it ended."""
-        return stack_frames(os.pread(self._stack, os.fstat(self._stack).st_size, 0).decode(errors="replace"))
-
-    def said(self) -> int:
-        """How much workers have written to stdout and stderr."""
-        return os.fstat(self._said).st_size
-
-    def last_words(self, said: int) -> str:
-        """What was written since then, the end of it."""
-        begin = max(said, self.said() - _LAST_WORDS)
-        return os.pread(self._said, _LAST_WORDS, begin).decode(errors="replace").strip()
-
     def close(self) -> None:
-        """End the keeper, and its worker."""
-        if self.pid:
-            with contextlib.suppress(OSError):
-                os.killpg(self.pid, signal.SIGKILL)
+        """End the keeper."""
         self._control.close()
         with contextlib.suppress(OSError):
             os.kill(self._keeper, signal.SIGKILL)
             os.waitpid(self._keeper, 0)
-        os.close(self._said)
-        os.close(self._stack)
 
 
 # -- in the keeper -------------------------------------------------------------------------------------------
@@ -143,71 +145,73 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _keep(
-    control: socket.socket,
-    backends: Mapping[str, Backend],
-    threads: int,
-    modules: Sequence[str],
-    said: int,
-    stack: int,
-) -> NoReturn:
-    """Fork workers, one after the other, until the judge closes its end."""
+def _keep(control: socket.socket, backends: Mapping[str, Backend], threads: int, modules: Sequence[str]) -> NoReturn:
+    """Start workers until the judge closes its end."""
     try:
         _die_with(os.getppid())
         os.setsid()  # out of reach of Ctrl-C
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that have ended
         faulthandler.disable()  # it would write to a file of the judge's
         null = os.open(os.devnull, os.O_RDWR)
-        for number, file in ((0, null), (1, said), (2, said)):
-            os.dup2(file, number)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
         _cover_others(null, {control.fileno()})
         os.environ.setdefault(*PASSIVE)
         while True:
-            word, files, _, _ = socket.recv_fds(control, 1, 1)
+            word, files, _, _ = socket.recv_fds(control, 1, 4)
             if not word:
                 os._exit(0)
             for name in modules:
-                importlib.import_module(name)
+                with contextlib.suppress(Exception):  # what fails here fails in the worker, with its reason
+                    importlib.import_module(name)
             modules = ()
-            if word == _START:
-                # The worker's parent is a process of its own: a kernel may end it.
-                keeper, parent = os.getpid(), os.fork()
-                if parent == 0:
-                    _die_with(keeper)
-                    _watch(control, files[0], backends, threads, stack)
-                    os._exit(0)
-                os.close(files[0])
-                if os.waitpid(parent, 0)[1] != 0:
-                    control.sendall(_UNKNOWN)
-    except OSError:  # the judge is gone
-        os._exit(0)
-    except BaseException:  # no copy of pytest may go on
-        os.write(2, traceback.format_exc().encode())
+            # The worker's parent is a process of its own: a kernel may end it.
+            keeper = os.getpid()
+            if word == _START and os.fork() == 0:
+                control.close()
+                _die_with(keeper)
+                _watch(*files, backends=backends, threads=threads)
+                os._exit(0)
+            for one in files:
+                os.close(one)
+    finally:  # no copy of pytest may go on
         os._exit(1)
 
 
-def _watch(control: socket.socket, file: int, backends: Mapping[str, Backend], threads: int, stack: int) -> None:
-    """Start a worker, and wait for its end."""
+def _watch(file: int, told: int, said: int, stack: int, *, backends: Mapping[str, Backend], threads: int) -> None:
+    """Start a worker, wait for its end, and tell it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (1, 2):
+        os.dup2(said, number)
     parent, worker = os.getpid(), os.fork()
     if worker == 0:
-        control.close()
         _die_with(parent)
+        os.close(told)
         os.setpgid(0, 0)
-        from pytest_gemm.worker.server import serve
-
-        os.lseek(stack, 0, os.SEEK_SET)
-        # In a thread of its own: OpenMP keeps the threads of a thread that has computed, and a fork has none of these;
-        # what may have computed before the fork is pytest's main thread.
-        served = threading.Thread(target=serve, args=(socket.socket(fileno=file), backends, threads, stack))
-        served.start()
-        served.join()
+        try:
+            _work(file, stack, backends, threads)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
     os.close(file)
-    control.sendall(str(worker).encode())
-    _, status = os.waitpid(worker, 0)
-    with contextlib.suppress(OSError):
-        os.killpg(worker, signal.SIGKILL)
-    control.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    os.write(told, str(worker).encode())
+    status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    os.write(told, str(status).encode())
+
+
+def _work(file: int, stack: int, backends: Mapping[str, Backend], threads: int) -> None:
+    """Be a worker."""
+    from pytest_gemm.worker.server import serve
+
+    os.ftruncate(stack, 0)
+    os.lseek(stack, 0, os.SEEK_SET)
+    # In a thread of its own: OpenMP keeps the threads of a thread that has computed, and a fork has none of these; what
+    # may have computed before the fork is pytest's main thread.
+    served = threading.Thread(target=serve, args=(socket.socket(fileno=file), backends, threads, stack))
+    served.start()
+    served.join()
 
 
 def _cover_others(null: int, ours: set[int]) -> None:

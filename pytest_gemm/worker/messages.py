@@ -6,7 +6,7 @@ Tensors go as copies; all else that a worker says of itself is testimony, of typ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +16,7 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Backend, Candidates
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Phase, Reason
+from pytest_gemm.outcome import Activity, Phase, Reason
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -141,6 +141,10 @@ class Worker(Protocol):
 
     is_inline: bool
 
+    def watch(self, activity: Activity) -> AbstractContextManager[None]:
+        """A block that may not come back, or whose questions may not."""
+        ...
+
     def supports(self, job: Job) -> None:
         """Ask the backend whether it supports the problem; raises ``Unsupported`` when it does not."""
 
@@ -172,7 +176,3 @@ class Worker(Protocol):
 
     def release(self) -> None:
         """Free whatever was built, and every result."""
-
-
-Watch = Callable[[Any], AbstractContextManager[None]]
-Messages = Iterator[Any]

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
@@ -24,14 +22,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 import torch
 
-from pytest_gemm.api.protocols import Candidates, Compiling
+from pytest_gemm.api.protocols import Backend, Candidates, Compiling
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Activity, Misconduct, Phase, Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker import memory
 from pytest_gemm.worker.answers import Answer, RanForm
-from pytest_gemm.worker.death import manner, remedy
-from pytest_gemm.worker.keeper import GRACE, Keeper
+from pytest_gemm.worker.death import manner, remedy, stack_frames
+from pytest_gemm.worker.keeper import GRACE, Keeper, Started
 from pytest_gemm.worker.messages import Built, Died, How, Job, Ran, Thrown
 
 _Kind = TypeVar("_Kind")
@@ -43,6 +41,10 @@ _REFUSALS: Final[Mapping[str, Callable[[str, str, str], Exception]]] = {
 }
 # Seconds between the end of a process and the notice of it.
 _BRIEFLY: Final = 1.0
+# Bytes of operands that are not kept for another case of the same problem.
+_MUCH: Final = 1 << 26
+# Characters of what a dying worker wrote to stdout and stderr that are shown.
+_LAST_WORDS: Final = 600
 
 
 class Process:
@@ -60,7 +62,9 @@ class Process:
         self._names = {id(backend): name for name, backend in keeper.backends.items()}
         self._run_limit, self._compile_limit = limits
         self._limit, self._phase = 0.0, Phase.CASE
-        self._end: socket.socket | None = None
+        self._worker: Started | None = None
+        # Files without a name: whatever ends this process, nothing is left.
+        self._said, self._stack = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "stack"))
         self._arenas: dict[int, memory.Arena] = {}
         self._loaded: set[int] = set()
         self._forgotten: list[int] = []  # what was built and is not needed any more; 0: all of it
@@ -96,7 +100,7 @@ class Process:
         """As :meth:`Worker.run`."""
         assert timed is None, "a timed call needs the worker's own process"
         answer, data = self._ask("run", number, how, given=given)
-        ran, pid = _there(answer.ran), self._keeper.pid
+        ran, worker = _there(answer.ran), self._worker
         arena = self._arenas[id(given)]
         if written := arena.written():
             raise Misconduct("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}")
@@ -104,7 +108,7 @@ class Process:
             raise Misconduct("written-beside", "the kernel wrote beside the elements of the given result")
 
         def now() -> tuple[torch.Tensor, ...]:
-            if self._end is None or self._keeper.pid != pid:
+            if self._worker is not worker:
                 raise Died(Reason("process-died", "the process that held the results has ended"))
             answer, data = self._ask("now", ran.number)
             return self._results(_there(answer.ran), data)
@@ -122,14 +126,19 @@ class Process:
         self._forgotten.append(number)
 
     def release(self) -> None:
-        """As :meth:`Worker.release`; it goes with the next question."""
+        """As :meth:`Worker.release`; where little is held it goes with the next question."""
         self._forgotten[:] = [0]
+        if self._worker is not None and sum(arena.size for arena in self._arenas.values()) > _MUCH:
+            self._drop()
+            with contextlib.suppress(Died):
+                self._ask("drop")
 
     def close(self) -> None:
         """End the worker, whatever it is doing."""
-        if self._end is not None:
-            self._gone()
+        self._gone()
         self._drop()
+        os.close(self._said)
+        os.close(self._stack)
 
     # -- parts
 
@@ -140,17 +149,16 @@ class Process:
             Unsupported, Pruned, Misconduct, Thrown: as the worker tells it.
             Died: when it has ended instead.
         """
-        said = self._keeper.said()
-        end = self._started()
+        worker, said = self._started(), os.fstat(self._said).st_size
         files: list[int] = []
         load = None if given is None else self._load(given, files)
         asked = memory.pickled((question, more, load, self._forgotten), self._names)
         self._forgotten.clear()
         try:
-            memory.send(end, asked, files=files)
-            first, rest = self._answered(end, said)
+            memory.send(worker.end, asked, files=files)
+            first, rest = self._answered(worker, said)
         except (BrokenPipeError, ConnectionResetError):
-            raise self._dead(said) from None
+            raise self._dead(worker, said) from None
         except KeyboardInterrupt:
             self._gone()
             raise
@@ -191,21 +199,20 @@ class Process:
         self._arenas.clear()
         self._loaded.clear()
 
-    def _answered(self, end: socket.socket, said: int) -> tuple[bytes, bytearray]:
+    def _answered(self, worker: Started, said: int) -> tuple[bytes, bytearray]:
         """The next message of the worker; it is ended where its limit runs out."""
         until = time.monotonic() + self._limit if self._limit else None
-        ready = select.select([end.fileno(), self._keeper.fileno()], [], [], self._limit or None)[0]
-        if not ready:
-            raise self._too_late()
-        if end.fileno() not in ready:
-            raise self._dead(said)
-        end.settimeout(None if until is None else max(0.0, until - time.monotonic()) + GRACE)
+        if (spoken := worker.has_spoken(self._limit)) is None:
+            raise self._dead(worker, said)
+        if not spoken:
+            raise self._too_late(worker)
+        worker.end.settimeout(None if until is None else max(0.0, until - time.monotonic()) + GRACE)
         try:
-            first, rest, files = memory.receive(end)
+            first, rest, files = memory.receive(worker.end)
         except TimeoutError:
-            raise self._too_late() from None
+            raise self._too_late(worker) from None
         except (EOFError, OSError, MemoryError, OverflowError):
-            raise self._dead(said) from None
+            raise self._dead(worker, said) from None
         for one in files:
             os.close(one)
         return first, rest
@@ -219,45 +226,72 @@ class Process:
 
     # -- the process
 
-    def _started(self) -> socket.socket:
-        """The socket of a worker that lives."""
-        if self._end is not None and select.select([self._keeper.fileno()], [], [], 0)[0]:
-            self._gone()  # it has ended between two questions
-        if self._end is None:
+    def _started(self) -> Started:
+        """A worker that lives."""
+        if self._worker is not None and self._worker.has_ended():
+            self._gone()  # between two questions
+        if self._worker is None:
             self._loaded.clear()
-            self._end = self._keeper.start()
-            if self._end is None:
-                text = "the process that starts workers is gone: a kernel has ended it"
-                raise Died(Reason("no-worker", text), self._keeper.last_words(0))
-        return self._end
+            self._worker = self._keeper.start(self._said, self._stack)
+            if self._worker is None:
+                raise Died(Reason("no-worker", "the process that starts workers is gone: a kernel has ended it"))
+        return self._worker
 
     def _gone(self) -> int | None:
         """End the worker, and all that it has started; its exit status, where somebody is left to tell it."""
-        if self._end is not None:
-            self._end.close()
-            self._end = None
-        return self._keeper.reap()
+        worker, self._worker = self._worker, None
+        return None if worker is None else worker.reap()
 
-    def _dead(self, said: int) -> Died:
+    def _dead(self, worker: Started, said: int) -> Died:
         """The end of the worker by what it was doing."""
-        if not select.select([self._keeper.fileno()], [], [], _BRIEFLY)[0]:
-            self._gone()
-            text = f"the kernel's process closed its connection or wrote into it in {self._phase}"
-            return Died(Reason("process-died", text), self._keeper.last_words(said))
+        ended = worker.has_ended(_BRIEFLY)
         status = self._gone()
+        begin = max(said, os.fstat(self._said).st_size - _LAST_WORDS)
+        words = os.pread(self._said, _LAST_WORDS, begin).decode(errors="replace").strip()
+        if not ended:
+            text = f"the kernel's process closed its connection or wrote into it in {self._phase}"
+            return Died(Reason("process-died", text), words)
         text = f"the kernel's process died in {self._phase}: {manner(status)}"
-        details = "\n".join(filter(None, (self._keeper.frames(), self._keeper.last_words(said))))
+        details = "\n".join(filter(None, (self._frames(), words)))
         return Died(Reason("process-died", text, remedy(status)), details, status=status)
 
-    def _too_late(self) -> Died:
+    def _too_late(self, worker: Started) -> Died:
         """The end of a worker whose limit has run out."""
-        self._keeper.signal(signal.SIGABRT)  # faulthandler writes where Python is
-        select.select([self._keeper.fileno()], [], [], GRACE)
+        worker.signal(signal.SIGABRT)  # faulthandler writes where Python is
+        worker.has_ended(GRACE)
         self._gone()
         option = "--gemm-timeout=RUN" if self._phase.is_run else "--gemm-timeout=RUN,COMPILE"
         text = f"no end in {self._phase} within {self._limit:g} s"
         reason = Reason("no-end", text, f"raise {option} if it is only slow")
-        return Died(reason, self._keeper.frames(), self._limit)
+        return Died(reason, self._frames(), self._limit)
+
+    def _frames(self) -> str:
+        """Where Python was in the worker when it ended."""
+        return stack_frames(os.pread(self._stack, os.fstat(self._stack).st_size, 0).decode(errors="replace"))
+
+
+class Workers:
+    """A process for each source of kernels: what one leaves behind is never another's.  PyTorch's own share one.
+
+    Args:
+        keeper, limits: as of :class:`Process`.
+    """
+
+    def __init__(self, keeper: Keeper, limits: tuple[float, float]) -> None:
+        self._keeper, self._limits = keeper, limits
+        self._processes: dict[str, Process] = {}
+
+    def __call__(self, backend: Backend) -> Process:
+        """The one of a backend."""
+        source = "" if type(backend).__module__.startswith("pytest_gemm.backends.") else backend.name
+        if source not in self._processes:
+            self._processes[source] = Process(self._keeper, self._limits)
+        return self._processes[source]
+
+    def close(self) -> None:
+        """End all of them."""
+        for one in self._processes.values():
+            one.close()
 
 
 def _there(found: _Kind | None) -> _Kind:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import gc
 import os
 import socket
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -22,10 +23,15 @@ from pytest_gemm.worker.answers import Answer, Failure, RanForm, Refusal
 from pytest_gemm.worker.inline import Inline
 from pytest_gemm.worker.messages import How, Job, Ran, Thrown
 
+# Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
+_GC_THRESHOLD: Final = 50_000
+
 
 def serve(end: socket.socket, backends: Mapping[str, Backend], threads: int, stack: int) -> None:
     """Answer questions until the judge closes its end."""
     torch.set_num_threads(threads)
+    gc.freeze()  # torch and a compiler are millions of objects that every collection would visit
+    gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     faulthandler.enable(file=stack, all_threads=True)
     process = os.getpid()
     worker, encoder = _Server(backends), msgspec.msgpack.Encoder(enc_hook=str)
@@ -113,6 +119,9 @@ class _Server:
     def _eager(self, problem: Problem, given: Operands) -> tuple[Answer, list[memoryview]]:
         forms, data = memory.forms(self._inline.eager(problem, given))
         return Answer(ran=RanForm(forms, 0)), data
+
+    def _drop(self) -> None:
+        self._operands.clear()
 
     def _forget(self, number: int) -> None:
         if number:

@@ -1,0 +1,330 @@
+"""What a kernel does to its own process: its case is red by its own name, or it harms itself alone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # a second, which is more than the limit of a run
+
+from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.protocols import Backend
+from pytest_gemm.case_id import Device
+from pytest_gemm.judging import verdict
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.worker.keeper import Keeper
+from pytest_gemm.worker.process import Workers
+
+pytestmark = pytest.mark.slow
+
+Matmul = Callable[[torch.Tensor, torch.Tensor], Any]
+LINE = "mm:f32:nn:33x64x128"
+KEPT: list[Any] = []
+
+
+def good(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.double() @ b.double()).float()
+
+
+def off(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    c = good(a, b)
+    c[4:] += 1
+    return c
+
+
+# -- the end of a process ------------------------------------------------------------------------------------
+
+
+def segfault(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    ctypes.string_at(0)
+    return good(a, b)
+
+
+def leaves(*_: torch.Tensor) -> torch.Tensor:
+    os._exit(0)
+
+
+def becomes_another(*_: torch.Tensor) -> torch.Tensor:
+    os.execv("/bin/true", ["true"])
+
+
+def endless(*_: torch.Tensor) -> torch.Tensor:
+    while True:
+        pass
+
+
+def endless_with_the_lock(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    ctypes.PyDLL(None).sleep(60)
+    return good(a, b)
+
+
+def kills_its_parent(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+    return good(a, b)
+
+
+def kills_its_group(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    os.killpg(0, signal.SIGKILL)
+    return good(a, b)
+
+
+def kills_its_group_politely(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    os.killpg(0, signal.SIGTERM)
+    return good(a, b)
+
+
+def closes_descriptors(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    os.closerange(3, 256)
+    return good(a, b)
+
+
+def writes_to_descriptors(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"\0" * 64)
+    return good(a, b)
+
+
+def raises_system_exit(*_: torch.Tensor) -> torch.Tensor:
+    sys.exit(0)
+
+
+def interrupts(*_: torch.Tensor) -> torch.Tensor:
+    raise KeyboardInterrupt
+
+
+def starves(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    torch.empty(1 << 50)
+    return good(a, b)
+
+
+# -- other numbers than it computed ----------------------------------------------------------------------------
+
+
+def doubles_aten(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if not KEPT:
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("mm", lambda x, y: torch.einsum("ik,kj->ij", x, y) * 2, "CPU")
+        KEPT.append(library)
+    return torch.mm(a, b)
+
+
+def replaces_the_comparison(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    verdict.compare.__code__ = (lambda *_, **__: None).__code__
+    verdict.Comparison.mismatch = None
+    Status.INCORRECT._value_ = "passed"
+    return off(a, b)
+
+
+def looks_for_the_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Returns whatever tensor of the result's shape it finds in memory and in frames."""
+    shape = (a.shape[0], b.shape[1])
+    frame: Any = sys._getframe()
+    found = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.shape == shape]
+    while frame is not None:
+        found += [one for one in frame.f_locals.values() if isinstance(one, torch.Tensor) and one.shape == shape]
+        frame = frame.f_back
+    return found[0].float().clone() if found else torch.zeros(shape)
+
+
+def writes_after_the_return(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    c, right = torch.zeros(a.shape[0], b.shape[1]), good(a, b)
+    threading.Timer(0.02, lambda: c.copy_(right)).start()
+    return c
+
+
+def writes_to_its_inputs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    c = good(a, b)
+    a.numpy()[0, 0] += 1
+    return c
+
+
+def writes_beside_its_inputs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    ctypes.memset(a.data_ptr() - 64, 0, 64)
+    return good(a, b)
+
+
+def stops_the_clock(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    time.monotonic = time.perf_counter = lambda: 0.0
+    return off(a, b)
+
+
+RED: dict[Any, tuple[Status, str, str]] = {
+    segfault: (Status.CRASHED, "process-died", "SIGSEGV"),
+    leaves: (Status.CRASHED, "process-died", "it ended itself with exit status 0"),
+    becomes_another: (Status.CRASHED, "process-died", "it ended itself with exit status 0"),
+    endless: (Status.TIMED_OUT, "no-end", "no end in run within 1 s"),
+    endless_with_the_lock: (Status.TIMED_OUT, "no-end", "no end in run within 1 s"),
+    kills_its_parent: (Status.CRASHED, "process-died", "nothing is known of its exit status"),
+    kills_its_group: (Status.CRASHED, "process-died", "SIGKILL"),
+    kills_its_group_politely: (Status.CRASHED, "process-died", "SIGTERM"),
+    closes_descriptors: (Status.CRASHED, "process-died", "the kernel's process"),
+    writes_to_descriptors: (Status.CRASHED, "process-died", "the kernel's process"),
+    raises_system_exit: (Status.CRASHED, "run-SystemExit", "SystemExit in run"),
+    interrupts: (Status.CRASHED, "run-KeyboardInterrupt", "KeyboardInterrupt in run"),
+    starves: (Status.CRASHED, "out-of-memory", "out of memory in run: 4 PiB asked for"),
+    off: (Status.INCORRECT, "", "elements"),
+    replaces_the_comparison: (Status.INCORRECT, "", ""),
+    looks_for_the_reference: (Status.INCORRECT, "", ""),
+    writes_after_the_return: (Status.INCORRECT, "", ""),
+    writes_to_its_inputs: (Status.INCORRECT, "inputs-written", "the backend wrote to its inputs: a"),
+    writes_beside_its_inputs: (Status.INCORRECT, "inputs-written", "the backend wrote to its inputs: a"),
+    stops_the_clock: (Status.INCORRECT, "", ""),
+}
+
+
+# -- state that it leaves behind --------------------------------------------------------------------------------
+
+
+def _leaving(change: Callable[[], object]) -> Matmul:
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        c = good(a, b)
+        change()
+        return c
+
+    return matmul
+
+
+def _no_oxygen() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))
+
+
+STATE: dict[str, Callable[[], object]] = {
+    "dynamo off": lambda: setattr(torch._dynamo.config, "disable", True),
+    "onednn off": lambda: setattr(torch.backends.mkldnn, "enabled", False),
+    "one core": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    "nice": lambda: os.nice(19),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default device": lambda: torch.set_default_device("meta"),
+    "threads": lambda: torch.set_num_threads(7),
+    "gradients": lambda: torch._C._set_grad_enabled(False),
+    "flush denormals": lambda: torch.set_flush_denormal(True),
+    "folder": lambda: os.chdir("/"),
+    "environment": os.environ.clear,
+    "limit of memory": _no_oxygen,
+    "limit of files": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)),
+    "handlers": lambda: signal.setitimer(signal.ITIMER_REAL, 0.05),
+    "umask": lambda: os.umask(0o777),
+    "recursion": lambda: sys.setrecursionlimit(60),
+    "modules": lambda: [sys.modules.pop(name) for name in list(sys.modules) if name.startswith("pytest_gemm.")],
+    "functions of torch": lambda: setattr(torch, "matmul", None),
+    "a thread": lambda: threading.Thread(target=time.sleep, args=(600,)).start(),
+}
+
+
+@pytest.fixture(scope="module")
+def backends() -> dict[str, Backend]:
+    kernels: list[Any] = [good, doubles_aten, forks, *RED]
+    functions: dict[str, Matmul] = {one.__name__: one for one in kernels}
+    functions |= {name: _leaving(change) for name, change in STATE.items()}
+    return {name: CallableBackend(name, one, frozenset({"f32"}), True, None, True) for name, one in functions.items()}
+
+
+def forks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    os.fork()
+    return good(a, b)
+
+
+@pytest.fixture(scope="module")
+def workers(backends: dict[str, Backend]) -> Iterator[Workers]:
+    keeper = Keeper(backends, 1)
+    keeper.prepare()
+    made = Workers(keeper, (1.0, 20.0))
+    yield made
+    made.close()
+    keeper.close()
+
+
+def case(backend: Backend, distributions: tuple[str, ...] = ("int-2", "rand")) -> Case:
+    return Case(backend, Problem.parse(LINE), distributions, 0, Device.CPU)
+
+
+def judged(workers: Workers, backend: Backend) -> list[Outcome]:
+    return Judge(workers=workers).outcomes(case(backend))
+
+
+@pytest.mark.parametrize("kernel", RED, ids=lambda kernel: kernel.__name__)
+def test_a_case_is_red_by_its_own_name_and_its_neighbour_is_right(
+    workers: Workers, backends: dict[str, Backend], kernel: Any
+) -> None:
+    status, code, text = RED[kernel]
+    bad = [one for one in judged(workers, backends[kernel.__name__]) if one.status is not Status.PASSED]
+    assert bad
+    assert bad[0].status is status
+    assert code in {"", bad[0].code}
+    assert text in bad[0].why
+    assert [one.status for one in judged(workers, backends["good"])] == [Status.PASSED, Status.PASSED]
+
+
+def test_the_reference_is_not_computed_by_what_a_kernel_has_replaced(
+    workers: Workers, backends: dict[str, Backend]
+) -> None:
+    assert {one.status for one in judged(workers, backends["doubles_aten"])} == {Status.INCORRECT}
+    assert {one.status for one in judged(workers, backends["good"])} == {Status.PASSED}
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_state_that_is_left_behind_is_no_neighbour_s(workers: Workers, backends: dict[str, Backend], name: str) -> None:
+    folder, mask = os.getcwd(), os.umask(0o022)
+    os.umask(mask)
+    for one in judged(workers, backends[name]):
+        assert one.status in {Status.PASSED, Status.INCORRECT, Status.CRASHED}
+        assert one.code in {"", "left-state-behind", "process-died", "out-of-memory"} or "run" in one.code, one.why
+    assert (os.getcwd(), os.umask(mask)) == (folder, mask)
+    assert [one.status for one in judged(workers, backends["good"])] == [Status.PASSED, Status.PASSED]
+
+
+def test_a_copy_that_a_kernel_forks_does_not_answer(workers: Workers, backends: dict[str, Backend]) -> None:
+    assert [one.status for one in judged(workers, backends["forks"])] == [Status.PASSED, Status.PASSED]
+
+
+def test_outcomes_are_those_of_this_process(workers: Workers, backends: dict[str, Backend]) -> None:
+    for name in ("good", "off"):
+        there, here = (Judge(workers=one).outcomes(case(backends[name])) for one in (workers, None))
+        plain = [[dataclasses.replace(one, seconds=there[0].seconds) for one in ones] for ones in (there, here)]
+        assert plain[0] == plain[1]
+
+
+def test_what_is_not_registered_is_sent_or_refused_with_the_remedy(workers: Workers) -> None:
+    sent = CallableBackend("sent", good, frozenset({"f32"}), True, None, True)
+    assert [one.status for one in judged(workers, sent)] == [Status.PASSED, Status.PASSED]
+    stuck = CallableBackend("stuck", lambda a, b: a @ b, frozenset({"f32"}), True, None, True)
+    (refused,) = judged(workers, stuck)
+    assert refused.status is Status.UNSUPPORTED
+    assert "register the backend" in refused.why
+
+
+def test_without_a_keeper_the_case_says_so(backends: dict[str, Backend]) -> None:
+    keeper = Keeper(backends, 1)
+    keeper.close()
+    (outcome,) = judged(Workers(keeper, (1.0, 20.0)), backends["good"])
+    assert (outcome.status, outcome.code) == (Status.CRASHED, "no-worker")
+
+
+def test_operands_keep_their_form(workers: Workers) -> None:
+    """Strides, offsets, broadcasts and aliases are those of the problem in the other process, too."""
+    for line in ("addmm:bf16:tn:33x64x48:bias-m1", "bmm:f16:nt:3x17x33x24:a.offset", "mm:f32:nn:16x16x16:add:r0.alias"):
+        problem = Problem.parse(line)
+        backend = CallableBackend("sent", product, frozenset({"f32", "bf16", "f16"}), True, None, True)
+        outcomes = Judge(workers=workers).outcomes(Case(backend, problem, ("rand",), 0, Device.CPU))
+        assert {one.status for one in outcomes} <= {Status.PASSED, Status.UNSUPPORTED}, outcomes
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.float() @ b.float()).to(a.dtype)
