@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 # The clocks of all processes of a machine agree: one reads the date once, and counts from there on.
@@ -57,6 +57,12 @@ def add(name: str, start: float, kind: str | None = None, args: Mapping[str, obj
     thread = _threads.setdefault(threading.get_ident(), len(_threads))
     span = {"name": name, "kind": name if kind is None else kind, "start": start, "seconds": now() - start}
     _spans.append({**span, "thread": thread, "args": dict(args or {})})
+
+
+def extend(spans: Iterable[Mapping[str, Any]]) -> None:
+    """Keep spans of a process for which this one has waited."""
+    if _spans is not None:
+        _spans.extend({**one, "thread": _threads.setdefault(threading.get_ident(), len(_threads))} for one in spans)
 
 
 def span(name: str, **args: object) -> contextlib.AbstractContextManager[None]:

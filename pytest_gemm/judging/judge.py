@@ -286,7 +286,7 @@ class Judge:
         attempt.turn_to(truth.operands.distribution, truth)
         returned, contract = self._run(attempt, truth, timed, profiled=not runs)
         verdicts = self._verdicts(attempt, truth, returned.results, contract)
-        with attempt.phase(Phase.RUN_AGAIN):
+        with attempt.phase(Phase.REFERENCE):
             count = returned.rewritten()
         if count:
             text = f"{count} elements of the result changed after the call had returned, and no other call was made"
@@ -380,7 +380,7 @@ class Judge:
         attempt.turn_to(first.truth.operands.distribution, first.truth)
         second, contract = self._once_more(attempt, first.truth)
         wrong: Reason | None = None
-        with attempt.phase(Phase.RUN_AGAIN):
+        with attempt.phase(Phase.REFERENCE):
             rewritten = any(run.returned.rewritten() for run in runs if run.returned is not None)
         if rewritten:
             text = "a result that was handed out changed when the next one was computed"

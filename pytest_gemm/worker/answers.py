@@ -40,6 +40,16 @@ class RanForm(msgspec.Struct, frozen=True):
     contract: Contract | None = None
 
 
+class Span(msgspec.Struct, frozen=True):
+    """A span of time, see ``trace.add``."""
+
+    name: str
+    kind: str
+    start: float
+    seconds: float
+    args: dict[str, str | int | float | bool | None] = {}
+
+
 class Answer(msgspec.Struct, frozen=True):
     """What a worker says: one of these, or nothing."""
 
@@ -50,3 +60,4 @@ class Answer(msgspec.Struct, frozen=True):
     candidates: Candidates | None = None
     ran: RanForm | None = None
     counts: dict[str, dict[str, float]] = {}
+    spans: list[Span] = []

@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import torch
 
+from pytest_gemm import trace
 from pytest_gemm.api.protocols import Backend, Candidates, Compiling
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Activity, Misconduct, Phase, Pruned, Reason, Unsupported
@@ -170,6 +171,7 @@ class Process:
         for name, counts in answer.counts.items():
             if isinstance(backend := self._keeper.backends.get(name), Compiling):
                 backend.store.counts.add(counts)
+        trace.extend(msgspec.to_builtins(answer.spans))
         if answer.failure is not None and answer.failure.lost is not None:
             self._gone()  # it can compute nothing more; another one can
         _raise(answer)

@@ -14,12 +14,13 @@ from typing import Any, Final
 import msgspec
 import torch
 
+from pytest_gemm import trace
 from pytest_gemm.api.protocols import Backend, Compiling
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Misconduct, Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker import memory
-from pytest_gemm.worker.answers import Answer, Failure, RanForm, Refusal
+from pytest_gemm.worker.answers import Answer, Failure, RanForm, Refusal, Span
 from pytest_gemm.worker.inline import Inline
 from pytest_gemm.worker.messages import How, Job, Ran, Thrown
 
@@ -34,6 +35,7 @@ def serve(end: socket.socket, backends: Mapping[str, Backend], threads: int, sta
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     faulthandler.enable(file=stack, all_threads=True)
     process = os.getpid()
+    trace.taken()  # of pytest's process
     worker, encoder = _Server(backends), msgspec.msgpack.Encoder(enc_hook=str)
     while True:
         try:
@@ -52,7 +54,8 @@ def serve(end: socket.socket, backends: Mapping[str, Backend], threads: int, sta
             answer = Answer(defect=traceback.format_exc())
         if os.getpid() != process:  # a kernel has forked, and this copy would answer too
             os._exit(1)
-        answer = msgspec.structs.replace(answer, counts=worker.counts())
+        spans = [msgspec.convert(one, Span) for one in trace.taken()] if trace.is_on() else []
+        answer = msgspec.structs.replace(answer, counts=worker.counts(), spans=spans)
         memory.send(end, encoder.encode(answer), data)
 
 

@@ -146,7 +146,7 @@ def test_without_github_there_are_none_unless_they_are_asked_for(
 
 @pytest.mark.slow
 def test_a_kernel_that_ends_the_process_is_annotated_and_in_the_summary(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=off,dies", "--gemm-output=out")
+    result = run(project, "--gemm-backends=off,dies", "--gemm-output=out", "--gemm-set=run.inline=yes")
     assert result.ret == 1
     shown = [line for line in annotated(result) if "title=dies%3A crashed" in line]
     assert [line.split(",title")[0] for line in shown] == ["::error file=test_it.py,line=9"]
@@ -236,9 +236,11 @@ def obeyed(log: str) -> list[str]:
         ("--gemm-backends=raises,wrong -rA", 6),
         ("--gemm-backends=raises,wrong,dies -n1 -v", 9),
         ("--gemm-backends=naming --gemm-candidates=all", 3),
-        ("--gemm-backends=raises,dies", 2),
-        ("--gemm-backends=hangs --gemm-timeout=1", 1),
-        ("--gemm-backends=hangs --gemm-timeout=1 --gemm-set=run.supervise=no", 0),
+        ("--gemm-backends=raises,dies", 6),
+        ("--gemm-backends=hangs --gemm-timeout=1", 3),
+        ("--gemm-backends=raises,dies --gemm-set=run.inline=yes", 2),
+        ("--gemm-backends=hangs --gemm-timeout=1 --gemm-set=run.inline=yes", 1),
+        ("--gemm-backends=hangs --gemm-timeout=1 --gemm-set=run.inline=yes --gemm-set=run.supervise=no", 0),
     ],
 )
 def test_no_word_of_a_kernel_is_a_command_to_github(project: pytest.Pytester, arguments: str, cases: int) -> None:

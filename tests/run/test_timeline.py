@@ -164,7 +164,8 @@ def test_the_trace_is_asked_for_and_needs_a_folder(pytester: pytest.Pytester) ->
 
 
 def test_each_worker_has_a_lane_and_one_that_dies_loses_its_last_case(pytester: pytest.Pytester) -> None:
-    result = run(pytester, "-n1", "--gemm-profile", "--gemm-output=out", backends="mine,dies")
+    inline = "--gemm-set=run.inline=yes"
+    result = run(pytester, "-n1", "--gemm-profile", "--gemm-output=out", inline, backends="mine,dies")
     result.stdout.fnmatch_lines(["* process(es), * s in all*"])
     found = lanes(pytester.path / "out")
     assert len({name for name in found if name.startswith("gw") and "thread" not in name}) > 1, "another one went on"
