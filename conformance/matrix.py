@@ -14,8 +14,8 @@ from pytest_gemm.problem.axes import LEVELS, unique
 from pytest_gemm.problem.problem import Problem
 
 CASES = Path(__file__).with_name("cases")
-# Families of the tests that ask for more than the right product.
-_OTHER_TESTS = ("caches", "properties")
+# The family of the tests that ask for more than the right product.
+_OTHER_TESTS = ("caches",)
 
 
 def families() -> tuple[str, ...]:
@@ -61,8 +61,3 @@ def recompiled_in_another_process(level: str) -> tuple[Problem, ...]:
 def same_operands(level: str) -> tuple[Problem, ...]:
     """Compiled after other programs that take the same operands."""
     return family("caches", level, "same-operands", "same-operands-full")
-
-
-def related(level: str) -> tuple[Problem, ...]:
-    """Problems whose results are held against one another."""
-    return family("properties", level)

@@ -1,6 +1,6 @@
 """With ``--gemm-fuzz=SECONDS``: generated problems.  One test for each backend; no other test runs.
 
-A finding is run again by ``test_products`` or ``test_properties``: its rerun line has the command.
+A finding is run again by ``test_products``: its rerun line has the command.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ that no other interpreter could import.  What a judge was doing when it died sta
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +34,7 @@ from pytest_gemm.case_id import CandidateSelection, CaseId
 from pytest_gemm.config import GemmConfig, suite, test_target
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzzing import fuzzer as fuzz
-from pytest_gemm.fuzzing.fuzzer import PRODUCT, PROPERTY
+from pytest_gemm.fuzzing.fuzzer import PRODUCT
 from pytest_gemm.fuzzing.strategies import Trial
 from pytest_gemm.isolation.journal import Position, death
 from pytest_gemm.isolation.worker import Death, Service, Worker
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from pytest_gemm.judging.judge import Judge
     from pytest_gemm.ledger.entry import Environment
     from pytest_gemm.run.orchestrator import Orchestrator
-
-_MODULES = {PRODUCT: "test_products", PROPERTY: "test_properties"}
 
 
 class TrialWorker(Worker):
@@ -109,7 +106,7 @@ def judged(
     begin: Callable[[Environment], object] = lambda _: None,
     rerun: Rerun | None = None,
 ) -> Iterator[Outcome]:
-    """The outcomes of a trial, as the ledger leaves them: its problems, then their properties if all is well.
+    """The outcomes of a trial, as the ledger leaves them: one problem after the other.
 
     Args:
         config: of the run.
@@ -119,43 +116,31 @@ def judged(
         begin: is called with the environment before each problem is judged.
         rerun: how to run it again; with it, what fails is kept in the failures folder of ``--gemm-output``.
     """
-    from pytest_gemm.isolation import admission
-    from pytest_gemm.judging.case import Case, Judged
+    from pytest_gemm.judging.case import Case
     from pytest_gemm.run.orchestrator import Orchestrator
 
     device, candidates = config.device_of(backend), CandidateSelection(config.wanted_candidates)
     cases = [Case(backend, problem, trial.distributions, trial.seed, device, candidates) for problem in trial.problems]
-    well = True
-
-    def explained(run: Orchestrator, case: Case, judging: Callable[[], Iterable[Judged]]) -> Iterator[Outcome]:
+    run = Orchestrator(config, judge, PRODUCT)
+    for case in cases:
+        if (held := run.withheld(case)) is not None:
+            yield held
+            continue
         found: list[Judged] = []
         begin(state.environment(device))
-        for one in _with_own_defects(case, judging):
+        for one in _with_own_defects(case, run):
             found += run.explained(case, [one])[0]
             yield found[-1].outcome
         if rerun is not None and not judge.has_lost(device):
             run.keep(case, found, rerun)
 
-    products = Orchestrator(config, judge, PRODUCT)
-    for case in cases:
-        held = products.withheld(case)
-        for outcome in [held] if held else explained(products, case, functools.partial(products.judged, case)):
-            well = well and outcome.status in {Status.PASSED, Status.PRUNED}
-            yield outcome
-    huge = admission.needed(cases[0]) > 0  # a property takes several results at a time
-    if well and candidates.by_backend and not huge and not judge.has_lost(device):
-        properties = Orchestrator(config, judge, PROPERTY)
-        for outcome in explained(properties, cases[0], lambda: map(Judged, judge.relate(cases[0]))):
-            if outcome.status is not Status.UNSUPPORTED:  # most properties apply to some problems only
-                yield outcome
 
-
-def _with_own_defects(case: Case, judging: Callable[[], Iterable[Judged]]) -> Iterator[Judged]:
+def _with_own_defects(case: Case, run: Orchestrator) -> Iterator[Judged]:
     """What is judged; an exception of the harness itself is an outcome, too: fuzzing finds its defects as well."""
     from pytest_gemm.judging.case import Judged
 
     try:
-        yield from judging()
+        yield from run.judged(case)
     except Exception as error:  # in the oracle, in a distribution: what a kernel raises has become an outcome
         kind, first = type(error).__name__, next(iter(str(error).splitlines()), "")
         reason = Reason(f"harness-{kind}", f"{kind} in pytest-gemm itself: {first}", "please report it")
@@ -268,8 +253,6 @@ class FuzzCheck:
 
     def rerun(self, defect: fuzz.Defect) -> Rerun:
         """How to run a defect's trial again: its problems in one process, with its distributions in their order."""
-        test = defect.outcome.test or PRODUCT
         options = effect.rerun_options(self._config, defect.outcome.backend, timed=False)
-        if test == PRODUCT:
-            options = (*options, f"--gemm-distributions={','.join(defect.trial.distributions)}")
-        return Rerun(test_target(suite("conformance") / f"{_MODULES[test]}.py", test, self._here), options)
+        options = (*options, f"--gemm-distributions={','.join(defect.trial.distributions)}")
+        return Rerun(test_target(suite("conformance") / "test_products.py", PRODUCT, self._here), options)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 # The tests that run a trial again, and under whose names the ledger knows its cases.
 PRODUCT: Final = "test_product"
-PROPERTY: Final = "test_properties"
 
 # Op, dtypes, status, reason code.
 Key = tuple[str, str, str, str]
@@ -85,7 +84,6 @@ class Findings:
         trials: how many were drawn and judged; shrinking is not counted.
         problems: lines of the problems judged.
         cases: outcomes, by status; shrinking is not counted.
-        reported: properties that do not hold and need not, by their sentence.
         known: outcomes by the entry of the ledger that explains them.
         unsupported: outcomes that turned out to be unsupported, by reason.
         mistrusted: problems whose data could tell nothing.
@@ -100,7 +98,6 @@ class Findings:
     trials: int = 0
     problems: set[str] = dataclasses.field(default_factory=set)
     cases: Counter[Status] = dataclasses.field(default_factory=Counter)
-    reported: Counter[str] = dataclasses.field(default_factory=Counter)
     known: Counter[str] = dataclasses.field(default_factory=Counter)
     unsupported: Counter[str] = dataclasses.field(default_factory=Counter)
     mistrusted: list[str] = dataclasses.field(default_factory=list)
@@ -312,8 +309,6 @@ class Fuzzer:
                 found.unsupported[outcome.reason.text] += 1
             elif outcome.status is Status.MISTRUSTED and outcome.problem not in found.mistrusted:
                 found.mistrusted.append(f"{outcome.problem}, distribution {outcome.distribution}, seed {outcome.seed}")
-            elif outcome.test == PROPERTY and outcome.status is Status.PASSED and outcome.details:
-                found.reported[outcome.details.partition(":")[0]] += 1
 
     def _keep(self, defect: Defect) -> None:
         """A defect is done with: tell it, remember it, and do not look for it again."""

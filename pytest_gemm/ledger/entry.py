@@ -205,14 +205,11 @@ class Entry:
         return all(condition.is_open for condition in self.conditions.values())
 
     def explains(self, outcome: Outcome) -> bool:
-        """Whether a failure of one of its cases is the one that it states.
-
-        Properties compare results with one another and with no reference: of these nothing more is asked.
-        """
+        """Whether a failure of one of its cases is the one that it states."""
         if outcome.status not in self.status:
             return False
         if outcome.status is Status.INCORRECT and not self.computes.is_open:
-            return outcome.code.startswith("property-") or self.computes.match(*(outcome.imitates or ()))
+            return self.computes.match(*(outcome.imitates or ()))
         reason = outcome.reason
         return self.says.match(outcome.code, reason.text if reason else "", outcome.details)
 

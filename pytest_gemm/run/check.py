@@ -7,7 +7,7 @@ import dataclasses
 import multiprocessing
 import unittest
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -75,14 +75,6 @@ class GemmCheck:
             as *unsupported* when the backend refused, as *known-failure* when the ledger explains
             every failure.
         """
-        return self._check(case, lambda done: self._run.judged(case, done))
-
-    def properties(self, case: Case) -> list[Outcome]:
-        """Judge the properties of ``case``; the test ends as it does for a judgement."""
-        return self._check(case, lambda done: () if "" in done else map(Judged, self.judge.relate(case)))
-
-    def _check(self, case: Case, judging: Callable[[frozenset[str]], Iterable[Judged]]) -> list[Outcome]:
-        """Judge in this way, unless the ledger forbids to run the case at all, and end the test."""
         self._backend = case.backend.name
         held = self._run.withheld(case)
         if held is not None:
@@ -93,10 +85,10 @@ class GemmCheck:
                 self._save(case, [Judged(held, Evidence(given))])
             pytest.xfail(f"{held.known_failure}: {held.reason}")
         with _foreign(case):
-            found = self._judged(case, judging)
+            found = self._judged(case)
         return self._finish(case, found)
 
-    def _judged(self, case: Case, judging: Callable[[frozenset[str]], Iterable[Judged]]) -> list[Judged]:
+    def _judged(self, case: Case) -> list[Judged]:
         """The outcomes of a case: those that processes judged which ended with this test, then the rest."""
         earlier = self.journal.open_call(state.environment_of(case))
         found = list(map(Judged, earlier.outcomes))
@@ -105,7 +97,7 @@ class GemmCheck:
         if self.guarded is not None:
             found = [self._guarded_evidence(case, outcome) for outcome in self.guarded.judge(case)]
         else:
-            for judged in judging(earlier.candidates):
+            for judged in self._run.judged(case, earlier.candidates):
                 found.append(judged)
                 self.journal.judged(judged.outcome)
                 if self.judge.has_lost(case.device):
