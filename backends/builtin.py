@@ -9,7 +9,6 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
-from pytest_gemm.backends.flydsl import FlydslBackend
 from pytest_gemm.backends.max_autotune import MaxAutotuneBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
@@ -21,6 +20,5 @@ BUILTIN: tuple[Callable[[], Backend], ...] = (
     CutlassBackend,
     CuteDslBackend,
     NvgemmBackend,
-    FlydslBackend,
     MaxAutotuneBackend,
 )

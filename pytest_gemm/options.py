@@ -56,7 +56,6 @@ BY_NAME: Final = {option.name: option for option in OPTIONS}
 # The tools of NVIDIA's compute-sanitizer.
 TOOLS: Final = tuple(BY_NAME["guard"].choices[2:])
 CONFLICTS: Final[dict[str, dict[str, str]]] = _TABLE["conflicts"]
-RENAMED: Final[dict[str, str]] = _TABLE["renamed"]
 
 
 def add_options(parser: pytest.Parser) -> None:

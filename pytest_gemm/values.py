@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pytest
 
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.options import BY_NAME, OPTIONS, RENAMED, Option
+from pytest_gemm.options import BY_NAME, OPTIONS, Option
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.errors import FileError
@@ -97,8 +97,6 @@ def check_ini_names(config: pytest.Config) -> None:
 
 
 def _unknown(word: str, name: str, kind: str, known: Sequence[str]) -> pytest.UsageError:
-    if remedy := RENAMED.get(name.removeprefix("--").replace("_", "-").removeprefix("gemm-")):
-        return pytest.UsageError(f"{shown(name)}{' (ini)' * (kind == 'key')} was renamed; {remedy}")
     hint = did_you_mean(name, known)
     return pytest.UsageError(f"{shown(word)}: there is no {kind} {shown(name)}{hint}; pytest --help lists them")
 

@@ -19,7 +19,6 @@ _TEMPLATE_MARKS: Mapping[str, re.Pattern[str]] = {
     "cuda": re.compile(r"cutlass::gemm"),
     "cutlass": re.compile(r"cutlass::gemm"),
     "nv_universal_gemm": re.compile(r""),
-    "flydsl": re.compile(r""),
     "cutedsl": re.compile(r"cute"),
 }
 

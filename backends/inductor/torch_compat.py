@@ -303,11 +303,6 @@ def sees_selections() -> bool:
     return is_there("torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__")
 
 
-def has_flydsl() -> bool:
-    """Whether this release's Inductor has the templates of FlyDSL."""
-    return is_there("torch._inductor.utils:use_flydsl_gemm_template")
-
-
 def option(*names: str) -> str:
     """The first of these names of one Inductor option that this release has; releases rename them.
 

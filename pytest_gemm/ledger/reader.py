@@ -65,7 +65,7 @@ def read(path: Path, backends: Collection[str] | None) -> tuple[Entry, ...]:
 
 def _entry(file: TableFile, table: Mapping[str, Any], keys: Mapping[str, Key]) -> Entry:
     into = {key: f" (it belongs into where = {{ {key} = ... }})" for key in _WHERE}
-    values = file.read(table, keys, **into, choice=" (it was renamed: candidate)")
+    values = file.read(table, keys, **into)
     where = values.pop("where", {})
     beside = {key: f" (it belongs beside where: {key} = ...)" for key in keys}
     where = file.read(where, _WHERE, "where", **beside)

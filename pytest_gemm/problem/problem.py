@@ -35,7 +35,6 @@ from pytest_gemm.problem.dtypes import DTypes
 from pytest_gemm.problem.errors import FIELDS, GRAMMAR, SUBJECTS, ProblemError, Token, split
 from pytest_gemm.problem.facts import Facts
 from pytest_gemm.problem.layout import Layout, Shape
-from pytest_gemm.problem.migrate import modern_line
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.rules import FLAGS, check, rank_of
 from pytest_gemm.problem.steps import Step, StepKind
@@ -110,9 +109,6 @@ class Problem(Facts):
         try:
             return cls._read(split(line))
         except ProblemError as error:
-            if (spelling := modern_line(line)) != line and spelling.isprintable():
-                problem, allowed = "an earlier version's spelling", f"write {spelling}, or run pytest-gemm migrate FILE"
-                error = ProblemError(error.field, problem, allowed, error.index)
             raise error.on(line) from None  # pointing into the text that the user typed
 
     @classmethod

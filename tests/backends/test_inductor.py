@@ -441,18 +441,13 @@ def test_kernels_are_found_in_a_generated_module() -> None:
     assert generated_code.kernels_of(source) == {"cpp_fused_0": False, "cpp_fused_mm_1": True}
 
 
-# How the schedulings of torch 2.15.0 write a kernel into the wrapper: NVUniversalGemmScheduling and FlyDSLScheduling
+# How the schedulings of torch 2.15.0 write a kernel into the wrapper: NVUniversalGemmScheduling
 # .define_kernel(), TritonTemplate with its heuristics, and a pointwise kernel.
 WRAPPER_2_15 = """
 nv_universal_gemm_fused_mm_0a1b2c3d = async_compile.nv_universal_gemm('nv_universal_gemm_fused_mm_0a1b2c3d', r'''
 def nv_universal_gemm_fused_mm_0a1b2c3d_main(in_ptr0, in_ptr1, out_ptr0, stream=None):
     pass
 ''', precompile_metadata={'variant_name': 'GEMM', 'cc': 90})
-
-flydsl_fused_mm_1a2b3c4d = async_compile.flydsl('flydsl_fused_mm_1a2b3c4d', r'''
-def flydsl_fused_mm_1a2b3c4d_main(arg_A, arg_B, output, stream):
-    pass
-''')
 
 triton_tem_fused_bmm_2 = async_compile.triton('triton_tem_fused_bmm_2', '''
 import triton
@@ -480,7 +475,6 @@ def triton_poi_fused_relu_3(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
 def test_the_templates_of_newer_releases_are_told_from_other_kernels() -> None:
     assert generated_code.kernels_of(WRAPPER_2_15) == {
         "nv_universal_gemm_fused_mm_0a1b2c3d": True,
-        "flydsl_fused_mm_1a2b3c4d": True,
         "triton_tem_fused_bmm_2": True,
         "triton_poi_fused_relu_3": False,
     }

@@ -119,18 +119,6 @@ def test_what_tells_candidates_apart_is_in_their_names_and_nothing_else() -> Non
     )
 
 
-def test_a_flydsl_candidate_is_called_by_its_tile() -> None:
-    """As FlyDSLTemplateCaller of torch 2.15 describes it."""
-    callers = [
-        types.SimpleNamespace(
-            name=f"flydsl_mm_flydsl_{number}",
-            description=f"FlyDSL template flydsl_mm_flydsl_{number} (TILE_M=128, TILE_N={n}, STAGES=2)",
-        )
-        for number, n in enumerate((64, 128))
-    ]
-    assert selection.choice_names(callers) == ("flydsl_mm_flydsl,TILE_N=64", "flydsl_mm_flydsl,TILE_N=128")
-
-
 def test_two_facts_where_one_does_not_do() -> None:
     facts = [{"g": g, "e": e} for g in (1, 2) for e in (True, False)]
     assert naming.unique([("x", f) for f in facts]) == (

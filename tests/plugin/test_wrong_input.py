@@ -441,27 +441,9 @@ COMMANDS = wrong(
 )
 
 
-# -- options of earlier versions ------------------------------------------------------------------------------
+# -- the grammar of problem lines ------------------------------------------------------------------------------
 
-RENAMED = wrong(
-    *(
-        (f"--gemm-{name}=1", f"ERROR: --gemm-{name} was renamed; use")
-        for name in options_module.RENAMED
-        if name not in {"accept", "reason"}
-    ),
-    *((f"--gemm-{name}=1", "pytest-gemm baseline accept CASE --reason TEXT") for name in ("accept", "reason")),
-    ("--gemm-run-record", "use --gemm-output=DIR (the record is DIR/run.jsonl)"),
-)
-RENAMED_KEYS = wrong(
-    *(
-        (f"gemm_{name.replace('-', '_')} = 1", f"gemm_{name.replace('-', '_')} (ini) was renamed; ")
-        for name in options_module.RENAMED
-    ),
-)
-
-# -- what other changes of the same release answer: pass once these are merged ------------
-
-LINES = wrong(  # the grammar of problem lines
+LINES = wrong(
     ("--gemm-problem=mm:f32:nn:8x8x8:quant.static", "--gemm-problem: quant: mm takes no static; these do: qlinear"),
     ("--gemm-problem=mm:f32:nn:8x8x8:quant.dynamic", "--gemm-problem: quant: mm takes no dynamic; these do: qlinear"),
     (
@@ -555,7 +537,7 @@ def assert_refused(result: pytest.RunResult, says: Iterable[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*VALUES, *COMBINATIONS, *LINES, *SHARES, *RENAMED])
+@pytest.mark.parametrize("case", [*VALUES, *COMBINATIONS, *LINES, *SHARES])
 def test_a_wrong_command_line(project: pytest.Pytester, case: Wrong) -> None:
     assert_refused(run(project, *_words(case.given)), case.says)
 
@@ -570,7 +552,7 @@ def test_an_option_that_no_timed_test_heeds(project: pytest.Pytester, case: Wron
     assert_refused(run(project, "--gemm-backends=mine", *shlex.split(case.given)), case.says)
 
 
-@pytest.mark.parametrize("case", [*INI, *RENAMED_KEYS])
+@pytest.mark.parametrize("case", INI)
 def test_a_wrong_value_in_the_ini_file(project: pytest.Pytester, case: Wrong) -> None:
     project.makeini(f"[pytest]\n{case.given}\n")
     assert_refused(run(project), case.says)
