@@ -49,7 +49,7 @@ def telling(phase: Phase, device: str) -> Iterator[None]:
 
 
 def thrown(error: Exception, phase: Phase, device: str) -> Thrown:
-    """What is told of an exception; the frames of this package's callers are left out."""
+    """The description of an exception, without the frames of the judge and the worker."""
     raised = error.__cause__ if isinstance(error, Escape) and error.__cause__ is not None else error
     frames = [frame for frame in traceback.extract_tb(raised.__traceback__) if not _is_own(frame.filename)]
     where = "".join(traceback.format_list(frames[-_FRAMES:])).rstrip()

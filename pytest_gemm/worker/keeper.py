@@ -67,7 +67,7 @@ class Started:
             os.kill(self.pid, number)
 
     def reap(self) -> int | None:
-        """End its group; the exit status, negative for a signal, ``None`` where nobody is left to tell it."""
+        """End its group; the exit status, negative for a signal, ``None`` where it is unknown."""
         self.end.close()
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -151,7 +151,7 @@ def _keep(control: socket.socket, backends: Mapping[str, Backend], threads: int,
         _die_with(os.getppid())
         os.setsid()  # out of reach of Ctrl-C
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that have ended
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that have ended need no wait
         faulthandler.disable()  # it would write to a file of the judge's
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):

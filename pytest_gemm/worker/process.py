@@ -240,7 +240,7 @@ class Process:
         return self._worker
 
     def _gone(self) -> int | None:
-        """End the worker, and all that it has started; its exit status, where somebody is left to tell it."""
+        """End the worker, and all that it has started; its exit status, if it is known."""
         worker, self._worker = self._worker, None
         return None if worker is None else worker.reap()
 
