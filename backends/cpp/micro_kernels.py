@@ -45,21 +45,6 @@ def kernel_of(candidate: str) -> str:
     return candidate.partition(",")[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class Registered:
-    """One configuration that Inductor has registered.
-
-    Attributes:
-        kernel: class and register blocking, see :func:`kernel_name`.
-        dtypes: of A, B and the sum: ``bf16-i8-f32``.
-        isa: the instruction set that it is written for: ``avx2 avx512 avx512_vnni amx neon sve``.
-    """
-
-    kernel: str
-    dtypes: str
-    isa: str
-
-
 # -- the template's own axes ---------------------------------------------------------------------------------
 
 

@@ -25,9 +25,6 @@ from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.storage import files
 from pytest_gemm.storage.datafile import document
 
-# Levels of micro-kernels by the name of Inductor's class, where they differ.
-ISA_NAMES: Mapping[str, str] = {"VecAVX512VNNI": "avx512_vnni"}
-
 
 def vector_isa() -> str:
     """The instruction set that C++ kernels are generated for, ``avx512`` for instance."""

@@ -59,7 +59,6 @@ NEEDS: Final = {
     r"^python tests/studies/": "the folder tests; tests of their own run these scripts",
     r"^(UPLOAD=yes )?\.ci/": "minutes: CI runs these scripts",
     r"-level=huge": "60 GB of memory",
-    r"snapshot write": "3 minutes for an instruction set; tests/tools/test_snapshot.py writes some",
     r"-backends=onednn": "the file of its page; tests/backends/test_onednn.py runs it",
     r"^python repro\.py": "a failure; tests/failures runs what it leaves",
     r"pytest_gemm\.speed\.worker REQUEST": "the request of a run",
