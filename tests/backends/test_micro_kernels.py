@@ -108,7 +108,7 @@ def text_of(kind: Any, registered: Any) -> str:
 
 def dtypes_of(registered: Any) -> str:
     """Types of A, B and the sum, as the problem line names them."""
-    names = {f"torch.{one.torch_name}": name for name, one in reversed(DTYPES.items())}
+    names = {f"torch.{one.torch_name}": name for name, one in reversed([*DTYPES.items()])}
     types_ = registered.input_dtype, registered.input2_dtype, registered.output_dtype
     return "-".join(names[str(dtype)] for dtype in types_)
 

@@ -51,7 +51,6 @@ NEEDS: Final = {
     r"pytest-gemm merge": "the shards of its page; tests/sharding/test_merge.py has some",
     r"^git grep -lz": "it changes files of this repository",
     r"^git (bisect|submodule)|\.\./venv/bin/pytest-gemm bisect": "a source build of PyTorch",
-    r"pytest-gemm pairs": "a quarter of a minute and more; tests/conformance/test_pairs.py has what it prints",
     r"-candidates='\*,": "half a minute of compilation; tests/backends/test_micro_kernels.py has such patterns",
     r"pytest-gemm bisect .*(BAD|nightlies\.txt)": "environments that differ; tests/tools/test_bisect.py has some",
     r"pytest tests": "minutes: .ci/run runs these tests",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-import mutant_study
 import pytest
 import torch
 from mutants import Mutant, Planted, corrupted, exact, product, store
+from studies import mutant_study
 from torch import Tensor
 from torch.sparse import _semi_structured_conversions as conversions
 
