@@ -89,20 +89,6 @@ class Listed(Exception):
     """The candidates are known, or there was no selection: ends a compile inside Inductor that was to list them."""
 
 
-def _blockings(choice: Any) -> str:
-    """How a C++ template would split the product over threads and caches, in register blocks; "" where unknown.
-
-    ``2x1x4/2x1x4``: M x N x K of a thread, then of what stays in its caches.
-    """
-    template: Any = getattr(choice, "template", None)
-    try:
-        threads = template.num_threads
-        found = template.thread_blocking(threads), template.cache_blocking(threads)
-        return "/".join("x".join(str(int(size)) for size in (b.block_m, b.block_n, b.block_k)) for b in found)
-    except Exception:  # for any M they are decided when it runs, and for some sizes they cannot be computed
-        return ""
-
-
 _NO_TIME = "its benchmark gave no time"
 _IN_WORKER = "its benchmark, in a process of its own, failed or took too long"
 
@@ -244,7 +230,6 @@ class _Selection:
         names = choice_names(choices)
         seen.choices.extend(names)
         if self.listing:
-            seen.blockings.update((name, _blockings(choice)) for name, choice in zip(names, choices, strict=True))
             seen.choices.extend(name for name in self.others if name not in names)
             raise Listed
         if self.candidate is not None and choices:

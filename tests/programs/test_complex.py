@@ -112,7 +112,7 @@ def test_three_products_in_place_of_four_are_caught() -> None:
     assert caught is not None
 
 
-@pytest.mark.parametrize("backend", [TritonBackend(), CppBackend(listing=True)], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", [TritonBackend(), CppBackend()], ids=lambda backend: backend.name)
 def test_the_templates_have_none(backend: TritonBackend) -> None:
     refusal = backend.supports(Problem.parse(LINE))
     assert refusal is not None
