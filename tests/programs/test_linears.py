@@ -14,7 +14,6 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor.backend import InductorBackend
 from pytest_gemm.case_id import CandidateSelection, Device, Mode
@@ -262,9 +261,9 @@ def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     other = others[0].removesuffix(",grouped")  # the micro-kernel's own name will do
     (outcome,) = Judge().outcomes(Case(backend, problem, ("rand",), 0, Device.CPU, CandidateSelection(other)))
     assert (outcome.status, outcome.chosen) == (Status.PASSED, (others[0],))
-    (code,) = map(micro_kernels.parse, outcome.configuration)
-    assert code is not None
-    assert (code.kernel, code.grouped) == (other, 2)
+    (code,) = outcome.configuration
+    assert code.startswith(f"{other}:")
+    assert code.endswith(",grouped=2")
 
     class Singles(CppBackend):
         def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, object]:
