@@ -10,7 +10,7 @@ import functools
 from pathlib import Path
 
 from pytest_gemm.problem import shapes
-from pytest_gemm.problem.axes import LEVELS, unique
+from pytest_gemm.problem.axes import unique
 from pytest_gemm.problem.problem import Problem
 
 CASES = Path(__file__).with_name("cases")
@@ -41,11 +41,6 @@ def family(name: str, level: str, *sets: str, device: str = "") -> tuple[Problem
 def products(level: str, device: str = "") -> tuple[Problem, ...]:
     """Every problem of a level that a plain product can be, on a device or on any."""
     return unique(problem for name in families() for problem in family(name, level, device=device))
-
-
-def levels() -> dict[str, str]:
-    """The least level of every problem from ``quick`` on, by its line."""
-    return {problem.line: level for level in reversed(LEVELS[1:]) for problem in products(level)}
 
 
 def recompiled(level: str) -> tuple[Problem, ...]:

@@ -89,7 +89,7 @@ class GemmRun:
         self.state = RunState.of(self.settings, narrowed=selection.is_narrowed(config, self.settings))
         division.register(config, self.state)
         self._review = review.Review(config, self.state)
-        startup.register(config, self.state)
+        startup.register(config)
         remote_module.register(config, self.state)
         timeline.register(config, self.state)
         if self._child is not None:
@@ -566,7 +566,6 @@ class GemmRun:
             session.exitstatus = STATUS
         self._absorb_unfinished()
         state.close_record(session.exitstatus)
-        reports.write_coverage(settings, state)
         self._pages = reports.write_speed(settings, state, self._measured or [])
         self._review.write(self._measured or [])
         if settings.compile_only and exitstatus == pytest.ExitCode.OK:

@@ -90,14 +90,3 @@ def status_words(report: pytest.TestReport) -> tuple[str, str, str] | None:
     own = [Status.KNOWN_FAILURE] if xfailed else [Status.NOT_RUN, Status.PRUNED, Status.UNSUPPORTED]
     found = next((str(status) for status in own if str(status) in ended), "")  # "": a skip of the user's
     return (found, found[0], found.upper()) if found else None
-
-
-def write_coverage(settings: GemmConfig, state: RunState) -> None:
-    """``coverage.md``, where a backend that generates code for the CPU was judged and files were asked for."""
-    path = settings.file("coverage.md")
-    if path is None or not settings.generates or not state.outcomes or settings.fuzz:
-        return
-    from pytest_gemm.tools import coverage
-
-    with state.writing(path):
-        coverage.write(path, state.outcomes, [state.run.isa], state.registered)

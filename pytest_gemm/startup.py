@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import os
 import shlex
 import shutil
@@ -27,13 +26,11 @@ import pytest
 from pytest_gemm import forkserver, selection, trace
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.backends.cpp.micro_kernels import Registered
 from pytest_gemm.backends.inductor import ahead
 from pytest_gemm.case_id import Device
 from pytest_gemm.config import CONFIG, GemmConfig, workers
 from pytest_gemm.isolation import termination
 from pytest_gemm.options import is_any_given
-from pytest_gemm.run.state import RunState
 from pytest_gemm.storage import cache, files
 from pytest_gemm.values import cores
 from pytest_gemm.worker.keeper import Keeper
@@ -41,7 +38,6 @@ from pytest_gemm.worker.keeper import Keeper
 KEEPER = pytest.StashKey[Keeper]()
 """What starts workers for this process, where kernels have a process of their own."""
 
-_REGISTERED: Final = "gemm_registered"
 # With fewer tests for each worker some may get none.
 _A_WORKER: Final = 3
 # As many workers leave no core for a process beside them, on a machine of so many.
@@ -54,10 +50,10 @@ _WORKING: Final = ("torch", "torch._dynamo", "pytest_gemm.worker.server")
 _COMPILING: Final = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton")
 
 
-def register(config: pytest.Config, state: RunState) -> None:
+def register(config: pytest.Config) -> None:
     """Add the hooks in a run with GEMM tests."""
     keep_bytecode()
-    made = _Worker(config) if hasattr(config, "workerinput") else _Controller(config, state)
+    made = _Worker(config) if hasattr(config, "workerinput") else _Controller(config)
     config.pluginmanager.register(made, "gemm-startup")
 
 
@@ -94,8 +90,8 @@ def keep_bytecode() -> None:
 class _Controller:
     """The hooks of the process that starts the workers."""
 
-    def __init__(self, config: pytest.Config, state: RunState) -> None:
-        self._state, settings = state, config.stash[CONFIG]
+    def __init__(self, config: pytest.Config) -> None:
+        settings = config.stash[CONFIG]
         # Started before all else, for it imports torch meanwhile.
         forks = settings.fork and workers(config) > 1 and is_any_given(config)
         self._launch = _fork_server(config, settings) if forks else ""
@@ -119,12 +115,6 @@ class _Controller:
             config.add_cleanup(process.kill)
         if group is not None and len(here) > 1:
             group.makegateway = _handed_out(group.makegateway, here)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Take in what a worker knows and this process would have to import torch for."""
-        if found := getattr(node, "workeroutput", {}).get(_REGISTERED):
-            self._state.registered = tuple(Registered(*one) for one in found)
 
 
 def _fork_server(config: pytest.Config, settings: GemmConfig) -> str:
@@ -237,14 +227,6 @@ class _Worker:
                 beside.submit(_start_cuda)
             for name in _COMPILING if compiling and keeper is None else ():
                 import_module(name)
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Send which micro-kernels Inductor has registered, where this process has compiled with them."""
-        if "torch._inductor.codegen.cpp_micro_gemm" in sys.modules and session.config.stash[CONFIG].output is not None:
-            from pytest_gemm.backends.inductor import selection as inductor_selection
-
-            found = [dataclasses.astuple(one) for one in inductor_selection.registered_micro_kernels()]
-            session.config.workeroutput[_REGISTERED] = found  # type: ignore[attr-defined]  # xdist's
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import re
 import shlex
 import textwrap
@@ -92,9 +91,6 @@ def is_name(command: Command) -> bool:
         return words[1].isupper()
     parser = _Asking()
     parser.fill(cli.COMMANDS[words[1]])
-    module = importlib.import_module(cli.COMMANDS[words[1]]["module"])
-    if hasattr(module, "add_arguments"):
-        module.add_arguments(parser)
     try:
         parser.parse_args(words[2:])
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Faults for ``fault_study.py``: a backend for each, which is correct but for one problem."""
+"""Faults for ``studies/fault_study.py``: a backend for each, which is correct but for one problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imitations of defects that GEMM stacks have had: programs with the same defect, for ``conformance/history.toml``.
+"""Imitations of defects that GEMM stacks have had: programs with the same defect, for ``studies/history.toml``.
 
 What a GPU did with its tiles is done with tensors, as little as makes the same elements wrong.  Limits of 2^31 and 2^32
 are small ones here.

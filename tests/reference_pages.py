@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import ast
 import enum
-import importlib
 import inspect
 import re
 import textwrap
@@ -95,8 +94,6 @@ def _commands() -> str:
     for name, command in COMMANDS.items():
         parser = Parser(prog=name)
         parser.fill(command)
-        if not {"arguments", "tasks"} & command.keys():  # its module adds them; another one may import torch
-            getattr(importlib.import_module(command["module"]), "add_arguments", lambda _: None)(parser)
         parts += [f"## {name}\n", f"{_sentence(command['help'])}\n", *_arguments(parser)]
     return "\n".join(parts)
 

@@ -70,21 +70,6 @@ class CppBackend(InductorBackend):
     devices: tuple[str, ...] = ("cpu",)
     capabilities = InductorBackend.capabilities | {Capability.ISA}
 
-    def selected(
-        self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT
-    ) -> tuple[tuple[tuple[str, str], ...], bool]:
-        """What Inductor's own heuristic offers for a problem, whether or not that is supported; compiles nothing.
-
-        Returns:
-            micro-kernel with register blocking and, beside it, the blockings over threads and caches (see
-            ``selection._blockings``); and whether there was a selection that had no candidate.
-        """
-        from pytest_gemm.backends.inductor.artifact import listing
-
-        first, tensors = self._first(problem, operands)
-        seen = listing(first, tensors, self._spec(problem, request, Space()))
-        return tuple(seen.blockings.items()), bool(seen.empty)
-
     def installation(self) -> Availability:
         """A C++ compiler."""
         command = compiler()
@@ -97,7 +82,7 @@ class CppBackend(InductorBackend):
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """As every backend of Inductor, at an instruction set that this machine can compile for and execute."""
-        lacking = _lacks_isa(request.isa) if request.isa and not self.listing else None
+        lacking = _lacks_isa(request.isa) if request.isa else None
         return lacking or super().supports(problem, request)
 
     def rules_for(self, problem: Problem) -> tuple[str, ...]:

@@ -45,21 +45,6 @@ def kernel_of(candidate: str) -> str:
     return candidate.partition(",")[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class Registered:
-    """One configuration that Inductor has registered.
-
-    Attributes:
-        kernel: class and register blocking, see :func:`kernel_name`.
-        dtypes: of A, B and the sum: ``bf16-i8-f32``.
-        isa: the instruction set that it is written for: ``avx2 avx512 avx512_vnni amx neon sve``.
-    """
-
-    kernel: str
-    dtypes: str
-    isa: str
-
-
 # -- the template's own axes ---------------------------------------------------------------------------------
 
 
@@ -210,7 +195,7 @@ class Product:
         return -(-blocks[2] // self.per_thread[2])
 
     def __str__(self) -> str:
-        """As an outcome keeps it and :func:`parse` reads it: ``CppMicroGemmRef-1x1x1:f32-f32-f32:20x33x40,...``."""
+        """As an outcome keeps it: ``CppMicroGemmRef-1x1x1:f32-f32-f32:20x33x40,...``."""
         sizes = f"{self.m or 'M'}x{self.n}x{self.k}"
         found = [f"{self.kernel}:{self.dtypes}:{sizes}", f"kslices={self.slices}", f"threads={self.threads}"]
         found += [f"{n}={_dots(v)}" for n, v in (("blocks", self.per_thread), ("cache", self.cache)) if v]
@@ -268,23 +253,6 @@ def products(source: str) -> tuple[Product, ...]:
 def _level(blocks: Mapping[str, int], level: str) -> Blocks | None:
     names = [f"{dimension}{level}" for dimension in "MNK"]
     return _three(blocks[name] for name in names) if set(names) <= set(blocks) else None
-
-
-_KEPT = re.compile(
-    r"(?P<kernel>[\w-]+):(?P<dtypes>[\w?-]+):(?P<m>\d+|M)x(?P<n>\d+)x(?P<k>\d+),kslices=(?P<slices>\d+)"
-    r",threads=(?P<threads>\d+)(?:,blocks=(?P<blocks>[\d.]+))?(?:,cache=(?P<cache>[\d.]+))?(?:,grouped=(?P<grouped>\d+))?"
-)
-
-
-def parse(text: str) -> Product | None:
-    """The product that ``str()`` made this text of; ``None`` for any other text."""
-    found = _KEPT.fullmatch(text)
-    if found is None:
-        return None
-    m = 0 if found["m"] == "M" else int(found["m"])
-    threads, n, k, slices = (int(found[name]) for name in ("threads", "n", "k", "slices"))
-    blocks, cache, grouped = _blocks(found["blocks"]), _blocks(found["cache"]), int(found["grouped"] or 1)
-    return Product(found["kernel"], found["dtypes"], threads, m, n, k, blocks, cache, slices, grouped)
 
 
 def contradiction(found: Sequence[Product], choice: str) -> str:

@@ -286,13 +286,7 @@ def left_out(why: Exception | Reason) -> Reason:
 
 
 def list_candidates(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Candidates:
-    """The candidates that Inductor has for the program, in its order; compiles none of them."""
-    seen = listing(problem, tensors, spec)
-    return Candidates(tuple(dict.fromkeys(seen.choices)), unsupported=seen.unsupported)
-
-
-def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Session:
-    """What Inductor's first selection for the program was given; compiles and runs nothing."""
+    """The candidates that Inductor has for the program, in its order; compiles and runs none of them."""
     constants = stand_ins(constant_tensors(problem, tensors, spec), tensors)
     with _compiling(problem, spec, listing=True) as seen:
         try:
@@ -300,7 +294,7 @@ def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Session:
         except Exception as error:
             if not torch_compat.listed(error):
                 raise  # something else ended the compile
-    return seen
+    return Candidates(tuple(dict.fromkeys(seen.choices)), unsupported=seen.unsupported)
 
 
 # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.

@@ -129,8 +129,6 @@ class InductorBackend(abc.ABC):
             line alone, so that a rerun meets the same kernel and a matrix of problems meets many different ones.  A
             candidate that does not fit the device gives way to the next, see ``Prepared.pruned``.  "" takes the
             backend's own default.
-        listing: candidates of any instruction set can be listed, whether or not this CPU executes it: nothing of this
-            machine shows in the lists, and nothing can be compiled.
 
     Attributes:
         log: what has been compiled.
@@ -153,13 +151,10 @@ class InductorBackend(abc.ABC):
     variety: int = 1 << 31
     keep: int = 16
 
-    def __init__(
-        self, *, threads: int | None = None, rebind: bool = True, selection: str = "", listing: bool = False
-    ) -> None:
+    def __init__(self, *, threads: int | None = None, rebind: bool = True, selection: str = "") -> None:
         self.threads = threads
         self.selection = Selection(selection) or type(self).selection
         self.rebind = rebind
-        self.listing = listing
         self.log = CompileLog()
         self._recent = _Recent()
 
@@ -346,7 +341,6 @@ class InductorBackend(abc.ABC):
             rebind=self.rebind and not request.user_caches,
             device_kernel=self.device_kernel,
             wanted=self.wanted(problem),
-            beyond=self.listing,
             log=self.log,
         )
 

@@ -46,7 +46,6 @@ class CompileSpec:
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
     ``wanted`` is the pattern of the one candidate that has to be chosen, "" where any will do.
     ``log`` counts the compiles.
-    ``beyond``: the CPU may not have ``request.isa``: candidates can be listed then, and nothing be compiled.
     """
 
     inductor_name: str
@@ -58,7 +57,6 @@ class CompileSpec:
     candidate: Wanted = None
     device_kernel: str = ""
     wanted: str = ""
-    beyond: bool = False
     log: CompileLog = dataclasses.field(default_factory=CompileLog)
 
     @property
@@ -94,7 +92,6 @@ class Session:
 
     Attributes:
         choices: names of all candidates that the selection was given.
-        blockings: for a list of them, see :func:`_blockings`, by name.
         candidate: the one of them that was left, where one was requested.
         failed: candidates that a compile or a benchmark of the selection failed on, with the exception or, where
             Inductor does not report it, the reason.  Inductor leaves them out silently.
@@ -115,7 +112,6 @@ class Session:
     """
 
     choices: list[str] = dataclasses.field(default_factory=list)
-    blockings: dict[str, str] = dataclasses.field(default_factory=dict)
     candidate: str = ""
     failed: dict[str, Exception | Reason] = dataclasses.field(default_factory=dict)
     pruned: dict[str, Reason] = dataclasses.field(default_factory=dict)

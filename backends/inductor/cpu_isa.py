@@ -25,9 +25,6 @@ from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.storage import files
 from pytest_gemm.storage.datafile import document
 
-# Levels of micro-kernels by the name of Inductor's class, where they differ.
-ISA_NAMES: Mapping[str, str] = {"VecAVX512VNNI": "avx512_vnni"}
-
 
 def vector_isa() -> str:
     """The instruction set that C++ kernels are generated for, ``avx512`` for instance."""
@@ -39,9 +36,6 @@ def vector_isa() -> str:
 # -- another instruction set of the CPU ------------------------------------------------------------------
 
 _LEVELS: Mapping[str, Any] = {one["name"]: one for one in document(Path(__file__).with_name("pytorch.toml"))["level"]}
-# What a listing takes the CPU's caches for, in bytes: blockings follow from them, and a list must not from the machine.
-LISTED_CACHES: Mapping[str, int] = {"l1d_cache_size": 32 << 10, "l2_cache_size": 1 << 20}
-
 # The least level at which oneDNN computes a half type: an AMX machine has AVX512_FP16, which it does f16 with.
 ONEDNN_FROM: Mapping[str, str] = {"bf16": "avx512", "f16": "amx"}
 _ONEDNN: Mapping[str, str] = {
@@ -168,7 +162,7 @@ def isa_setup(isa: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
+def generating_for(isa: str) -> Iterator[None]:
     """Let Inductor generate and compile C++ for an instruction set as on a machine that has no higher one.
 
     What decides there depends here on the level: ``VecISA`` and with it macros, flags and ``-march``; ``torch.cpu``'s
@@ -177,7 +171,6 @@ def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
 
     Args:
         isa: one of ``machine.isa.ISAS``; "" changes nothing.
-        beyond: nothing will be executed: the level may be higher than the machine's, whose own features must not show.
     """
     if not isa:
         yield
@@ -187,11 +180,11 @@ def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
     from torch._inductor.fx_passes import mkldnn_fusion
 
     def has(least: str, machine: Callable[[], object]) -> bool:
-        return ISAS.index(isa) >= ISAS.index(least) and (beyond or bool(machine()))
+        return ISAS.index(isa) >= ISAS.index(least) and bool(machine())
 
     # At the machine's best level the compiler goes on taking the machine for what it is, as it does for a user.
     best = isa_module.isas(processor.cpu().flags)[-1:] == (isa,)
-    march = "native" if best and not beyond else _LEVELS[isa]["march"]
+    march = "native" if best else _LEVELS[isa]["march"]
 
     def flags(call: Any, *args: Any, **kwargs: Any) -> Any:
         cflags, ldflags = call(*args, **kwargs)
@@ -207,13 +200,6 @@ def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
             if asked := getattr(module, name, None):
                 answer = has(least, functools.partial(asked, "cpu"))
                 changes.append((module, name, functools.partial(_for_cpu, asked, answer)))
-    if beyond:
-        hooks["torch._inductor.constant_folding:ConstantFolder.call_function"] = _pack_nothing
-        if capable := getattr(torch.cpu, "get_capabilities", None):
-            changes.append((torch.cpu, "get_capabilities", functools.partial(dict, {**capable(), **LISTED_CACHES})))
-        for name, fact in (("_L1d_cache_size", "l1d_cache_size"), ("_L2_cache_size", "l2_cache_size")):
-            if hasattr(torch._C._cpu, name):  # where releases before get_capabilities ask
-                changes.append((torch._C._cpu, name, functools.partial(int, LISTED_CACHES[fact])))
     with hooked(hooks), patched(changes):
         yield
 
@@ -221,13 +207,6 @@ def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
 def _for_cpu(asked: Callable[[str], bool], answer: bool, device: str) -> bool:
     """Wrap ``asked`` to report the emulated ISA."""
     return answer if device == "cpu" else asked(device)
-
-
-def _pack_nothing(call: Any, folder: Any, target: Any, args: Any, kwargs: Any) -> Any:
-    """Let freezing take oneDNN's packed weight for the weight itself: oneDNN here may be unable to pack it."""
-    if "_reorder_linear_weight" in str(target) and args[0].dtype != torch.float32:
-        return args[0]
-    return call(folder, target, args, kwargs)
 
 
 # Libraries and levels by what was made of them: a loader of Inductor's, or a generated module.  Inductor keeps both and

@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
-import torch
-
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.inductor import naming
 from pytest_gemm.backends.inductor.compilation import Session, Wanted
-from pytest_gemm.backends.inductor.cpu_isa import ISA_NAMES
 from pytest_gemm.backends.inductor.hooks import hooked, patched
 from pytest_gemm.outcome import Reason
 
@@ -90,20 +87,6 @@ def nth(candidate: int, count: int) -> int:
 
 class Listed(Exception):
     """The candidates are known, or there was no selection: ends a compile inside Inductor that was to list them."""
-
-
-def _blockings(choice: Any) -> str:
-    """How a C++ template would split the product over threads and caches, in register blocks; "" where unknown.
-
-    ``2x1x4/2x1x4``: M x N x K of a thread, then of what stays in its caches.
-    """
-    template: Any = getattr(choice, "template", None)
-    try:
-        threads = template.num_threads
-        found = template.thread_blocking(threads), template.cache_blocking(threads)
-        return "/".join("x".join(str(int(size)) for size in (b.block_m, b.block_n, b.block_k)) for b in found)
-    except Exception:  # for any M they are decided when it runs, and for some sizes they cannot be computed
-        return ""
 
 
 _NO_TIME = "its benchmark gave no time"
@@ -247,7 +230,6 @@ class _Selection:
         names = choice_names(choices)
         seen.choices.extend(names)
         if self.listing:
-            seen.blockings.update((name, _blockings(choice)) for name, choice in zip(names, choices, strict=True))
             seen.choices.extend(name for name in self.others if name not in names)
             raise Listed
         if self.candidate is not None and choices:
@@ -382,22 +364,6 @@ def _registry() -> list[tuple[Any, Any, str]]:
         for kind, configs in cpp_micro_gemm.micro_gemm_configs.items()
         for config in configs
     ]
-
-
-def registered_micro_kernels() -> tuple[micro_kernels.Registered, ...]:
-    """Every micro-kernel and register blocking that Inductor has registered, in its order."""
-    found = []
-    for _, config, name in _registry():
-        isa = config.vec_isa_cls.__name__
-        types = "-".join(_dtype_name(t) for t in (config.input_dtype, config.input2_dtype, config.output_dtype))
-        found.append(micro_kernels.Registered(name, types, ISA_NAMES.get(isa, isa.removeprefix("Vec").lower())))
-    return tuple(found)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    """The name that the problem line has for a type: ``bf16``."""
-    text = re.sub(r"\(.*", "", str(dtype).removeprefix("torch."))
-    return text.replace("bfloat", "bf").replace("float", "f").replace("uint", "u").replace("int", "i")
 
 
 def _forcing_micro_kernel(candidate: Wanted) -> list[tuple[Any, str, Any]]:

@@ -258,7 +258,7 @@ def session(spec: CompileSpec, candidate: Wanted = None, listing: bool = False) 
             watch_selection(seen, candidate, listing),
             _watch_modules(seen),
             watch_packing(seen),
-            generating_for(spec.request.isa, beyond=spec.beyond),
+            generating_for(spec.request.isa),
             watch_libraries(seen),
             _watch_steps(),
             torch.no_grad(),
@@ -429,11 +429,6 @@ def graphs_skipped() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"]["cudagraph_skips"])
-
-
-def forget_programs() -> None:
-    """Drop what Dynamo keeps of all that it has compiled; a program that is called again is compiled again."""
-    torch._dynamo.reset()
 
 
 def forget_module(module: ModuleType) -> None:

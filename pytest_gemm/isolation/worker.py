@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pytest_gemm.isolation.journal import Journal, Journals, Position
 from pytest_gemm.isolation.limits import Watch
-from pytest_gemm.outcome import Activity, Outcome
+from pytest_gemm.outcome import Outcome
 from pytest_gemm.records import from_record, to_record
 
 if TYPE_CHECKING:
@@ -121,11 +121,6 @@ class Lane:
         except OSError:
             pass
         raise RuntimeError(f"the process that starts the judges is gone: {self._tail(said) or 'nothing is known'}")
-
-    def activity(self) -> Activity | None:
-        """What the first judge is doing, by its journal; ``None`` before its first entry."""
-        position = self._journals.position(_judge(0))
-        return position.activity if position is not None and not position.over else None
 
     def _messages(self) -> Iterator[dict[str, Any]]:
         for line in self._lines:

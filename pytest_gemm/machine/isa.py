@@ -66,21 +66,6 @@ ISA_NAMES: Final = (
 ISAS: Final = tuple(_LEVELS)
 
 
-def flags_of(level: str) -> tuple[str, ...]:
-    """Flags that an x86 machine of a level has for certain; none for another word.
-
-    Args:
-        level: as :func:`isa_level` calls it.
-
-    Example::
-
-        >>> flags_of("avx512-vnni")[-3:]
-        ('avx512dq', 'avx512vl', 'avx512_vnni')
-    """
-    name = {"avx512-vnni": "avx512_vnni", "avx512-bf16": "avx512_vnni"}.get(level, level)
-    return tuple(flag for one in ISAS[: ISAS.index(name) + 1] for flag in _LEVELS[one]) if name in ISAS else ()
-
-
 def isas(flags: Sequence[str]) -> tuple[str, ...]:
     """The levels of :data:`ISAS` that a CPU with these flags executes, the lowest first.
 

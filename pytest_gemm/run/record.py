@@ -100,7 +100,6 @@ class Terms:
         fuzz: whether it draws its problems.
         candidates: which candidates are judged.
         entries: ids of the ledger's entries.
-        generates: whether a backend generates code for the CPU.
     """
 
     backends: tuple[str, ...] = ()
@@ -109,7 +108,6 @@ class Terms:
     fuzz: bool = False
     candidates: str = ""
     entries: tuple[str, ...] = ()
-    generates: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

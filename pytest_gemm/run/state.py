@@ -31,7 +31,6 @@ from pytest_gemm.run import review, terminal
 from pytest_gemm.run.record import Division, Provenance, Shard, Terms, Totals
 
 if TYPE_CHECKING:
-    from pytest_gemm.backends.cpp.micro_kernels import Registered
     from pytest_gemm.config import GemmConfig
     from pytest_gemm.judging.case import Case
 
@@ -102,7 +101,6 @@ class RunState:
         reruns: attempts at a test that another one followed, as pytest-rerunfailures makes them; they do not count.
         record: file of the run record; ``None`` before :meth:`open_record`, and where none is written.
         run: what runs, and where; known after :meth:`open_record`.
-        registered: the micro-kernels that Inductor has registered, where a worker has said so.
         took: how long a run took that is over; 0: it goes on.
     """
 
@@ -123,7 +121,6 @@ class RunState:
     reruns: int = 0
     record: Path | None = None
     run: Provenance = dataclasses.field(default_factory=Provenance)
-    registered: tuple[Registered, ...] | None = None
     processes: set[str] = dataclasses.field(default_factory=set)
     started: float = dataclasses.field(default_factory=time.perf_counter)
     took: float = 0.0
@@ -138,7 +135,6 @@ class RunState:
             bool(config.fuzz),
             config.wanted_candidates,
             tuple(entry.id for entry in config.ledger.entries),
-            config.generates,
         )
         made = cls(terms, config.deciding, config.shard, narrowed=narrowed)
         if config.lacking:

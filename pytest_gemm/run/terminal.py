@@ -58,11 +58,11 @@ def status_counts(outcomes: Iterable[Outcome]) -> Counter[Status]:
 
 
 @functools.cache
-def template(name: str, package: str = "pytest_gemm.run") -> jinja2.Template:
-    """A template of a package, with the functions above as filters."""
+def template(name: str) -> jinja2.Template:
+    """A template of this package, with the functions above as filters."""
     import jinja2  # late: a run that shows nothing does without it
 
-    loader = jinja2.PackageLoader(package)
+    loader = jinja2.PackageLoader("pytest_gemm.run")
     made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     counted = {"by": by, "having": having, "distinct": distinct, "selected": selected}
     made.filters |= {**counted, "row": _markdown_row}

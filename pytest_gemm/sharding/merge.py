@@ -69,9 +69,9 @@ def run(given: argparse.Namespace) -> int:
     says = _pytest_says([part.shard.status for part in parts])
     state.open_record(output / "run.jsonl", run_of)
     _write_record(state, parts, says)
-    for name in ("summary.md", "coverage.md", _JUNIT):
+    for name in ("summary.md", _JUNIT):
         (output / name).unlink(missing_ok=True)  # of an earlier merge
-    _write_pages(state, parts, output)
+    _write_summary(state, output)
     _write_failures(state, parts, output)
     _write_junit(state, parts, output / _JUNIT)
     status = state.status(says)
@@ -218,17 +218,11 @@ def _write_record(state: RunState, parts: Sequence[Part], says: int) -> None:
     state.close_record(says)
 
 
-def _write_pages(state: RunState, parts: Sequence[Part], output: Path) -> None:
+def _write_summary(state: RunState, output: Path) -> None:
     path = output / "summary.md"
     if text := state.markdown():
         with state.writing(path):
             path.write_text(text, encoding="utf-8")
-    path = output / "coverage.md"
-    if state.terms.generates and state.outcomes:
-        from pytest_gemm.tools import coverage  # with torch
-
-        with state.writing(path):
-            coverage.write(path, state.outcomes, list(dict.fromkeys(part.record.run.isa for part in parts)))
 
 
 def _write_failures(state: RunState, parts: Sequence[Part], output: Path) -> None:

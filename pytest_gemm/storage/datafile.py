@@ -48,11 +48,6 @@ def is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def is_count(value: object) -> bool:
-    """Whether a value is a whole number that is not negative."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 def is_texts(value: object) -> bool:
     """Whether a value is a list of texts that is not empty."""
     return isinstance(value, list) and bool(value) and all(map(is_text, value))

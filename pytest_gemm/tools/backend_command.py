@@ -54,7 +54,7 @@ def answers(lane: Lane, **request: object) -> Iterator[Any]:
         for one in lane.answers(request):
             if isinstance(one, Death):
                 if one.position is not None and one.position.ended == "timed-out":
-                    raise Unanswered(f"no answer within {one.position.limit:g} s")
+                    raise Unanswered(f"no answer within {one.position.limit:g} s; for more time give --timeout=SECONDS")
                 raise Unanswered(": ".join([f"its process died: {manner(one.status)}", *one.said.splitlines()[-1:]]))
             yield one
     except RuntimeError as error:

@@ -70,8 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module = importlib.import_module(command["module"])
     parser = Parser(prog=f"pytest-gemm {name}", description=f"{command['help'][0].upper()}{command['help'][1:]}.")
     parser.fill(command)
-    if hasattr(module, "add_arguments"):
-        module.add_arguments(parser)
     given = parser.parse_args(words[1:])
     try:
         return int(module.run(given))

@@ -1,7 +1,7 @@
 """``pytest-gemm doctor``: shows of every backend whether it can run here, and tries one product.
 
 Each check has a worker process of its own and all of them work at once, so one that takes long holds up no other.  A
-check is shown when it ends.  One that has not ended in time is cut, and says so.
+check is shown when it ends.  A step that takes longer than the limit ends its process, and its check has failed.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import math
 import os
 import platform
 import textwrap
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm import __version__
 from pytest_gemm.api import settings
-from pytest_gemm.api.protocols import CandidateBackend, Compiling
+from pytest_gemm.api.protocols import CandidateBackend
 from pytest_gemm.api.registry import RegistryError
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CaseId
@@ -31,7 +29,7 @@ from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.outcome import Activity, Phase, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
-from pytest_gemm.tools.backend_command import WIDTH, Unanswered, answers, show
+from pytest_gemm.tools.backend_command import WIDTH, Unanswered, answers, show, ticking
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
@@ -41,14 +39,10 @@ if TYPE_CHECKING:
 _SMOKE: Final = ("mm:f16:nt:32x64x128", "mm:f32:nn:32x64x128", "mm:f64:nn:64x48x1000", "int_mm:i8-i8-i32:nt:32x64x128")
 # Flags of the CPU that matter to a matrix product.
 _UNITS: Final = {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16"}
-# What lines say of their check, in the order in which they are shown; "" for a detail.
-_SAID: Final = ("cut", "failed", "missing", "works", "")
-# So often it is looked whether a check has ended, in seconds.
-_POLL: Final = 0.5
 
 
 def run(given: argparse.Namespace) -> int:
-    """Show the report; returns 1 where something is broken or was cut, or a named backend cannot run."""
+    """Show the report; returns 1 where something is broken, or a named backend cannot run."""
     return show(given, report, run_limit=given.timeout)
 
 
@@ -61,45 +55,40 @@ class _Check:
         device: of the backend, "" for the machine.
         lane: where it is asked.
         request: as :func:`_answer` takes it.
-        lines: the answer so far, each line with what it says of the check, one of ``_SAID``.
-        seconds: how long it took; of one that was cut, how long it had.
+        lines: the answer, its verdict first.
+        said: the verdict: ``works``, ``missing``, ``failed``, or "" for none.
+        seconds: how long it took.
     """
 
     name: str
     device: str
     lane: Lane
     request: Mapping[str, object]
-    lines: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    lines: list[str] = dataclasses.field(default_factory=list)
+    said: str = ""
     seconds: float = 0.0
 
-    def ask(self) -> None:
+    def ask(self) -> _Check:
         """Wait for the answer."""
         started = time.perf_counter()
         try:
             for text, said in answers(self.lane, **self.request):
-                self.lines.append((text, said))
+                self._add(text, said)
         except Unanswered as error:
-            self.lines.append((f"FAILED: {error}", "failed"))
+            self._add(f"FAILED: {error}", "failed")
         self.seconds = time.perf_counter() - started
+        return self
 
-    def cut(self, seconds: float, remedy: str) -> None:
-        """It has not ended.  What its thread adds at the end of the worker is shown no more, and ranks below."""
-        doing, self.seconds = self.lane.activity(), seconds
-        what = f"the {doing.phase} of {doing.case.problem}" if doing and doing.case.problem else "its first answer"
-        lines = [(f"NOT FINISHED after {seconds:.0f} s, in {what}", "cut"), (f"to let it finish: {remedy}", "cut")]
-        self.lines = [*lines, *((text, said) for text, said in self.lines if not said)]
+    def _add(self, text: str, said: str) -> None:
+        self.said = said or self.said
+        self.lines.insert(0 if said else len(self.lines), text)
 
-    @property
-    def said(self) -> str:
-        """What it came to: one of ``_SAID``."""
-        return min((said for _, said in self.lines), key=_SAID.index, default="")
-
-    def shown(self) -> Iterator[str]:
-        """The lines of the report."""
+    def show(self, display: Display) -> None:
+        """Write the lines of the report."""
         head = f"{self.name:<10} {self.device:<5}{self.seconds:6.1f} s  "
-        for text, _ in sorted(self.lines, key=lambda line: _SAID.index(line[1])):
+        for text in self.lines:
             for line in textwrap.wrap(text, WIDTH - len(head), subsequent_indent="  ", break_on_hyphens=False):
-                yield head + line
+                display.line(head + line)
                 head = " " * len(head)
 
 
@@ -107,12 +96,12 @@ def report(config: GemmConfig, display: Display) -> bool:
     """Write the whole report, check by check as they end.
 
     Args:
-        config: which backends are asked for; its limit of a compile is that of the checks.
+        config: which backends are asked for; its limits are those of each step of a check.
         display: takes lines and progress.
 
     Returns:
-        Whether all is well: every check has ended, every smoke product is right, and every backend that was named can
-        run (``--allow-missing`` forgives that).
+        Whether all is well: every smoke product is right, and every backend that was named can run (``--allow-missing``
+        forgives that).
     """
     started = time.monotonic()
     display.line(f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
@@ -123,56 +112,36 @@ def report(config: GemmConfig, display: Display) -> bool:
     with contextlib.ExitStack() as stack:
         # The threads end when their worker does, so that is closed first.
         threads = stack.enter_context(futures.ThreadPoolExecutor(len(facts) + len(devices)))
-        unlimited = dataclasses.replace(config, limits=(0.0, 0.0))  # this process cuts them
-        worker = Worker(unlimited, _answer, beside=len(facts) + len(devices) - 1)
+        worker = Worker(config, _answer, beside=len(facts) + len(devices) - 1)
         stack.callback(worker.close)
-        machine = _Check("machine", "", worker, {"fact": "machine"})
-        _work([machine], threads, config, display, started)  # the others need its torch
-        if machine.said in {"failed", "cut"}:
+        machine = _Check("machine", "", worker, {"fact": "machine"}).ask()  # the others need its torch
+        machine.show(display)
+        if machine.said == "failed":
             display.line("nothing else was asked")
             return False
         lanes = iter((worker, *worker.beside))
         checks = [_Check(fact, "", next(lanes), {"fact": fact, "cpp": config.generates}) for fact in facts]
         checks += [_Check(name, device, next(lanes), {"backend": name}) for name, device in devices.items()]
-        cut = f", cut after {config.compile_timeout:g} s" if config.compile_timeout else ""
-        display.line(f"{len(checks)} checks at once{cut}")
-        _work(checks, threads, config, display, started)
-    seconds, counts = time.monotonic() - started, Counter(check.said for check in checks)
-    display.line(_total(checks, seconds))
-    excused = not config.named or "missing" in config.allow
-    return not (counts["failed"] or counts["cut"]) and (excused or not counts["missing"])
+        display.line(f"{len(checks)} checks at once")
+        asked = {threads.submit(check.ask): check.name for check in checks}
+
+        def progress() -> None:
+            at_work = " ".join(name for one, name in asked.items() if not one.done())
+            display.progress(f"{time.monotonic() - started:.0f} s: {at_work} at work")
+
+        for done in ticking(futures.as_completed(asked), progress):
+            done.result().show(display)
+    said = {check.said for check in checks}
+    display.line(_total(checks, time.monotonic() - started))
+    return "failed" not in said and ("missing" not in said or not config.named or "missing" in config.allow)
 
 
 def _total(checks: Sequence[_Check], seconds: float) -> str:
     """The last line."""
-    words = {"works": "can run", "missing": "cannot run", "failed": "FAILED", "cut": "NOT FINISHED"}
+    words = {"works": "can run", "missing": "cannot run", "failed": "FAILED"}
     named = {said: [check.name for check in checks if check.said == said] for said in words}
     parts = [f"{words[said]}: {' '.join(names)}" for said, names in named.items() if names]
     return "; ".join([f"{seconds:.0f} s", *parts])
-
-
-def _work(
-    checks: Sequence[_Check], threads: futures.Executor, config: GemmConfig, display: Display, started: float
-) -> None:
-    """Have checks answered, show each as it ends, and cut what has not ended in time."""
-    limit = config.compile_timeout or math.inf
-    asked = {threads.submit(check.ask): check for check in checks}
-    while asked and time.monotonic() - started < limit:
-        ended, _ = futures.wait(asked, min(_POLL, limit), futures.FIRST_COMPLETED)
-        for one in ended:
-            one.result()
-            for line in (check := asked.pop(one)).shown():
-                display.line(line)
-        names = " ".join(check.name for check in asked.values())
-        if asked:
-            display.progress(f"{time.monotonic() - started:.0f} s of {limit:g}: {names} at work")
-    for check in asked.values():
-        backend = next((one for one in config.backends if one.name == check.name), None)
-        only = f" --backends={check.name}" if "backend" in check.request else ""
-        kept = "; its kernel is stored then" if isinstance(backend, Compiling) else ""
-        check.cut(time.monotonic() - started, f"pytest-gemm doctor{only} --timeout={10 * limit:g}{kept}")
-        for line in check.shown():
-            display.line(line)
 
 
 # -- in the worker process ---------------------------------------------------------------------------------
@@ -202,9 +171,7 @@ def _answer(service: Service, request: Mapping[str, Any]) -> Iterator[tuple[str,
         asked = () if availability.reason else map(Problem.parse, _SMOKE)
         problem = next((p for p in asked if backend.supports(p, DEFAULT) is None), None)
     if (reason := availability.reason) is not None:
-        yield f"cannot run: {reason.text}", "missing"
-        if reason.remedy:
-            yield f"to run it: {reason.remedy}", "missing"
+        yield f"cannot run: {reason}", "missing"
         return
     if availability.versions:
         yield f"with {', '.join(' '.join(pair) for pair in availability.versions)}", ""

@@ -293,7 +293,7 @@ def test_two_levels_share_no_folder_and_no_library() -> None:
     plain = {"cpp_cache_precompile_headers": False}
     paths: set[str] = set()
     for isa in isa_module.ISAS:
-        spec = CompileSpec("CPP", plain, str(inductor.cache_dir()), 1, BuildRequest(isa=isa), beyond=True)
+        spec = CompileSpec("CPP", plain, str(inductor.cache_dir()), 1, BuildRequest(isa=isa))
         with torch_compat.session(spec) as session:
             CppCodeCache.load_async(text)  # names the library; whoever calls what it returns builds and loads it
             CppCodeCache.load_async(text)  # is there already
@@ -347,31 +347,6 @@ def test_a_level_that_the_cpu_or_the_compiler_lacks_is_refused_with_its_reason(m
     assert "apt-get install binutils" in judged(lack=lambda _: "", tool=lambda: "")
 
 
-# -- lists -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize(
-    ("isa", "line", "kernel"),
-    [
-        ("avx2", "mm:f32:nn:64x64x64", "CppMicroGemmFP32Vec-4x16x1"),
-        ("avx512", "mm:f32:nn:64x64x64", "CppMicroGemmFP32Vec-16x16x1"),
-        ("avx512_vnni", "linear:bf16:nt:64x64x64:bias", "CppMicroGemmFP32Vec-16x16x1"),
-        ("amx", "linear:bf16:nt:64x64x64:bias", "CppMicroGemmAMX-32x16x32"),
-        ("amx", "bmm:f16:nn:2x64x64x64", "CppMicroGemmFP32Vec-16x16x1"),
-        ("amx_fp16", "bmm:f16:nn:2x64x64x64", "CppMicroGemmAMX-32x32x32"),
-    ],
-)
-def test_candidates_of_every_level_are_listed_on_any_machine(isa: str, line: str, kernel: str) -> None:
-    problem = Problem.parse(line)
-    backend, given = CppBackend(threads=4, listing=True), tensors.make(problem, "rand", 0)
-    found, refused = backend.selected(problem, given, BuildRequest(isa=isa))
-    assert not refused
-    ((name, blocking),) = found
-    assert name == kernel
-    assert blocking.count("x") == 4
-
-
 def test_the_doctor_says_what_the_option_takes_and_why_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isa_module, "isas", lambda _: ("avx2", "avx512"))
     monkeypatch.setattr(cpu_isa, "lacks_isa", lambda isa: "the compiler is too old" if isa == "avx512" else "")
@@ -381,12 +356,12 @@ def test_the_doctor_says_what_the_option_takes_and_why_no_more(monkeypatch: pyte
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("isa", ["avx2", "avx512"])
-def test_an_empty_linear_with_a_bias_is_claimed_where_inductor_has_a_candidate(isa: str) -> None:
-    problem = Problem.parse("linear:bf16:nt:16x0x16:bias")
-    backend, request = CppBackend(threads=1, listing=True), BuildRequest(isa=isa)
-    found, _ = backend.selected(problem, tensors.make(problem, "int-2", 0), request)
-    assert (backend.supports(problem, request) is None) == any(name.startswith("CppMicro") for name, _ in found)
+def test_an_empty_linear_with_a_bias_is_not_claimed_below_avx512_where_inductor_has_no_candidate() -> None:
+    problem, request = Problem.parse("linear:bf16:nt:16x0x16:bias"), BuildRequest(isa="avx2")
+    backend = CppBackend(threads=1)
+    found = backend._list(problem, tensors.make(problem, "int-2", 0), request, inductor.Space()).names
+    assert not any(name.startswith("CppMicro") for name in found)
+    assert backend.supports(problem, request) is not None
 
 
 def test_a_cpu_that_runs_a_level_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

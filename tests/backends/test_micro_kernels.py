@@ -1,17 +1,14 @@
-"""Micro-kernels and blockings of the C++ templates: names, what the generated code says, forcing, coverage."""
+"""Micro-kernels and blockings of the C++ templates: names, what the generated code says, forcing."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import subprocess
 import sys
 import types
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -26,18 +23,15 @@ from pytest_gemm.api.protocols import Candidates
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.backends.cpp.micro_kernels import Axes, Product, Registered
-from pytest_gemm.backends.inductor import selection
-from pytest_gemm.case_id import CandidateSelection, CaseId, Device
+from pytest_gemm.backends.cpp.micro_kernels import Axes, Product
+from pytest_gemm.case_id import CandidateSelection, Device
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
-from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Outcome, Reason, Status, Unsupported
+from pytest_gemm.outcome import Reason, Status, Unsupported
+from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.record import Provenance, Record
-from pytest_gemm.tools import cli, coverage
 from pytest_gemm.worker import calls
 
 needs_compiler = pytest.mark.skipif(
@@ -112,20 +106,22 @@ def text_of(kind: Any, registered: Any) -> str:
     return "\n".join([micro.codegen_define(kernel), 'extern "C" void kernel()', *constants])
 
 
+def dtypes_of(registered: Any) -> str:
+    """Types of A, B and the sum, as the problem line names them."""
+    names = {f"torch.{one.torch_name}": name for name, one in reversed([*DTYPES.items()])}
+    types_ = registered.input_dtype, registered.input2_dtype, registered.output_dtype
+    return "-".join(names[str(dtype)] for dtype in types_)
+
+
 @pytest.mark.slow
 def test_every_registered_micro_kernel_is_known_by_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp_micro_gemm, "pick_vec_isa", cpu_vec_isa.VecAMX)
-    registered = selection.registered_micro_kernels()
-    configs = [(kind, one) for kind, found in cpp_micro_gemm.micro_gemm_configs.items() for one in found]
-    assert len(registered) == len(configs)
-    for expected, (kind, one) in zip(registered, configs, strict=True):
+    for kind, one in [(kind, one) for kind, found in cpp_micro_gemm.micro_gemm_configs.items() for one in found]:
         (found,) = micro_kernels.products(text_of(kind, one))
-        assert (found.kernel, found.dtypes) == (expected.kernel, expected.dtypes)
+        assert found.kernel == micro_kernels.kernel_name(kind.__name__, one.register_blocking)
+        assert found.dtypes == dtypes_of(one)
         assert (found.m, found.n, found.k, found.threads) == (20, 96, 256, 2)
         assert (found.per_thread, found.cache) == ((3, 2, 128), (3, 1, 64))
-        kept = micro_kernels.parse(str(found))
-        assert kept is not None
-        assert str(kept) == str(found)
 
 
 def product(kernel: str = VEC, dtypes: str = "f32-f32-f32", **facts: Any) -> Product:
@@ -231,7 +227,8 @@ def test_every_micro_kernel_that_fits_is_listed_without_a_compile(
     assert not set(found) & set(left)
     assert (refused in left) == bool(refused)
     types_ = f"{problem.dtypes.a.name}-{problem.dtypes.b.name}-f32"
-    assert set(left) <= {one.kernel for one in selection.registered_micro_kernels() if one.dtypes == types_}
+    configs = [(kind, one) for kind, found in before.items() for one in found if dtypes_of(one) == types_]
+    assert set(left) <= {micro_kernels.kernel_name(kind.__name__, one.register_blocking) for kind, one in configs}
     assert {reason.code for reason in left.values()} <= {micro_kernels.UNSUPPORTED}
     assert (backend.log.compiles, cpp_micro_gemm.micro_gemm_configs is before) == (0, True)
 
@@ -369,148 +366,3 @@ def test_what_is_not_listed_is_judged_by_name_and_what_is_refused_is_told(
     case = case_module.Case(backend, Problem.parse(LINE), ("int-1",), 0, Device.CPU, CandidateSelection(wanted))
     outcomes = judge.Judge().outcomes(case)
     assert [(o.candidate, o.reason.code if o.reason else "") for o in outcomes] == ended
-
-
-# -- coverage ----------------------------------------------------------------------------------------
-
-REGISTERED = (
-    Registered(VEC, "f32-f32-f32", "avx2"),
-    Registered("CppMicroGemmFP32Vec-8x8x1", "f32-f32-f32", "avx2"),
-    Registered(VEC, "bf16-i8-f32", "avx2"),
-    Registered("CppMicroGemmFP32Vec-4x24x1", "f16-f16-f32", "avx2"),
-    Registered("CppMicroGemmFP32Vec-8x48x1", "f32-f32-f32", "avx512"),
-    Registered("CppMicroGemmAMX-32x32x64", "u8-i8-i32", "amx"),
-    Registered(VEC, "f32-f32-f32", "neon"),
-)
-
-
-def judged(
-    line: str,
-    status: Status = Status.PASSED,
-    *products: Product,
-    candidate: str = "",
-    isa: str = "",
-    reason: Reason | None = None,
-) -> Outcome:
-    case = CaseId("cpp", line, candidate, isa=isa)
-    return Outcome(case, "rand", 0, status, reason, configuration=tuple(map(str, products)))
-
-
-def outcomes() -> list[Outcome]:
-    flat, wrong = "linear:f32:nt:20x33x40", "linear:f32:nt:2x9x48x64"
-    refusal = Reason(micro_kernels.UNSUPPORTED, "Inductor's check_it refuses the problem")
-    lost = Reason("prepare-RuntimeError", "no")
-    return [
-        judged(flat, Status.PASSED, product()),
-        judged(wrong, Status.INCORRECT, product(m=18, n=48, k=64, per_thread=(3, 2, 64), cache=(3, 1, 16))),
-        judged(
-            "linears:f32:nt:2x7x48x64:m.dynamic",
-            Status.PASSED,
-            product(m=0, n=48, per_thread=None, cache=None, grouped=2),
-        ),
-        # Three matrices for two threads: two by the function for one thread, one by that for two.
-        judged(
-            "bmm:f32:nn:3x20x33x40",
-            Status.KNOWN_FAILURE,
-            product("CppMicroGemmRef-1x1x1", threads=1),
-            product("CppMicroGemmRef-1x1x1", threads=2, per_thread=(20, 33, 20)),
-        ),
-        # Four: all of them by the function for one thread.
-        judged(
-            "bmm:f32:nn:4x20x33x40",
-            Status.PASSED,
-            product("CppMicroGemmRef-1x1x1", threads=1),
-            product("CppMicroGemmRef-1x1x1", threads=2, per_thread=(20, 33, 20)),
-        ),
-        judged("woq_int8:bf16-i8-bf16:nt:3x64x128", Status.UNSUPPORTED, reason=refusal, candidate=f"{VEC},grouped"),
-        judged(flat, Status.CRASHED, reason=lost, candidate=f"{VEC},grouped,cache=2.2.8"),
-        judged(flat, Status.FALLBACK, product()),
-        judged(flat, Status.UNSUPPORTED, reason=Reason("op", "no")),
-        judged(flat, Status.KNOWN_FAILURE, reason=Reason("can-crash", "not run"), candidate=VEC),
-        Outcome(CaseId("aten", flat), "rand", 0, Status.PASSED),
-    ]
-
-
-def test_the_matrix_counts_what_the_code_says_and_tells_why_the_rest_was_not_reached() -> None:
-    found = coverage.matrix(outcomes(), ["avx2"], REGISTERED)
-    rows = {(row.kernel, row.dtypes): row for row in found.rows if row.isa != "neon"}
-    first = rows[VEC, "f32-f32-f32"]
-    assert first.cases == Counter(passed=2, failed=2)
-    assert {name: dict(count) for name, count in first.columns.items()} == {
-        "N tail": {"passed": 1},
-        "M tail": {"passed": 1, "failed": 1},
-        "K steps": {"failed": 1},
-        "any M": {"passed": 1},
-        "grouped": {"passed": 1},
-    }
-    assert first.left_over == {2, 3}  # 18 rows, 7 rows; 20 are five whole blocks
-    reference = rows["CppMicroGemmRef-1x1x1", "f32-f32-f32"]
-    assert reference.cases == Counter(known=1, passed=1)
-    assert reference.columns["K slices"] == Counter(known=1)
-    assert [row.why for row in found.rows if row.isa == "neon"] == ["needs neon; judged on avx2"]
-    assert {key: row.why for key, row in rows.items() if row.why} == {
-        ("CppMicroGemmFP32Vec-8x8x1", "f32-f32-f32"): "not asked for, --gemm-candidates=all has it",
-        (VEC, "bf16-i8-f32"): "Inductor's check_it refuses the problem (1 problem)",
-        (VEC, "f16-f16-f32"): "no problem of the run has a product of these types",
-        ("CppMicroGemmFP32Vec-8x48x1", "f32-f32-f32"): "needs avx512; judged on avx2",
-        ("CppMicroGemmAMX-32x32x64", "u8-i8-i32"): "needs amx; judged on avx2",
-    }
-
-
-def test_on_a_better_machine_inductor_takes_other_micro_kernels() -> None:
-    found = coverage.matrix([], ["amx"], REGISTERED)
-    why = {row.isa: row.why for row in found.rows}
-    assert why["avx2"] == "Inductor at amx takes others; it has to generate for avx2"
-    assert why["avx512"] == why["amx"] == "no problem of the run has a product of these types"
-
-
-def test_the_matrix_is_a_page_and_data() -> None:
-    found = coverage.matrix(outcomes(), ["avx2"], REGISTERED)
-    page = coverage.page(found, title="Mine").splitlines()
-    assert page[0] == "# Mine"
-    assert f"| {VEC} | f32-f32-f32 | avx2 | 2, 2 F | . | . | 1, 1 F | 1 | . | 0, 1 F | . | 1 | 1 | 2-3 of 3 |" in page
-    assert "1 of 7 registered" in "\n".join(page)
-    data = json.loads(coverage.data(found))
-    assert len(data["rows"]) == len(found.rows)
-    assert data["rows"][0]["cases"]
-
-
-@pytest.mark.slow
-def test_the_matrix_is_made_of_stored_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from pytest_gemm import records
-
-    path = tmp_path / "run.jsonl"
-    lines = [records.record_line({"run": records.plain(Provenance.of(["conformance"], gpus=False))})]
-    lines += [records.record_line(records.to_record(one)) for one in outcomes()]
-    path.write_text("".join(lines))
-    # In a process of its own, where nothing of Inductor has been imported before.
-    command = [sys.executable, "-m", "pytest_gemm.tools.cli", "coverage", str(path), "--json"]
-    rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["rows"]
-    assert sum(sum(row["cases"].values()) for row in rows) == 6
-    path.write_text("no record\n")
-    with pytest.raises(SystemExit):
-        cli.main(["coverage", str(path)])
-    assert "line 1 is no line of a run record" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("asks", "known"),
-    [
-        ('torch = ">=2.11,<2.12"\nthreads = ">1"\nisa = "!avx512*"', True),
-        ('isa = "avx512*"', False),  # not at avx2, where the code was generated for
-        ('threads = ">2"', False),
-        ('torch = ">=2.12"', False),
-    ],
-)
-def test_a_later_ledger_explains_what_a_record_holds(tmp_path: Path, asks: str, known: bool) -> None:
-    path = tmp_path / "ledger.toml"
-    path.write_text(f'[[known-failure]]\nid = "it"\nreason = "so"\nbackend = "cpp"\n{asks}\n')
-    line = "linear:f32:nt:20x33x40"
-    wrong = judged(line, Status.INCORRECT, product(threads=2), isa="avx2")
-    right = judged(line, Status.PASSED, product(threads=2), isa="avx2")
-    record = Record(Provenance(isa="amx", versions={"torch": "2.11.0"}), (wrong, right))
-    found = coverage.explained(record, Ledger.load(path))
-    assert [(one.status, one.known_failure) for one in found] == [
-        (Status.KNOWN_FAILURE, "it") if known else (Status.INCORRECT, ""),
-        (Status.PASSED, ""),
-    ]

@@ -1,14 +1,14 @@
-"""The pairs of circumstances that the suite covers."""
+"""The pairs of facts that the suite covers."""
 
 from __future__ import annotations
 
 import itertools
 
 import pytest
+from studies import pairs
 
-from pytest_gemm.conformance import matrix, pairs
+from pytest_gemm.conformance import matrix
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.tools.cli import main
 
 
 def pair(first: str, second: str) -> pairs.Pair:
@@ -17,7 +17,7 @@ def pair(first: str, second: str) -> pairs.Pair:
     return frozenset(facets)
 
 
-def test_the_facts_of_a_problem_are_its_circumstances() -> None:
+def test_the_facts_of_a_problem() -> None:
     found = pairs.facts(Problem.parse("addmm:f32:nn:18x65x127:bias-m1+alpha-0.5+relu+mul:a.offset:b.padded:m.dynamic"))
     assert set(found) == {
         ("op", "addmm"), ("dtypes", "f32"), ("layout", "nn"), ("operands", "a.offset"), ("operands", "b.padded"),
@@ -44,7 +44,9 @@ def test_the_full_level_covers_nearly_all_pairs() -> None:
     left = pairs.missing(matrix.products("full"))
     share = 1 - len(left) / len(pairs.feasible())
     named = "\n".join(problem.line for problem in itertools.islice(left.values(), 20))
-    assert share >= 0.95, f"{share:.1%}; pytest-gemm pairs --additions has what is left out, for example\n{named}"
+    assert share >= 0.95, (
+        f"{share:.1%}; python tests/studies/pairs.py --additions has what is missing, such as\n{named}"
+    )
 
 
 @pytest.mark.slow
@@ -53,13 +55,4 @@ def test_additions_have_what_is_left_out() -> None:
     fewer = [one for one in problems if not (one.op.name == "bmm" and any(word == "a.offset" for word in one.flags))]
     added = pairs.additions(fewer)
     assert any(one.op.name == "bmm" and one.has("a.offset") for one in added)
-    assert pairs.share([*fewer, *added]) == 1.0
-
-
-@pytest.mark.slow
-def test_the_command_counts_and_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pairs", "--level=quick"]) == 0
-    text = capsys.readouterr().out
-    assert "pairs can be had, of" in text
-    assert "left out of quick" in text
-    assert "full" in text
+    assert not pairs.missing([*fewer, *added])

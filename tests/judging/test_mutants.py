@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import mutant_study
 import mutants
 import pytest
 import torch
 from mutants import CONTROLS, KS, MUTANTS, Control, Mutant, Planted, product, right, split_k_slice_dropped, whole
+from studies import mutant_study
 from warm_processes import Programs
 
 from pytest_gemm.conformance import matrix
@@ -32,8 +32,8 @@ def small(line: str) -> bool:
 
 
 # Every mutant at the smallest K, in every dtype; the plain products of f32 and int8 at the longer ones too, where K
-# matters; what has a size of its own where that is small.  The whole study is a command (mutant_study.py), and its page
-# is in docs/results.
+# matters; what has a size of its own where that is small.  The whole study is studies/mutant_study.py, and its page is
+# in docs/results.
 CASES: dict[str, list[str]] = {}
 for _name, _mutant in MUTANTS.items():
     for _dtype, _k, _line in _mutant.problems():

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import mutant_study
 import pytest
 import torch
 from mutants import (
@@ -28,6 +27,7 @@ from mutants import (
     through,
     working,
 )
+from studies import mutant_study
 
 from pytest_gemm.case_id import Device
 from pytest_gemm.judging.case import Case

@@ -423,21 +423,10 @@ COMMANDS = wrong(
     ("results", "required"),
     ("results nowhere.jsonl", "nowhere.jsonl"),
     ("results folder", "folder", "has no run.jsonl"),
-    ("snapshot show nowhere", "nowhere", "has no snapshots"),
-    ("snapshot write folder --isa=avx51", "argument --isa", "avx51", "did you mean 'avx512'?"),
-    ("snapshot write folder --threads=0", "argument --threads: 0"),
-    ("snapshot write folder --threads=99999999999999999999", "1024 at most"),
-    ("snapshot write folder --level=fast", "argument --level", "'fast'", "exhaustive"),
-    ("snapshot write folder --ops=admm", "argument --ops", "admm", "did you mean 'addmm'?"),
-    ("snapshot write folder --problems=nowhere", "--problems=nowhere", "package.module:function"),
-    ("snapshot write /proc/no --isa=avx2 --problems=pytest_gemm.conformance.matrix:nothing", "has no attribute"),
-    ("snapshot diff nowhere elsewhere", "nowhere"),
-    ("coverage nowhere.json", "nowhere.json"),
     ("baseline record sessions", "sessions/1.jsonl"),
     ("baseline record nowhere --sessions=0", "--sessions=0: give 1 or more"),
     ("baseline accept x --samples=nowhere", "required", "--reason"),
     ("baseline accept x --samples=nowhere --reason=y", "nowhere", "holds no sessions"),
-    ("families all", "unrecognized arguments: all"),
 )
 
 

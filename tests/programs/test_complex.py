@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import mutant_study
 import pytest
 import torch
 from mutants import Mutant, Planted, Tensors, whole
+from studies import mutant_study
 from torch import Tensor
 
 from pytest_gemm.backends.aten import AtenBackend
@@ -112,7 +112,7 @@ def test_three_products_in_place_of_four_are_caught() -> None:
     assert caught is not None
 
 
-@pytest.mark.parametrize("backend", [TritonBackend(), CppBackend(listing=True)], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", [TritonBackend(), CppBackend()], ids=lambda backend: backend.name)
 def test_the_templates_have_none(backend: TritonBackend) -> None:
     refusal = backend.supports(Problem.parse(LINE))
     assert refusal is not None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import mutant_study
 import pytest
 import torch
 from mutants import Mutant, Plant, Planted, Tensors, whole
+from studies import mutant_study
 
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends.aten import AtenBackend

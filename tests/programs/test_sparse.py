@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-import mutant_study
 import pytest
 import torch
 from mutants import Mutant, Planted, corrupted, exact, product, store
+from studies import mutant_study
 from torch import Tensor
 from torch.sparse import _semi_structured_conversions as conversions
 
@@ -100,7 +100,7 @@ def test_who_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = AtenBackend().unsupported(PROBLEM, Device.CPU)
     assert on_cpu is not None
     assert on_cpu.reason.text == "PyTorch multiplies 2:4 sparse weights on CUDA only"
-    for backend in (TritonBackend(), CppBackend(listing=True), MaxAutotuneBackend()):
+    for backend in (TritonBackend(), CppBackend(), MaxAutotuneBackend()):
         assert backend.supports(PROBLEM) is not None
     assert AtenBackend().supports(PROBLEM, BuildRequest(mode=Mode.STATIC)) is not None
     assert AtenBackend().supports(PROBLEM) is None

@@ -145,34 +145,30 @@ def changed(**facts: object) -> str:
         ('{"totals": {"wall_seconds": 1, "processes": 1, "notes": "none"}}\n', "notes: Expected `array`, got `str`"),
     ],
 )
-@pytest.mark.parametrize("tool", ["results", "coverage"])
-def test_a_line_that_is_none_is_named(
-    record: Path, line: str, says: str, tool: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_that_is_none_is_named(record: Path, line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with record.open("a", encoding="utf-8") as file:
         file.write(line)
     with pytest.raises(SystemExit) as ended:
-        cli.main([tool, str(record)])
+        cli.main(["results", str(record)])
     assert ended.value.code == 4
     assert f"run.jsonl: line 10 is no line of a run record: {says}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("tool", "content", "says"),
+    ("content", "says"),
     [
-        *((tool, b"", "it has no line of a run record") for tool in ("results", "coverage")),
-        *((tool, b"\xff\n", "is not UTF-8") for tool in ("results", "coverage")),
-        ("coverage", None, "cannot be read (Is a directory)"),
-        ("results", None, "has no run.jsonl; name a run record"),
+        (b"", "it has no line of a run record"),
+        (b"\xff\n", "is not UTF-8"),
+        (None, "has no run.jsonl; name a run record"),
     ],
 )
 def test_a_file_that_is_no_record_is_named(
-    tmp_path: Path, content: bytes | None, says: str, tool: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, content: bytes | None, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.jsonl"
     path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(SystemExit) as ended:
-        cli.main([tool, str(path)])
+        cli.main(["results", str(path)])
     assert ended.value.code == 4
     assert f"run.jsonl: {says}" in capsys.readouterr().err
 

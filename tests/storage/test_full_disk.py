@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import known_cpu
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
@@ -80,14 +79,6 @@ def test_a_run_record_on_a_disk_that_fills_up_can_be_read_as_far_as_it_goes(
     said = capsys.readouterr()
     assert "did not end" in said.out
     assert "last line is torn and was left out" in said.out
-
-
-def test_coverage_on_a_full_disk(project: pytest.Pytester) -> None:
-    known_cpu.copy_to(known_cpu.of_home())
-    (project.path / "coverage.md").symlink_to(FULL)
-    result = project.runpytest("--gemm-backends=mine,cpp", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-output=.")
-    result.assert_outcomes(passed=2)
-    said_once(result, str(project.path / "coverage.md"), "No space left on device")
 
 
 @pytest.mark.usefixtures("warm_workers")

@@ -1,58 +1,40 @@
-"""What makes a matrix product in Inductor, beside the problems that reach it: ``pytest-gemm products``.
+"""What makes a matrix product in Inductor, beside the problems that reach it.
 
-The table is data, ``inductor_products.toml``.  :func:`installed` reads the source of the installed torch, and imports
-nothing of it; ``tests/conformance/test_products_of_inductor.py`` fails where it has what the table does not.
+    python tests/studies/products.py [--run out/run.jsonl] > docs/results/inductor-products.md
+
+The table is ``inductor_products.toml``.  :func:`installed` reads the source of the installed torch, and imports nothing
+of it; ``tests/conformance/test_products_of_inductor.py`` fails where it has what the table does not.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
 import fnmatch
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+import msgspec
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from pytest_gemm.conformance import matrix, tables
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from studies import lines
+
 from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.run import record
-from pytest_gemm.storage.datafile import Key, TableFile, is_text, is_texts
-from pytest_gemm.storage.errors import FileError
-
-_FILE = Path(__file__).with_name("inductor_products.toml")
-_TEXT = "write a text between quotes"
 
 
-def _are_releases(value: object) -> bool:
-    texts = value.values() if isinstance(value, dict) else [value]
-    try:
-        return all(isinstance(text, str) and bool(SpecifierSet(text)) for text in texts)
-    except InvalidSpecifier:
-        return False
-
-
-_KEYS = {
-    "names": Key(is_texts, "write a list of names", "name what Inductor's source has", read=tuple),
-    "torch": Key(_are_releases, 'write releases, ">=2.15", or a table of them by name'),
-    "backend": Key(is_text, _TEXT),
-    "lines": Key(is_texts, "write a list of problem lines", read=tuple),
-    "options": Key(is_text, _TEXT),
-    "candidate": Key(is_text, _TEXT),
-    "why": Key(is_text, _TEXT),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Product:
+class Product(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Some of what makes products in Inductor; ``inductor_products.toml`` describes the fields."""
 
     names: tuple[str, ...]
-    torch: str | Mapping[str, str] = ""
+    torch: str | dict[str, str] = ""
     backend: str = ""
     lines: tuple[str, ...] = ()
     options: str = ""
@@ -64,21 +46,7 @@ class Product:
         return self.torch if isinstance(self.torch, str) else self.torch.get(name, "")
 
 
-def load(path: Path = _FILE) -> tuple[Product, ...]:
-    """The table, in the order of the file.
-
-    Raises:
-        FileError: for a file that is not TOML, an unknown key, a wrong value, or a name that stands twice.
-    """
-    file = TableFile(path, "product", FileError)
-    found: list[Product] = []
-    for table in file.tables():
-        product = Product(**file.read(table, _KEYS))
-        known = {name for one in found for name in one.names}
-        if twice := [name for name in product.names if name in known]:
-            raise file.fail(f"{twice[0]} stands twice", "names are unique", "names")
-        found.append(product)
-    return tuple(found)
+PRODUCTS = lines.read("inductor_products.toml", Product)
 
 
 def release() -> Version:
@@ -128,15 +96,10 @@ def unknown(products: Iterable[Product], names: Collection[str], version: Versio
     return found
 
 
-def complaints(products: Iterable[Product]) -> list[str]:
+def complaints() -> list[str]:
     """What is wrong with the lines of the table, a sentence each."""
-    found: list[str] = []
-    for product in products:
-        name = product.names[0] if product.names else "a product"
-        if not (product.lines or product.why):
-            found.append(f"{name}: no line reaches it, and nothing says why")
-        found += tables.complaints(name, product.lines)
-    return found
+    found = [f"{one.names[0]}: no line and no reason" for one in PRODUCTS if not (one.lines or one.why)]
+    return found + [text for one in PRODUCTS for text in lines.complaints(one.names[0], one.lines, *LEVELS)]
 
 
 def unproved(products: Iterable[Product], outcomes: Sequence[Outcome], version: Version) -> list[str]:
@@ -159,21 +122,22 @@ def unproved(products: Iterable[Product], outcomes: Sequence[Outcome], version: 
     return found
 
 
-def page(products: Iterable[Product]) -> str:
+def page() -> str:
     """The table as Markdown."""
-    return tables.page("products.md.jinja", products=tuple(products), levels=matrix.levels())
+    return lines.page("products.md.jinja", products=PRODUCTS)
 
 
-def run(given: argparse.Namespace) -> int:
-    """Print the page; returns 1 where the table differs from the suite, from the installed torch, or from runs.
-
-    Raises:
-        ValueError: for a file that is no run record.
-    """
-    products = load()
-    wrong = [*complaints(products), *unknown(products, installed(source()), release())]
-    runs = [record.read(path) for path in given.run]
+def main() -> int:
+    """Print the page; returns 1 where the table differs from the suite, from the installed torch, or from runs."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--run", type=Path, action="append", default=[], help="list what this record has not proved")
+    runs = [record.read(path) for path in parser.parse_args().run]
+    wrong = [*complaints(), *unknown(PRODUCTS, installed(source()), release())]
     if runs:
         torch = Version(Version(runs[0].run.versions.get("torch", str(release()))).base_version)
-        wrong += unproved(products, [outcome for one in runs for outcome in one.outcomes], torch)
-    return tables.printed(page(products), wrong)
+        wrong += unproved(PRODUCTS, [outcome for one in runs for outcome in one.outcomes], torch)
+    return lines.printed(page(), wrong)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

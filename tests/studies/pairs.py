@@ -1,8 +1,10 @@
-"""Which pairs of facts the problems of a level have together: ``pytest-gemm pairs``.
+"""Which pairs of facts the problems of a level have together: ``python tests/studies/pairs.py [LEVEL]``.
 
-A defect needs a circumstance, and often two: an offset in a bmm, a bias of a column with any M.  All pairs of values of
-two facets are counted that a problem can have.  Whether one can is asked of the parser, which knows what contradicts
-itself, and of the rules of the backends: a problem with both facts is written, and some backend has to support it.
+    python tests/studies/pairs.py --additions    # problems for conformance/cases/pairs.toml
+
+A defect often needs two facts: an offset in a bmm, a bias of a column with any M.  All pairs of values of two facets
+are counted that a problem can have.  Whether one can is asked of the parser, which knows what contradicts itself, and
+of the rules of the backends: a problem with both facts is written, and some backend has to support it.
 """
 
 from __future__ import annotations
@@ -14,8 +16,6 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
-
-from tabulate import tabulate
 
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.aten import AtenBackend
@@ -248,11 +248,6 @@ def missing(problems: Sequence[Problem]) -> dict[Pair, Problem]:
     return {pair: problem for pair, problem in feasible().items() if pair not in have}
 
 
-def share(problems: Sequence[Problem]) -> float:
-    """The covered part of the pairs that a problem can have, 0 to 1."""
-    return 1.0 - len(missing(problems)) / len(feasible())
-
-
 def additions(problems: Sequence[Problem]) -> tuple[Problem, ...]:
     """Problems that have all pairs which these do not have: few, for one covers several."""
     left, found = missing(problems), []
@@ -269,26 +264,21 @@ def additions(problems: Sequence[Problem]) -> tuple[Problem, ...]:
     return tuple(found)
 
 
-# -- text ----------------------------------------------------------------------------------------------------
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``pytest-gemm pairs``."""
-    parser.add_argument("--level", choices=LEVELS, default="full", help="name what it leaves out (default: full)")
-    parser.add_argument("--additions", action="store_true", help="print problem lines that have those pairs")
-
-
-def run(given: argparse.Namespace) -> int:
-    """Print how many pairs each level covers, and what one leaves out."""
+def main() -> None:
+    """Print how many pairs a level covers, and what it leaves out."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("level", nargs="?", choices=LEVELS, default="full", help="of the suite (default: full)")
+    parser.add_argument("--additions", action="store_true", help="print problem lines that have the missing pairs")
+    given = parser.parse_args()
+    problems = matrix.products(given.level)
     if given.additions:
-        show("".join(f"{problem.line}\n" for problem in additions(matrix.products(given.level))))
-        return 0
-    rows = [(level, len(matrix.products(level)), f"{100 * share(matrix.products(level)):.1f}%") for level in LEVELS]
-    head = f"{len(feasible())} pairs can be had, of {len(universe())} values"
-    text = tabulate(rows, headers=("level", "problems", "pairs covered"), tablefmt="plain", disable_numparse=True)
-    left = missing(matrix.products(given.level))
-    named = [f"  {' with '.join(' '.join(fact) for fact in sorted(pair))}: {one}" for pair, one in left.items()]
-    facets = Counter(" x ".join(sorted(facet for facet, _ in pair)) for pair in left)
-    counts = [f"  {facet}: {count}" for facet, count in facets.most_common()]
-    show("\n".join([head, "", text, "", f"{len(left)} left out of {given.level}", *counts, *sorted(named)]) + "\n")
-    return 0
+        show("".join(f"{problem.line}\n" for problem in additions(problems)))
+        return
+    left = missing(problems)
+    named = sorted(f"{' with '.join(' '.join(fact) for fact in sorted(pair))}: {one}" for pair, one in left.items())
+    all_of_them = len(feasible())
+    show("\n".join([f"{given.level} covers {all_of_them - len(left)} of {all_of_them} pairs; it lacks", *named]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

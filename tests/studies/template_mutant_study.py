@@ -1,6 +1,6 @@
 """Mutation study of PyTorch's own templates: which regressions of them does the suite find?
 
-    python tests/template_mutant_study.py --backend cpp [--level quick] [--only PATTERN] [--jobs N] [--out PAGE]
+    python tests/studies/template_mutant_study.py --backend cpp [--level quick] [--only PATTERN] [--jobs N] [--out PAGE]
 
 Each mutant of ``template_mutants/*.toml`` is killed, has survived, is not reached by a problem of the level, or is not
 in the installed release.  Null mutants are controls.  The state is kept, and a run that is repeated goes on where the
@@ -15,6 +15,8 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from template_mutants import report, table
 from template_mutants.study import Study
