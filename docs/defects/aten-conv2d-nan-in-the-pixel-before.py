@@ -1,6 +1,6 @@
 """A NaN in the first channel of a pixel reaches the pixel before it: a 1x1 convolution in bf16, an odd number of channels.
 
-torch 2.13 on a CPU with AVX512-BF16 and without AMX.
+torch 2.13 and 2.15 on a CPU with AVX512-BF16 and without AMX.
 Needs torch alone.  Exit status: 1 the failure is there, 0 it is not.
 """
 import sys
