@@ -14,15 +14,16 @@ import contextlib
 import ctypes
 import dataclasses
 import faulthandler
+import fcntl
 import importlib
 import os
-import select
 import signal
 import socket
 import threading
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -54,11 +55,11 @@ class Started:
 
     def has_ended(self, wait: float = 0.0) -> bool:
         """Whether it has ended, in so many seconds at most."""
-        return bool(select.select([self.status], [], [], wait)[0])
+        return bool(connection.wait([self.status], wait))
 
     def has_spoken(self, limit: float) -> bool | None:
         """Waits until it has said something, so many seconds at most (0: no limit); ``None`` where it has ended."""
-        ready = select.select([self.end, self.status], [], [], limit or None)[0]
+        ready = connection.wait([self.end, self.status], limit or None)
         return None if ready == [self.status] else bool(ready)
 
     def signal(self, number: int) -> None:
@@ -115,7 +116,7 @@ class Keeper:
             stack: open file of where Python was when it ended.
         """
         here, there = socket.socketpair()
-        status, told = socket.socketpair()
+        status, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # its process id, and its exit status
         pid = b""
         with contextlib.suppress(OSError):
             socket.send_fds(self._control, [_START], [there.fileno(), told.fileno(), said, stack])
@@ -215,8 +216,11 @@ def _work(file: int, stack: int, backends: Mapping[str, Backend], threads: int) 
 
 
 def _cover_others(null: int, ours: set[int]) -> None:
-    """Replace other pipes and sockets by the null device: a reader would wait for their end until this process ends."""
-    for entry in os.listdir("/proc/self/fd"):
+    """Replace what else can be written to by the null device: pytest's files, and the pipes and sockets of others."""
+    for number in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):
-            if int(entry) not in {0, 1, 2, *ours} and os.readlink(f"/proc/self/fd/{entry}")[:4] in {"pipe", "sock"}:
-                os.dup2(null, int(entry))
+            writable = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+            what = os.readlink(f"/proc/self/fd/{number}")
+            kept = number in {0, 1, 2, null, *ours} or what.startswith(("/dev/nvidia", "anon_inode:"))
+            if not kept and (writable or what.startswith("pipe:")):
+                os.dup2(null, number)
