@@ -113,8 +113,8 @@ def test_the_page_has_every_input_and_output() -> None:
 # -- what it does -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemm", pytest.param("gemm-conformance", marks=pytest.mark.study)])
+@pytest.mark.study
+@pytest.mark.parametrize("name", ["gemm", "gemm-conformance"])
 def test_conformance(runner: Runner, name: str) -> None:
     job = next(iter(load(EXAMPLES[name])["jobs"]))
     steps = runner.job(EXAMPLES[name], job)

@@ -1,4 +1,4 @@
-"""Every command of README, CONTRIBUTING and the pages is run, or is marked with what it needs.
+"""Every command of README, CONTRIBUTING and the pages is run by a study, or is marked with what it needs.
 
 The text of a command comes from its page.  It runs in a copy of this repository, or in a user's project where it is
 about one, with what the pages have before it: records, baselines, environments.  Two tables declare the rest, by
@@ -177,7 +177,7 @@ def _shown(text: str, where: str) -> Shown:
 
 
 SHOWN: Final = _all_shown()
-NOT_RUN: Final = [one for one in SHOWN if one.needs and "--gemm-" in one.text and re.match(r"\S*pytest ", one.text)]
+RUNS: Final = [one for one in SHOWN if "--gemm-" in one.text and re.match(r"\S*pytest ", one.text)]
 
 
 # -- where commands run ----------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def _prepare(place: Place, programs: Programs) -> None:
     place.keep()
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @pytest.mark.parametrize("shown", [pytest.param(one, id=one.text) for one in SHOWN])
 def test_a_command_of_the_documents(place: Place, shown: Shown) -> None:
     if shown.needs:
@@ -304,13 +304,14 @@ def test_each_row_of_the_tables_matches_a_command() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shown", [pytest.param(one, id=one.text) for one in NOT_RUN])
-def test_a_command_that_is_not_run_has_options_that_are_accepted(
+@pytest.mark.parametrize("shown", [pytest.param(one, id=one.text) for one in RUNS])
+def test_the_options_of_a_run_are_accepted(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, shown: Shown
 ) -> None:
     pytester.makeconftest(PROJECT + OTHERS)
     monkeypatch.setattr(isa, "isas", lambda _flags: isa.ISAS)  # of the machine that the page is about
-    words = shlex.split(re.sub(r"(-against=)\S+", rf"\1{sys.prefix}", shown.text))
+    (pytester.path / "attention.toml").write_text(SHAPES)
+    words = shlex.split(re.sub(r"(-against=)\S+", rf"\1{sys.prefix}", shown.run))
     options = [word for word in words if word.startswith("--gemm-")]
     pytester.parseconfigure("-p", "no:unraisableexception", *options)
 
