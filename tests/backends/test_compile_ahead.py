@@ -438,23 +438,6 @@ def test_an_interrupt_ends_the_compilers(nvcc: Compiler, tmp_path: Path) -> None
     assert [thread for thread in threading.enumerate() if thread.name.startswith("nvcc")] == []
 
 
-class Terminal:
-    """What a display needs of pytest's terminal reporter."""
-
-    def __init__(self, isatty: bool) -> None:
-        self.isatty = isatty
-        self.lines: list[str] = []
-        self.rewritten: list[str] = []
-
-    def ensure_newline(self) -> None: ...
-
-    def write_line(self, text: str) -> None:
-        self.lines.append(text)
-
-    def rewrite(self, text: str, erase: bool) -> None:
-        self.rewritten.append(text)
-
-
 # -- Inductor takes its kernels from the store -----------------------------------------------------------
 
 

@@ -107,21 +107,6 @@ def test_any_other_line_that_is_wrong_is_named(tmp_path: Path, lines: tuple[str,
         read_session(written(tmp_path / "s.jsonl", *lines))
 
 
-WRONG = (
-    "null",
-    "true",
-    "-1",
-    "1e999",
-    "NaN",
-    5000 * "9",
-    '"x"',
-    "[[]]",
-    "[null]",
-    '{"a": []}',
-    5000 * "[" + 5000 * "]",
-)
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
