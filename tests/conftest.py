@@ -28,10 +28,17 @@ _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _ONE_WORKER = frozenset({"test_calibrate", "test_commands", "test_packaging", "test_pairs", "test_speed_page"})
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--studies``."""
+    parser.addoption("--studies", action="store_true", help="run the studies, too, which the nightly workflow runs")
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests of those files, and keep what is loaded by now out of all garbage collections."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip studies, group the tests of those files, and keep what is loaded by now out of all garbage collections."""
     for item in items:
+        if item.get_closest_marker("study") and not config.getoption("--studies", default=False):
+            item.add_marker(pytest.mark.skip(reason="a study: run it with --studies"))
         if item.path.stem in _ONE_WORKER:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     gc.freeze()

@@ -35,7 +35,6 @@ from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import configure
 from pytest_gemm.backends.cutlass import backend as cutlass
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
-from pytest_gemm.config import has_cuda_device
 from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import precompile
@@ -439,34 +438,6 @@ def test_an_interrupt_ends_the_compilers(nvcc: Compiler, tmp_path: Path) -> None
     assert [thread for thread in threading.enumerate() if thread.name.startswith("nvcc")] == []
 
 
-class Terminal:
-    """What a display needs of pytest's terminal reporter."""
-
-    def __init__(self, isatty: bool) -> None:
-        self.isatty = isatty
-        self.lines: list[str] = []
-        self.rewritten: list[str] = []
-
-    def ensure_newline(self) -> None: ...
-
-    def write_line(self, text: str) -> None:
-        self.lines.append(text)
-
-    def rewrite(self, text: str, erase: bool) -> None:
-        self.rewritten.append(text)
-
-
-def test_progress_is_one_line_on_a_terminal_and_a_line_now_and_then_elsewhere() -> None:
-    for terminal in (Terminal(isatty=True), Terminal(isatty=False)):
-        display = progress_module.Display(terminal)
-        for number in range(100):
-            display.progress(f"{number}/100")
-        display.line("done")
-        assert terminal.lines == (["done"] if terminal.isatty else ["0/100", "done"])
-        assert terminal.rewritten == (["0/100", ""] if terminal.isatty else [])
-    progress_module.Display(None).line("nobody reads it")
-
-
 # -- Inductor takes its kernels from the store -----------------------------------------------------------
 
 
@@ -858,50 +829,6 @@ def test_a_compiler_that_does_not_work_turns_compile_only_red(
     )
     assert result.ret == 1
     result.stdout.fnmatch_lines(["not compiled: cutlass3x_*, for mm:f16:nt:64x96x128: *Cannot find the host compiler"])
-
-
-@pytest.mark.skipif(has_cuda_device(), reason="this machine has a device to compile for")
-def test_compile_only_without_a_device_asks_for_the_architecture(project: pytest.Pytester) -> None:
-    result = project.runpytest_inprocess("--gemm-compile-only")
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(
-        ["*--gemm-compile-only: there is no CUDA device here to compile for*=cutlass.arch=90a*"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--gemm-set=cutlass.allow=(", "*--gemm-set=cutlass.allow=(: not a regular expression:*"),
-        ("--gemm-set=cutlass.swizzles=3", "*--gemm-set=cutlass.swizzles=3: give some of 1, 2, 4, 8*"),
-        ("--gemm-set=cutlass.level=all", "*--gemm-set=cutlass.level=all: give up to four digits*"),
-        ("--gemm-set=cutlass.cache=/proc/no", "*--gemm-set=cutlass.cache=/proc/no: cannot be written*"),
-    ],
-)
-def test_a_wrong_option_is_named_with_what_would_be_right(project: pytest.Pytester, option: str, message: str) -> None:
-    result = project.runpytest_inprocess(option)
-    assert result.ret == 4
-    result.stderr.fnmatch_lines([message])
-
-
-def test_compile_only_is_not_shared_out_to_workers(project: pytest.Pytester) -> None:
-    result = project.runpytest_inprocess("--gemm-compile-only", "--gemm-set=cutlass.arch=90a", "-n2")
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(["*--gemm-compile-only takes all cores by itself: leave out -n*"])
-
-
-def test_the_notes_say_what_was_compiled_ahead_and_during_the_tests() -> None:
-    before = precompile.Harvest("cutlass", counts=Counts(hits=1, compiled=2, seconds=90.0), seconds=40.0)
-    line = "cutlass: 0 kernels, 0 from the cache, 2 compiled in 40 s (90 s of nvcc)"
-    assert precompile.notes([before], {"cutlass": Counts(hits=5)}) == [line]
-    later = Counts(hits=5, compiled=1, seconds=60.0)
-    assert precompile.notes([before], {"cutlass": later}) == [
-        f"{line}; 1 more compiled during the tests (60 s of nvcc)"
-    ]
-    assert precompile.notes([], {"cutlass": later}) == [
-        "cutlass: 6 kernels, 5 from the cache, 1 compiled (60 s of nvcc)"
-    ]
-    assert precompile.notes([], {"cutlass": Counts()}) == []
 
 
 def test_a_rerun_line_repeats_the_choice_of_kernels(pytester: pytest.Pytester) -> None:

@@ -113,8 +113,7 @@ def test_a_wrong_input_is_named(runner: Runner, given: dict[str, str], message: 
     assert f"::error title=pytest-gemm::{message}" in failed.output
 
 
-@pytest.mark.slow
-@pytest.mark.compiler
+@pytest.mark.study
 def test_kernels_are_saved_once_and_restored(runner: Runner) -> None:
     """A second job with an empty folder takes them from the cache and saves nothing."""
     known_cpu.copy_to(known_cpu.of_home(Path(runner.environment["XDG_CACHE_HOME"]) / "pytest-gemm"))

@@ -113,7 +113,7 @@ def test_the_page_has_every_input_and_output() -> None:
 # -- what it does -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @pytest.mark.parametrize("name", ["gemm", "gemm-conformance"])
 def test_conformance(runner: Runner, name: str) -> None:
     job = next(iter(load(EXAMPLES[name])["jobs"]))
@@ -126,7 +126,7 @@ def test_conformance(runner: Runner, name: str) -> None:
     assert runner.steps[-1].status != 0
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_base_against_head(runner: Runner) -> None:
     """Both environments are measured, and each has the kernel of its own checkout."""
     runner.defaults(
@@ -145,7 +145,7 @@ def test_base_against_head(runner: Runner) -> None:
     assert (runner.folder / "ran-base").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_recording_becomes_a_pull_request(runner: Runner) -> None:
     runner.defaults(
         f"--gemm-sessions=1 --gemm-set=speed.windows=3 --gemm-threads=1 --gemm-problem={ONE} -o pythonpath=."
@@ -179,7 +179,7 @@ def test_recording_becomes_a_pull_request(runner: Runner) -> None:
     assert not (runner.folder / "gh.log").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_stored_baselines(runner: Runner) -> None:
     """Red where nothing is stored; not run for a fork."""
     runner.defaults(
@@ -192,8 +192,7 @@ def test_stored_baselines(runner: Runner) -> None:
     assert runner.job(EXAMPLES["gemm-baselines"], "gate") == []
 
 
-@pytest.mark.slow
-@pytest.mark.compiler
+@pytest.mark.study
 def test_nightly(runner: Runner) -> None:
     known_cpu.copy_to(known_cpu.of_home(Path(runner.environment["XDG_CACHE_HOME"]) / "pytest-gemm"))
     text = EXAMPLES["gemm-nightly"]
@@ -209,7 +208,7 @@ def test_nightly(runner: Runner) -> None:
     assert (runner.folder / "artifacts" / "upgrade").is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_shards(runner: Runner) -> None:
     """They are one run, and without one of them there is no verdict."""
     text = EXAMPLES["gemm-shards"]

@@ -1,4 +1,4 @@
-"""Every command of README, CONTRIBUTING and the pages is run, or is marked with what it needs.
+"""Every command of README, CONTRIBUTING and the pages is run by a study, or is marked with what it needs.
 
 The text of a command comes from its page.  It runs in a copy of this repository, or in a user's project where it is
 about one, with what the pages have before it: records, baselines, environments.  Two tables declare the rest, by
@@ -86,7 +86,6 @@ CHANGED: Final = [
     (r"-modes=", ",cpp-wrapper,aoti", "", "half a minute of compilation; tests/judging/test_modes.py has them"),
     (r"-threads=1,2,all", "1,2,all,7", "1,2", "two numbers stand for the others"),
     (r"-threads=4/2", "4/2,.*", "4/2", "two numbers stand for the others"),
-    (r"-ops=addmm .*--gemm-profile", "-ops=addmm", "-ops=addmm --gemm-level=smoke", "one problem has every row"),
     (r"-isa=(all|native)", "isa=[a-z0-9,]+", "isa=avx2", "one instruction set stands for the others"),
     (r"-problem=[^,\s]+,", r"(-problem=[^,\s]+),\S+", r"\1", "one problem stands for the others"),
     (r"64x512x512|1000x1024x1000", r"\d+x\d+x\d+", "17x65x128", "the size changes the time alone"),
@@ -175,7 +174,7 @@ def _shown(text: str, where: str) -> Shown:
 
 
 SHOWN: Final = _all_shown()
-NOT_RUN: Final = [one for one in SHOWN if one.needs and "--gemm-" in one.text and re.match(r"\S*pytest ", one.text)]
+RUNS: Final = [one for one in SHOWN if "--gemm-" in one.text and re.match(r"\S*pytest ", one.text)]
 
 
 # -- where commands run ----------------------------------------------------------------------------------------------
@@ -281,7 +280,7 @@ def _prepare(place: Place, programs: Programs) -> None:
     place.keep()
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @pytest.mark.parametrize("shown", [pytest.param(one, id=one.text) for one in SHOWN])
 def test_a_command_of_the_documents(place: Place, shown: Shown) -> None:
     if shown.needs:
@@ -302,13 +301,14 @@ def test_each_row_of_the_tables_matches_a_command() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shown", [pytest.param(one, id=one.text) for one in NOT_RUN])
-def test_a_command_that_is_not_run_has_options_that_are_accepted(
+@pytest.mark.parametrize("shown", [pytest.param(one, id=one.text) for one in RUNS])
+def test_the_options_of_a_run_are_accepted(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, shown: Shown
 ) -> None:
     pytester.makeconftest(PROJECT + OTHERS)
     monkeypatch.setattr(isa, "isas", lambda _flags: isa.ISAS)  # of the machine that the page is about
-    words = shlex.split(re.sub(r"(-against=)\S+", rf"\1{sys.prefix}", shown.text))
+    (pytester.path / "attention.toml").write_text(SHAPES)
+    words = shlex.split(re.sub(r"(-against=)\S+", rf"\1{sys.prefix}", shown.run))
     options = [word for word in words if word.startswith("--gemm-")]
     pytester.parseconfigure("-p", "no:unraisableexception", *options)
 

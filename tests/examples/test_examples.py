@@ -267,13 +267,8 @@ def test_a_page_without_the_marks_is_an_error(pytester: pytest.Pytester) -> None
     assert "old" in page.read_text()
 
 
-@pytest.mark.parametrize(
-    ("backend", "distribution"),
-    [("jax-gpu", "jax"), ("cutile", "cuda-tile"), ("flaggems", "flag-gems"), ("deepgemm", "sgl-deep-gemm")],
-)
-def test_a_block_of_its_own_has_the_libraries_on_a_gpu(
-    pytester: pytest.Pytester, backend: str, distribution: str
-) -> None:
+def test_a_block_of_its_own_has_the_libraries_on_a_gpu(pytester: pytest.Pytester) -> None:
+    backend, distribution = "cutile", "cuda-tile"
     page = pytester.path / "page.md"
     page.write_text(
         "<!-- generated: libraries -->\nold\n<!-- end -->\n<!-- generated: libraries-gpu -->\n<!-- end -->\n"

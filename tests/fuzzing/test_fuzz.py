@@ -429,27 +429,3 @@ def test_a_run_survives_the_kernels_that_it_finds_and_keeps_what_they_left(pytes
     assert re.search(r"gemm: fuzzing takes 1 s: 0.5 s for each of deadly, doubled; a trial that is at work", out)
     assert re.search(r"fuzzing deadly: 1 trials, \d+ cases, \d+ defects; (\d+ s of 0.5 s left|its time is up)", out)
     assert list(pytester.path.glob(".hypothesis/examples/*/*"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--gemm-fuzz=soon"], "--gemm-fuzz=soon: give the time in seconds"),
-        (["--gemm-fuzz=0"], "--gemm-fuzz=0: give the time in seconds"),
-        (["--gemm-fuzz=9", "-n1"], "leave out -n"),
-        (["--gemm-fuzz=9", "--gemm-problem=mm:f32:nn:1x1x1"], "leave out --gemm-problem; --gemm-ops narrows"),
-        (["--gemm-fuzz=9", "--gemm-distributions=rand"], "leave out --gemm-distributions"),
-        (["--gemm-distributions=rnad"], "unknown distribution 'rnad' (did you mean 'rand'?)"),
-    ],
-)
-def test_a_wrong_option_is_a_usage_error(pytester: pytest.Pytester, arguments: list[str], words: str) -> None:
-    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines([f"*{words.replace('[', '[[]')}*"])
-
-
-def test_tests_that_do_not_fuzz_are_a_usage_error(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_other():\n    pass\n")
-    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--gemm-fuzz=9", "--gemm-backends=aten")
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines(["*none of these tests fuzzes; name conformance/test_fuzz.py*"])

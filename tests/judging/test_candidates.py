@@ -1227,12 +1227,6 @@ def test_the_winner_of_a_benchmark_is_rerun_by_its_name() -> None:
     assert by_rule.line(outcome).endswith(" --gemm-candidates=one")
 
 
-def test_no_candidates_at_all_is_a_usage_error(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=fake", "--gemm-candidates=0")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--gemm-candidates=0: give one, winner, all, a number from 1 on*"])
-
-
 def test_a_record_has_the_candidates_and_is_read_again() -> None:
     outcome = Outcome(
         CaseId("triton", MM.line, candidate="a"), "rand", 0, Status.PASSED, chosen=("triton_mm-64x64x32,s5,w8",)

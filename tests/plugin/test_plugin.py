@@ -286,66 +286,11 @@ def test_a_narrowed_run_cannot_call_an_entry_stale(project: pytest.Pytester) -> 
 # -- wrong input -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("--gemm-backends=mien", ["--gemm-backends=mien", "did you mean 'mine'", "aten"]),
-        ("--gemm-backends=", ["--gemm-backends", "auto"]),
-        ("--gemm-problem=mm:f32:nq:1x1x1", ["--gemm-problem", "layout", "nn nt tn tt", "^"]),
-        ("--gemm-ops=mm,nm", ["--gemm-ops", "'nm'", "addmm"]),
-        ("--gemm-level=fast", ["--gemm-level=fast", "quick, full, exhaustive"]),
-        ("--gemm-allow=no", ["--gemm-allow=no", "missing, unjudged"]),
-        ("--gemm-device=tpu", ["--gemm-device=tpu", "cpu"]),
-        ("--gemm-seed=-1", ["--gemm-seed=-1", "whole number"]),
-        ("--gemm-threads=0", ["--gemm-threads=0", "1 or more"]),
-        ("--gemm-known-failures=absent.toml", ["--gemm-known-failures", "absent.toml"]),
-        ("--gemm-known-failures=broken.toml", ["--gemm-known-failures", "broken.toml", "3"]),
-        ("--gemm-output=/proc/no", ["--gemm-output=/proc/no", "cannot be written"]),
-    ],
-)
-def test_a_wrong_option_is_a_usage_error_in_one_paragraph(
-    project: pytest.Pytester, option: str, words: list[str]
-) -> None:
-    (project.path / "broken.toml").write_text('[[known-failure]]\nid = "x"\nbackend = \n')
-    result = run(project, option)
-    text = result.stderr.str() + result.stdout.str()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    for word in words:
-        assert word in text
-    assert "Traceback" not in text
-    assert "INTERNALERROR" not in text
-
-
-def test_an_unknown_marker_keyword_is_named(project: pytest.Pytester) -> None:
-    project.makepyfile(test_it=PRODUCT.format(problems="'mm:f32:nn:1x1x1'").replace("any_problem", "any_problems"))
-    result = run(project, "--gemm-backends=mine")
-    assert result.ret != 0
-    text = result.stdout.str()
-    assert "no keyword 'any_problems' (did you mean 'any_problem'?)" in text
-    assert "pytest_gemm/" not in text
-
-
-def test_a_wrong_line_in_a_marker_points_at_the_character(project: pytest.Pytester) -> None:
-    project.makepyfile(test_it=PRODUCT.format(problems="'mm:f32:nn:1x1'"))
-    result = run(project, "--gemm-backends=mine")
-    assert result.ret != 0
-    result.stdout.fnmatch_lines(["*shape: 2 sizes*", "*mm:f32:nn:1x1", "*^"])
-
-
 def test_gemm_case_without_the_marker_says_so(project: pytest.Pytester) -> None:
     project.makepyfile(test_it="def test_product(gemm_case):\n    pass\n")
     result = run(project, "--gemm-backends=mine")
     assert result.ret != 0
     result.stdout.fnmatch_lines(["*gemm_case needs the marker*"])
-
-
-def test_two_backends_of_one_name_are_refused(project: pytest.Pytester) -> None:
-    project.makeconftest(
-        "def pytest_gemm_register_backends(registry):\n    registry.add_callable('aten', lambda a, b: a @ b)\n"
-    )
-    result = run(project)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "two backends are called 'aten'" in result.stderr.str()
 
 
 # -- backends that cannot run here -----------------------------------------------------------------

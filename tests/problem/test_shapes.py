@@ -123,42 +123,26 @@ LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
         ("", 0, "has no sets; a file of problems consists of [[set]] tables"),
         ("[[shape]]\nname = 'a'\n", 1, "unknown table 'shape'; entries are [[set]]"),
         ("set = 1\n", 1, "set is not a list of tables; write [[set]]"),
-        ("set = [1]\n", 1, "set is not a list of tables"),
-        ("set = []\n", 0, "has no sets"),
         ("[[set]\n", 1, "is not TOML"),
         ("[[set]]\nname = 'A B'\nproblems = []\n", 2, "name is 'A B'; a set needs a name of lower-case letters"),
-        ("[[set]]\nname = ['a']\n", 2, "name is ['a']"),
         ("[[set]]\n", 1, "name is missing"),
         (HEAD + "device = 'tpu'\n", 3, 'device is \'tpu\'; it is "cpu", "cuda" or both'),
-        (HEAD + "device = 5\n", 3, "device is 5"),
-        (HEAD + "device = [['cpu']]\n", 3, "device is [['cpu']]"),
-        (HEAD + "device = []\n", 3, "device is []"),
         (HEAD + "level = 'slow'\n", 3, "level is 'slow'; it is one of smoke, quick, full, exhaustive"),
-        (HEAD + "level = ['quick']\n", 3, "level is ['quick']"),
         (HEAD + "help = 1\n", 3, "help is 1; write a text"),
         (HEAD, 1, "it has no problems; give either 'problem', a template with axes, or 'problems'"),
         (LINES + "problem = 'mm:f32:nn:1x1x1'\n", 4, "it has both; give either"),
         (HEAD + "problems = []\n", 3, "problems is []; write a list of problem lines"),
         (HEAD + "problems = 'mm:f32:nn:1x1x1'\n", 3, "problems is 'mm:f32:nn:1x1x1'; write a list"),
-        (HEAD + "problems = 5\n", 3, "problems is 5; write a list"),
-        (HEAD + "problems = [5]\n", 3, "problems is [5]; write a list"),
         (HEAD + "problems = ['mm:f33:nn:1x1x1']\n", 3, "problem 'mm:f33:nn:1x1x1': dtypes: unknown dtype 'f33'"),
-        (HEAD + "problems = ['']\n", 3, "problem '': op:"),
         (LINES + "m = [1]\n", 4, "no template has {m}; delete this axis, or use it"),
         (LINES + "levle = 'full'\n", 4, "the axis 'levle' is 'full'; an axis is a list"),
         (HEAD + "problem = 5\n", 3, "problem is 5; write a problem line with axes in braces"),
         (TEMPLATE, 3, "the template has {m}, which is no axis; axes of this set: none"),
         (TEMPLATE + "m = 4\n", 4, "the axis 'm' is 4; an axis is a list of texts, numbers and tables of them"),
-        (TEMPLATE + "m = []\n", 4, "the axis 'm' is []"),
-        (TEMPLATE + "m = [true]\n", 4, "the axis 'm' is [True]"),
-        (TEMPLATE + "m = [nan]\n", 4, "the axis 'm' is [nan]"),
         (TEMPLATE + "m = [1979-05-27]\n", 4, "the axis 'm' is [datetime.date(1979, 5, 27)]"),
-        (TEMPLATE + "m = [[1]]\n", 4, "the axis 'm' is [[1]]"),
         (TEMPLATE + "m = [1.5]\n", 3, "problem 'mm:f32:nn:1.5x1x1': shape:"),
         (TEMPLATE + f"m = [1{9999 * '0'}]\n", 4, "has a number that is too large; write a smaller one"),
-        (TEMPLATE + f"m = [0x{9999 * 'f'}]\n", 4, "the axis 'm' is a value that is too large"),
         (TEMPLATE + f"m = {9999 * '['}{9999 * ']'}\n", 0, "is nested too deeply; write [[set]] tables"),
-        (TEMPLATE + f"m.{'.'.join(9999 * 'a')} = 1\n", 4, "the axis 'm' is a value that is too large"),
         (TEMPLATE + "m = [1]\nlevles = ['full']\n", 5, "no template has {levles} (did you mean 'level'?)"),
         (
             TEMPLATE.replace("{m}", "{m}{n}{k}") + "".join(f"{axis} = [{100 * '1, '}]\n" for axis in "mnk"),
@@ -166,8 +150,6 @@ LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
             "the axes make more than 100000 problems",
         ),
         (TEMPLATE + "m = ['@sizes']\n", 4, "the axis 'm': no list '@sizes'; see axes.toml"),
-        (TEMPLATE + "m = [{}]\n", 4, "the axis 'm' is [{}]"),
-        (TEMPLATE + "m = [{ a = 1 }]\n", 4, "no template has {a}"),
         (TEMPLATE + "m = [1]\nspread = ['n']\n", 5, "spread has 'n', which is no axis"),
         (TEMPLATE + "m = [1]\nexclude = ['mm:bf16:*']\n", 5, "exclude 'mm:bf16:*' matches no line; delete it"),
         (LINES + LINES, 5, "two sets are called 'a'; names are unique"),
@@ -224,24 +206,9 @@ def test_a_set_that_there_is_not_is_an_error_of_collection(pytester: pytest.Pyte
     result.stdout.fnmatch_lines(["*--gemm-shapes: lama: no set (did you mean 'llama'?) and no file; sets are cpu-*"])
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (
-            "mine.toml",
-            "ERROR: --gemm-shapes: *mine.toml:3: the template has {dtype:>9}, which is no axis*",
-        ),
-        ("none.toml", "ERROR: --gemm-shapes: *none.toml: cannot be read (No such file or directory); name a TOML file"),
-        ("folder", "ERROR: --gemm-shapes: *folder: is no regular file; name a TOML file"),
-    ],
-)
-@pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["alone", "workers"])
-def test_a_wrong_file_ends_the_run_before_it_begins(
-    pytester: pytest.Pytester, given: str, says: str, more: tuple[str, ...]
-) -> None:
-    written(pytester.path, HEAD + "problem = 'mm:{dtype:>9}:nn:1x1x1'\n")
-    pytester.mkdir("folder")
-    result = pytester.runpytest("--pyargs", "pytest_gemm.perf", "--gemm-backends=aten", f"--gemm-shapes={given}", *more)
+def test_a_file_that_is_absent_ends_a_run_with_workers_before_it_begins(pytester: pytest.Pytester) -> None:
+    given = ("--pyargs", "pytest_gemm.perf", "--gemm-backends=aten", "--gemm-shapes=none.toml", "-n", "2")
+    result = pytester.runpytest(*given)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert len(result.errlines) < 4, "one message and no traceback"
-    result.stderr.fnmatch_lines([says.replace("[", "[[]")])
+    result.stderr.fnmatch_lines(["ERROR: --gemm-shapes: *none.toml: cannot be read (No such file or directory); *"])

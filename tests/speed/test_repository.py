@@ -11,7 +11,7 @@ from warm_processes import Programs
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_sessions_start_where_warnings_are_errors(
     tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from scipy import stats
-from speed_runs import CASE, KINDS, LINE, OTHER, PEAKS, REASONS, TIMED, example, measured, problems, run_of
+from speed_runs import CASE, LINE, OTHER, PEAKS, REASONS, TIMED, example, measured, problems, run_of
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status, Verdict
@@ -21,7 +21,6 @@ from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample
 from pytest_gemm.speed.report import rows as rows_module
 from pytest_gemm.speed.report import text as reports
-from pytest_gemm.speed.report import units
 from pytest_gemm.speed.report.rows import Past, Run
 
 # -- the table
@@ -39,16 +38,6 @@ def test_every_case_has_a_line(mode: rows_module.Mode) -> None:
         assert line.endswith(str(judgement.verdict)) == (mode != "none")
 
 
-def test_a_wide_table_has_the_figures_of_a_case() -> None:
-    run = run_of(measured([(50e-6, 60e-6), (50e-6, 60.6e-6)]), verdict=Verdict.SLOWER, peaks=PEAKS)
-    run = dataclasses.replace(
-        run, judgements=[dataclasses.replace(run.judgements[0], change=0.051, low=0.032, high=0.0701)]
-    )
-    head, line = reports.table(run)[:2]
-    assert " ".join(head.split()) == "problem backend time rate peak vs aten vs baseline verdict"
-    assert " ".join(line.split()) == f"{LINE} triton* 50.0 us 687 TFLOP/s 87% 1.21x ±6.5% +5.1% [+3.2, +7.0] slower"
-
-
 @pytest.mark.parametrize(
     ("line", "peaks", "rate"),
     [
@@ -62,20 +51,6 @@ def test_the_rate_is_of_what_limits_the_case(line: str, peaks: Peaks, rate: str)
     (row,) = run_of(measured([(1e-3, None)], CaseId("triton", line)), peaks=peaks).rows
     assert row.rate == rate
     assert (row.share is None) == (not peaks.flops)
-
-
-def test_cases_of_a_problem_stand_together() -> None:
-    keys = [CaseId("triton", LINE), CaseId("triton", OTHER), CaseId("cpp", LINE), CaseId("cpp", OTHER)]
-    found = run_of(*(measured([(1e-3, None)], key) for key in keys)).rows
-    assert [row.judgement.case for row in found] == [keys[0], keys[2], keys[1], keys[3]]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(9.996e-4, "1.00 ms"), (12.345e-6, "12.3 us"), (1.5, "1.50 s"), (250e-9, "250 ns"), (1234.0, "1234 s")],
-)
-def test_times_have_three_digits(seconds: float, text: str) -> None:
-    assert units.seconds_text(seconds) == text
 
 
 # -- intervals, winners, means
@@ -177,13 +152,6 @@ def test_the_winner_is_clear_when_its_lead_within_sessions_is(
     assert any("without an interval" in line for line in told) == (len(sessions) == 1)
 
 
-def test_a_backend_without_rivals_wins_nothing() -> None:
-    run = run_of(measured([(1.0, None)]))
-    (found,) = run.winners
-    assert (found.runner_up, found.lead, found.clear) == ("", None, False)
-    assert not any("fastest" in line for line in reports.summary(run))
-
-
 def test_the_mean_speed_up_is_geometric() -> None:
     run = run_of(measured([(1.0, 4.0)]), measured([(1.0, 0.25)], CaseId("triton", OTHER)))
     (mean,) = run.means
@@ -219,31 +187,6 @@ def test_the_mean_speed_up_is_geometric() -> None:
 def test_the_summary_hides_nothing(run: Run, told: str) -> None:
     assert told in reports.table(run, 200)
     assert reports.markdown(run, "speed")
-
-
-def test_the_summary_speaks_of_sensitivity_selection_and_regret() -> None:
-    run = run_of(TIMED, measured([(1e-3, 1e-3)], CaseId("triton", OTHER)), measured([(1.0, 1.0)], CaseId("cpp", OTHER)))
-    extra: list[dict[str, Any]] = [
-        {"minimum_effect": 0.02, "regret": 0.07, "faster": "tile-b"},
-        {"minimum_effect": 0.08, "selection": "was a, is b"},
-        {"minimum_effect": 0.03},
-    ]
-    told = [dataclasses.replace(j, **more) for j, more in zip(run.judgements, extra, strict=True)]
-    text = "\n".join(reports.summary(dataclasses.replace(run, judgements=told)))
-    assert f"median case 3.0%, worst 8.0% in triton-{OTHER}" in text
-    assert f"selection changed, triton-{OTHER}: was a, is b" in text
-    assert f"over 5% longer than the fastest timed candidate in 1 of 1 case: +7.0% in {CASE} against tile-b" in text
-
-
-@pytest.mark.parametrize("code", ["underpowered", "disturbed"])
-def test_many_undecided_cases_are_counted_and_the_first_explained(code: str) -> None:
-    cases = [measured([(1e-3, 1e-3)], CaseId("triton", line)) for line in problems(KINDS[:1])[:7]]
-    run = run_of(*cases, verdict=Verdict.UNDECIDED)
-    told = [dataclasses.replace(j, reason=Reason(code, f"figure {i}")) for i, j in enumerate(run.judgements)]
-    lines = reports.summary(dataclasses.replace(run, judgements=told))
-    at = lines.index(f"undecided, {code}: 7 cases")
-    assert lines[at + 1].endswith("figure 0")
-    assert lines[at + 6] == "  and 2 more"
 
 
 @pytest.mark.parametrize(
@@ -310,15 +253,6 @@ def test_the_summary_ends_with_the_verdicts_and_what_fails(
     assert last == told or (not told and not last.startswith("gate:"))
 
 
-def test_a_thin_baseline_is_called_so_and_offered_to_be_recorded() -> None:
-    run = run_of(TIMED, verdict=Verdict.UNDECIDED)
-    thin = Reason("thin-baseline", "the baseline has 3 usable sessions; it takes 5", "record it anew")
-    run = dataclasses.replace(run, judgements=[dataclasses.replace(run.judgements[0], reason=thin)])
-    lines = reports.summary(run)
-    assert f"  {CASE}: the baseline has 3 usable sessions; it takes 5 (record it anew)" in lines
-    assert "to record the 1 with a thin one:" in lines
-
-
 # -- a failure
 
 SLOWER = Judgement(
@@ -360,15 +294,6 @@ def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -
         ),
         "  rerun: pytest rerun",
     ]
-
-
-def test_a_failure_against_another_environment_offers_no_recording() -> None:
-    text = reports.failure(
-        dataclasses.replace(SLOWER, weight=0.0), "pytest rerun", mode="against", record="pytest perf --gemm-record"
-    )
-    assert "was 117 us in the base environment" in text
-    assert "judged by raw time" in text
-    assert "--gemm-record" not in text
 
 
 def test_a_missing_baseline_says_how_to_record_it() -> None:

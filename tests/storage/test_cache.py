@@ -186,7 +186,7 @@ def test_a_wrong_limit_in_the_environment_is_told(pytester: pytest.Pytester, mon
     result.stderr.fnmatch_lines(["ERROR: PYTEST_GEMM_CACHE_GB=much: give a number, 0 for no limit"])
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_a_compiler_finds_its_way_with_half_of_its_files_gone(
     home: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,12 +61,14 @@ def test_a_run_record_on_a_full_disk(project: pytest.Pytester, more: tuple[str, 
 def test_a_run_record_on_a_disk_that_fills_up_can_be_read_as_far_as_it_goes(
     project: pytest.Pytester, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The limit holds for every file: without the first line the bytecode of modules, which all runs share, is cut, too.
+    # The limit holds for every file, that of shared memory, too; without the first line the bytecode of modules, which
+    # all runs share, is cut.
     limit = "import resource, sys\nsys.dont_write_bytecode = True\n"
     limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
     source = (project.path / "conftest.py").read_text()
     (project.path / "conftest.py").write_text(limit + source)
-    result = project.runpytest_subprocess("-p", "no:cacheprovider", "--gemm-backends=mine", "--gemm-output=.")
+    options = ("-p", "no:cacheprovider", "--gemm-backends=mine", "--gemm-output=.", "--gemm-set=run.inline=yes")
+    result = project.runpytest_subprocess(*options)
     result.assert_outcomes(passed=2)
     path = project.path / "run.jsonl"
     said_once(result, str(path), "File too large")
@@ -81,20 +83,12 @@ def test_a_run_record_on_a_disk_that_fills_up_can_be_read_as_far_as_it_goes(
     assert "last line is torn and was left out" in said.out
 
 
-@pytest.mark.usefixtures("warm_workers")
-@pytest.mark.parametrize(
-    ("planted", "more"),
-    [
-        ('raise OSError(28, "No space left on device")', ("-n", "2")),
-        ('raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")', ()),
-    ],
-    ids=["workers", "alone"],
-)
-def test_artifacts_on_a_full_disk(project: pytest.Pytester, planted: str, more: tuple[str, ...]) -> None:
+def test_artifacts_on_a_full_disk(project: pytest.Pytester) -> None:
+    planted = 'raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")'
     plant = f"\n\ndef full(*_):\n    {planted}\n\nimport torch\ntorch.save = full\n"
     with (project.path / "conftest.py").open("a") as file:
         file.write(plant)
-    result = project.runpytest_subprocess("--gemm-backends=mine,off", "--gemm-output=kept", *more)
+    result = project.runpytest_subprocess("--gemm-backends=mine,off", "--gemm-output=kept")
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(["*on off: incorrect: *"])
     said_once(result, str(project.path / "kept" / "failures"), "", pytest.ExitCode.TESTS_FAILED)

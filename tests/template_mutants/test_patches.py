@@ -117,7 +117,7 @@ def test_the_report_counts_controls_apart(tmp_path: Path) -> None:
     assert "| quick | 2 | 1 | 50.0% | 1 | 0 | 0 | 1, 0 |" in text
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_a_mutant_is_found_and_a_control_is_not(tmp_path: Path) -> None:
     names = {"micro-k-tail", "null-bias"}
     mutants = [one for one in table.load("cpp") if one.name in names]
