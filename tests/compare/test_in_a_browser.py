@@ -15,7 +15,7 @@ import pytest
 import recorded_runs
 import speed_runs
 
-from pytest_gemm.compare import page, report, runs, trends
+from pytest_gemm.compare import page, report, runs
 from pytest_gemm.speed.report import page as speed_page
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "one run": page.page(page.load(both[1:]), "One run"),
         "two runs": page.page(page.load(both), "Two runs"),
         "comparison": report.compared(*map(runs.load, both)).html(),
-        "trends": trends.trends([*map(runs.load, both)], REPOSITORY / "baselines", "Trends"),
         "speed": speed_page.page(speed_runs.example(), "Speed"),
     }
     for name, text in texts.items():
@@ -132,7 +131,7 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", ["one run", "two runs", "comparison", "trends", "speed"])
+@pytest.mark.parametrize("name", ["one run", "two runs", "comparison", "speed"])
 def test_all_of_a_page_is_seen_and_can_be_read(opened: Any, name: str, width: int, scheme: str) -> None:
     shown = opened(name, viewport={"width": width, "height": 900}, color_scheme=scheme)
     shown.screenshot(path=PICTURES / f"{name}-{width}-{scheme}.png", full_page=True)

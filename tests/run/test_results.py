@@ -188,9 +188,8 @@ def test_what_a_terminal_cannot_show_is_escaped(record: Path, capsys: pytest.Cap
     assert cli.main(["results", str(record)]) == 0
     assert "c\\ud800pp" in capsys.readouterr().out
     page = record.with_suffix(".html")
-    for command in ("results", "trends"):
-        assert cli.main([command, str(record), f"--html={page}"]) == 0
-        assert "c\\ud800pp" in page.read_text(encoding="utf-8")
+    assert cli.main(["results", str(record), f"--html={page}"]) == 0
+    assert "c\\ud800pp" in page.read_text(encoding="utf-8")
 
 
 def test_the_head_of_a_record_names_what_ran_on_what(record: Path) -> None:
