@@ -42,6 +42,7 @@ from pytest_gemm.problem.ops.grouped_mm import scale_of
 from pytest_gemm.problem.ops.microscaled import swizzled, tiled
 from pytest_gemm.problem.ops.sparse import GROUP
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import BLOCK_K
 from pytest_gemm.text import did_you_mean
 
@@ -221,7 +222,7 @@ def _keys(problem: Problem, distribution: str, seed: int) -> Callable[[str], Str
     constant is the same for all of them.
     """
     epilogue = "+".join(map(str, problem.steps))
-    flags = "+".join(flag for flag in problem.flags if not flag.endswith(".dynamic"))
+    flags = "+".join(FLAGS[flag].stream for flag in problem.flags if not flag.endswith(".dynamic"))
     rest = f":{epilogue}:{flags}" if flags else f":{epilogue}" if epilogue else ""
     front, shape = f"{problem.op.name}:{problem.dtypes}:{problem.layout}", problem.shape
     batch = "" if shape.batch is None else f"{shape.batch}x"

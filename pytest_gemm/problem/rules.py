@@ -324,6 +324,7 @@ _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] 
 class Flag:
     """A fact about operands, result or arithmetic that the other fields do not hold; see ``flags.toml``."""
 
+    stream: str
     help: str
     every: bool = False
     excludes: Sequence[str] = ()

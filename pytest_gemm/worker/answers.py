@@ -59,5 +59,5 @@ class Answer(msgspec.Struct, frozen=True):
     built: Built | None = None
     candidates: Candidates | None = None
     ran: RanForm | None = None
-    counts: dict[str, dict[str, float]] = {}
+    counts: dict[str, dict[str, int | float]] = {}
     spans: list[Span] = []

@@ -133,7 +133,7 @@ class _Server:
         self._inline.release()
         self._results.clear()
 
-    def counts(self) -> dict[str, dict[str, float]]:
+    def counts(self) -> dict[str, dict[str, int | float]]:
         """What became of the kernels that backends requested since the last answer."""
         found = {}
         for name, store in self._stores.items():

@@ -77,7 +77,6 @@ OPS: Final = {
 CHANGED: Final = [
     (r"LINE", r"\bLINE(,\.\.\.)?", SMALL, "a placeholder"),
     (r"COMMAND", "COMMAND", "list", "a placeholder"),
-    (r"PATH\.\.\.", r"PATH\.\.\.", "conformance", "a placeholder"),
     (r"CASE", r"\bCASE\b", f"cpp-{SMALL}", "a placeholder"),
     (r"SESSIONS_DIR", "SESSIONS_DIR", "sessions", "a placeholder"),
     (r"baseline accept", "$", " --samples=slower", "the recording of its page was the last one"),
