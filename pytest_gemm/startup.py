@@ -33,7 +33,7 @@ from pytest_gemm.isolation import termination
 from pytest_gemm.options import is_any_given
 from pytest_gemm.storage import cache, files
 from pytest_gemm.values import cores
-from pytest_gemm.worker.keeper import Keeper
+from pytest_gemm.worker.keeper import Keeper, cuda_has_started
 
 KEEPER = pytest.StashKey[Keeper]()
 """What starts workers for this process, where kernels have a process of their own."""
@@ -60,11 +60,17 @@ def register(config: pytest.Config) -> None:
 def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
     """What starts workers for this process, before it computes; ``None`` where kernels run inline.
 
-    They do for a debugger, on CUDA, and where fuzzing and guard pages have judges that may die.
+    They do for a debugger, and where fuzzing and guard pages have judges that may die.
     """
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
-    on_cuda = any(device != Device.CPU for device in settings.devices.values())
-    if settings.inline or debugged or on_cuda or settings.fuzz or settings.guard == "pages" or sys.platform != "linux":
+    if settings.inline or debugged or settings.fuzz or settings.guard == "pages" or sys.platform != "linux":
+        return None
+    if cuda_has_started() and any(device != Device.CPU for device in settings.devices.values()):
+        text = (
+            "kernels run in pytest's process: CUDA was started in it before, and a fork of it cannot use the device. "
+            "If a conftest.py asks torch.cuda.is_available(), PYTORCH_NVML_BASED_CUDA_CHECK=1 answers without a start"
+        )
+        config.issue_config_time_warning(pytest.PytestWarning(text), 2)
         return None
     compiling = any(honours(backend, Capability.USER_CACHES) for backend in settings.backends)
     backends = {backend.name: backend for backend in settings.registry}
@@ -187,11 +193,12 @@ def _passive(settings: GemmConfig, config: pytest.Config) -> dict[str, str]:
     return {"OMP_WAIT_POLICY": "passive"} if oversubscribed(settings, config) else {}
 
 
-def _start_cuda() -> None:
-    """Make the CUDA context, and load the profiler's library; what fails here, fails in the first test."""
+def _start_cuda(*, profiled: bool) -> None:
+    """Make the CUDA context, and with ``profiled`` load the profiler's library; what fails, fails in the first test."""
     with trace.span("start of CUDA"), contextlib.suppress(Exception):
         import_module("torch").zeros(1, device="cuda")
-        device_kernels.works()
+        if profiled:
+            device_kernels.works()
 
 
 class _Worker:
@@ -224,7 +231,7 @@ class _Worker:
             for name in _JUDGING:
                 import_module(name)
             if cuda:  # which takes as long as the imports, without Python
-                beside.submit(_start_cuda)
+                beside.submit(_start_cuda, profiled=keeper is None)
             for name in _COMPILING if compiling and keeper is None else ():
                 import_module(name)
 

@@ -50,8 +50,7 @@ def needed(case: Case) -> int:
     given += sum(result for step, _ in problem.residuals if not step.extent)
     kept = 2 * len(case.distributions) if result < KEPT_BYTES else 0
     total = given * (len(case.distributions) + 1) + (2 + kept) * result
-    if case.device == "cpu":  # the kernel's process has copies of the operands, and sends those of results
-        total += given * len(case.distributions) + result
+    total += given * len(case.distributions) + result  # the kernel's process has copies of the operands and results
     return 0 if total < _GIB else total + _OWN[case.device]
 
 

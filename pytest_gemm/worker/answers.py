@@ -32,10 +32,18 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class RanForm(msgspec.Struct, frozen=True):
-    """A run; the bytes of its results follow."""
+    """A run.
+
+    Attributes:
+        forms: of its results.
+        number: by which the worker finds them again; 0: it does not keep them.
+        left: how many bytes of them wait to be fetched on the device; else they follow.
+        proof, contract: as of ``Ran``.
+    """
 
     forms: list[memory.Form]
     number: int
+    left: int = 0
     proof: Proof | None = None
     contract: Contract | None = None
 
@@ -59,5 +67,6 @@ class Answer(msgspec.Struct, frozen=True):
     built: Built | None = None
     candidates: Candidates | None = None
     ran: RanForm | None = None
+    refused: str = ""
     counts: dict[str, dict[str, int | float]] = {}
     spans: list[Span] = []

@@ -35,8 +35,17 @@ GRACE: Final = 5.0
 # What the keeper is told: to import, and to fork a worker with the socket that comes along.
 _IMPORT, _START = b"i", b"s"
 
+# Of PyTorch: whether there is a device is asked without CUDA, which a fork could not use any more.
+_WITHOUT_CUDA: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
 # Of OpenMP: a thread that spins keeps the other process from its core.
 PASSIVE: Final = ("OMP_WAIT_POLICY", "passive")
+
+
+def cuda_has_started() -> bool:
+    """Whether this process uses the driver of a CUDA device, which a fork of it then cannot."""
+    with contextlib.suppress(OSError):
+        return any(os.readlink(one.path).startswith("/dev/nvidia") for one in os.scandir("/proc/self/fd"))
+    return False
 
 
 @dataclasses.dataclass
@@ -163,9 +172,7 @@ def _keep(control: socket.socket, backends: Mapping[str, Backend], threads: int,
             word, files, _, _ = socket.recv_fds(control, 1, 4)
             if not word:
                 os._exit(0)
-            for name in modules:
-                with contextlib.suppress(Exception):  # what fails here fails in the worker, with its reason
-                    importlib.import_module(name)
+            _import(modules)
             modules = ()
             # The worker's parent is a process of its own: a kernel may end it.
             keeper = os.getpid()
@@ -178,6 +185,18 @@ def _keep(control: socket.socket, backends: Mapping[str, Backend], threads: int,
                 os.close(one)
     finally:  # no copy of pytest may go on
         os._exit(1)
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import them; what fails here fails in the worker, with its reason."""
+    before = os.environ.get(_WITHOUT_CUDA)
+    os.environ[_WITHOUT_CUDA] = "1"
+    for name in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    os.environ.pop(_WITHOUT_CUDA)
+    if before is not None:
+        os.environ[_WITHOUT_CUDA] = before
 
 
 def _watch(file: int, told: int, said: int, stack: int, *, backends: Mapping[str, Backend], threads: int) -> None:

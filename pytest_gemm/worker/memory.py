@@ -22,9 +22,10 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.text import described
 from pytest_gemm.worker.calls import has_bits
+from pytest_gemm.worker.device import Block, Pool, bytes_at
 
-# Where a storage begins in shared memory: as far as PyTorch aligns those that it allocates.
-_ALIGNED: Final = 64
+# Where a storage begins in shared memory: as far as PyTorch aligns those that it allocates, on a device most of all.
+_ALIGNED: Final = 512
 # The first words of a message: how many bytes follow, and how many of them are the first part.
 _HEAD: Final = 16
 
@@ -72,7 +73,7 @@ def _some(end: socket.socket, count: int) -> bytes:
 
 def _bytes_of(x: torch.Tensor) -> torch.Tensor:
     """The whole storage of a tensor as bytes."""
-    return torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+    return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
 
 
 class _Pickler(pickle.Pickler):
@@ -81,13 +82,13 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, backends: Mapping[int, str]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._backends = backends
-        self._seen: dict[int, int] = {}
+        self._seen: dict[tuple[str, int], int] = {}
         self.storages: list[torch.Tensor] = []
 
     def reducer_override(self, one: Any) -> Any:
         """How a tensor or a backend is written; anything else as always."""
         if isinstance(one, torch.Tensor):
-            place = one.untyped_storage().data_ptr()
+            place = one.device.type, one.untyped_storage().data_ptr()
             if place not in self._seen:
                 self._seen[place] = len(self.storages)
                 self.storages.append(_bytes_of(one))
@@ -108,7 +109,8 @@ def _registered(name: str) -> Backend:
 
 def _viewed(storage: int, dtype: torch.dtype, shape: Any, stride: Any, offset: int, *bits: bool) -> torch.Tensor:
     conj, neg, grad = bits
-    x = torch.empty(0, dtype=dtype).set_(_STORAGES[storage].untyped_storage(), offset, shape, stride)
+    lies = _STORAGES[storage]
+    x = torch.empty(0, dtype=dtype, device=lies.device).set_(lies.untyped_storage(), offset, shape, stride)
     x = x.conj() if conj else x
     return (torch._neg_view(x) if neg else x).requires_grad_(grad)
 
@@ -136,32 +138,40 @@ class Arena:
     Args:
         given: the operands, which this keeps alive.
         before: other operands whose storages these may lie in; then they have the same memory here as well.
+        pool: blocks on the device; ``None``: what lies there is copied through memory of the CPU.
 
     Attributes:
         before: the same; ``None`` where the memory is new.
         file: descriptor of the memory.
         size: of it, in bytes.
-        places: where each storage begins, and how many bytes it has.
+        block: the memory on the device, where there is any.
+        places: where each storage lies, where it begins, and how many bytes it has.
         skeleton: the operands without what is in memory.
     """
 
-    def __init__(self, given: Operands, before: Sequence[Arena] = ()) -> None:
+    def __init__(self, given: Operands, before: Sequence[Arena] = (), pool: Pool | None = None) -> None:
         self.given = given
         file = io.BytesIO()
         pickler = _Pickler(file, {})
         pickler.dump(given)
         self.skeleton = file.getvalue()
         self._originals = pickler.storages
-        self.places, end = [], 0
+        self.places: list[Place] = []
+        ends = {True: 0, False: 0}
         for one in self._originals:
-            self.places.append((end, one.numel()))
-            end += -(-one.numel() // _ALIGNED) * _ALIGNED
-        self.size = max(end, 1)
+            shared = one.is_cuda and pool is not None
+            self.places.append((_where(one, pool), ends[shared], one.numel()))
+            ends[shared] += -(-one.numel() // _ALIGNED) * _ALIGNED
+        self.size = max(ends[False], 1)
+        self.block: Block | None = None
+        self._pool = pool
         self.before = next((one for one in before if one._is_of(self._originals)), None)
         if self.before is None:
             self.file = os.memfd_create("operands", os.MFD_CLOEXEC)
             os.ftruncate(self.file, self.size)
-            self._copies = mapped(self.file, self.size, self.places)
+            if ends[True] and pool is not None:
+                self.block = pool.take(ends[True])
+            self._copies = mapped(self.file, self.size, self.places, 0 if self.block is None else self.block.address)
         else:
             self.file, self._copies = os.dup(self.before.file), self.before._copies
         out = {one.storage.untyped_storage().data_ptr() for one in given.buffers if one.name == "out"}
@@ -176,12 +186,15 @@ class Arena:
         """Copy what the operands are now."""
         for copy, original in zip(self._copies, self._originals, strict=True):
             copy.copy_(original)
+        self._wait()
 
     def written(self) -> tuple[str, ...]:
         """Names of the operands whose copies are not what they were; a given result may be."""
         names = {one.storage.untyped_storage().data_ptr(): one.name for one in self.given.buffers}
         pairs = zip(self._copies, self._originals, self._out, strict=True)
-        differing = [original for copy, original, out in pairs if not out and not torch.equal(copy, original)]
+        differing = [
+            original for copy, original, out in pairs if not out and not torch.equal(copy, original.to(copy.device))
+        ]
         return tuple(names.get(one.untyped_storage().data_ptr(), "an operand") for one in differing)
 
     def beside_out_intact(self) -> bool:
@@ -200,17 +213,42 @@ class Arena:
     def close(self) -> None:
         """Give the memory back, when no tensor over it is left."""
         os.close(self.file)
+        if self.block is not None and self._pool is not None:
+            self._pool.give(self.block)
+
+    @property
+    def bytes(self) -> int:
+        """How much memory it has."""
+        return self.size + (0 if self.block is None else self.block.size)
+
+    def _wait(self) -> None:
+        if any(one.is_cuda for one in self._originals):
+            torch.cuda.synchronize()
 
 
-def mapped(file: int, size: int, places: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    """The storages in shared memory, as bytes."""
+# Where a storage lies (``host``, ``device``, or ``staged``: on the device, handed over through the CPU's memory), where
+# it begins there, and how many bytes it has.
+Place = tuple[str, int, int]
+
+
+def _where(storage: torch.Tensor, pool: Pool | None) -> str:
+    if not storage.is_cuda:
+        return "host"
+    return "staged" if pool is None else "device"
+
+
+def mapped(file: int, size: int, places: Sequence[Place], block: int = 0) -> list[torch.Tensor]:
+    """The storages in shared memory, as bytes; ``block`` is the address of the memory on the device."""
     memory = mmap.mmap(file, size)
-    return [
-        torch.frombuffer(memory, dtype=torch.uint8, count=count, offset=first)
-        if count
-        else torch.empty(0, dtype=torch.uint8)
-        for first, count in places
-    ]
+    found = []
+    for where, first, count in places:
+        if where == "device":
+            found.append(bytes_at(block + first, count))
+        elif count:
+            found.append(torch.frombuffer(memory, dtype=torch.uint8, count=count, offset=first))
+        else:
+            found.append(torch.empty(0, dtype=torch.uint8))
+    return found
 
 
 def operands_in(skeleton: bytes, storages: Sequence[torch.Tensor]) -> Operands:
@@ -230,7 +268,7 @@ class Form(msgspec.Struct, frozen=True):
     Attributes:
         dtype, layout, device: as PyTorch spells them.
         shape: its sizes.
-        bits: whether its elements follow, in the order of their indices.
+        bits: whether its elements can be had, in the order of their indices.
     """
 
     dtype: str
@@ -240,21 +278,30 @@ class Form(msgspec.Struct, frozen=True):
     bits: bool
 
 
-def forms(results: Sequence[torch.Tensor]) -> tuple[list[Form], list[memoryview]]:
+def forms(results: Sequence[torch.Tensor]) -> tuple[list[Form], list[torch.Tensor]]:
     """What results are, and the bytes of those that have any."""
     found, data = [], []
     for one in results:
-        bits = has_bits(one) and one.device.type == "cpu"
+        bits = has_bits(one)
         dtype, layout = (str(x).removeprefix("torch.") for x in (one.dtype, one.layout))
         found.append(Form(dtype, tuple(one.shape), layout, str(one.device), bits))
         if bits:
             flat = one.contiguous().view(-1) if one.numel() else one.new_empty(0)
-            data.append(flat.view(torch.uint8).numpy().data)
+            data.append(flat.view(torch.uint8))
     return found, data
 
 
-def results_of(found: Sequence[Form], data: bytearray) -> tuple[torch.Tensor, ...]:
+def sent(data: Sequence[torch.Tensor]) -> list[memoryview]:
+    """Bytes as they go through a socket."""
+    return [one.cpu().numpy().data for one in data]
+
+
+def results_of(found: Sequence[Form], data: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The results; of one that has no elements in memory a tensor of its kind.
+
+    Args:
+        found: what they are.
+        data: their bytes, on the CPU or on the device.
 
     Raises:
         ValueError: where the bytes are not those of the forms.
@@ -267,12 +314,12 @@ def results_of(found: Sequence[Form], data: bytearray) -> tuple[torch.Tensor, ..
         if not one.bits:
             made.append(_without_bits(one, dtype))
             continue
-        x = torch.empty(one.shape, dtype=dtype)
+        x = torch.empty(one.shape, dtype=dtype, device=one.device)
         size = x.numel() * x.element_size()
         if begin + size > len(data):
             raise ValueError("bytes of a result are missing")
         if size:
-            x.view(-1).view(torch.uint8).copy_(torch.frombuffer(data, dtype=torch.uint8, count=size, offset=begin))
+            x.view(-1).view(torch.uint8).copy_(data[begin:][:size])
         made.append(x)
         begin += size
     return tuple(made)

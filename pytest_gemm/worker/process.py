@@ -16,6 +16,7 @@ import contextlib
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
@@ -27,13 +28,15 @@ from pytest_gemm.api.protocols import Backend, Candidates, Compiling
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Activity, Misconduct, Phase, Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.worker import memory
+from pytest_gemm.worker import faults, memory
 from pytest_gemm.worker.answers import Answer, RanForm
 from pytest_gemm.worker.death import manner, remedy, stack_frames
+from pytest_gemm.worker.device import MUCH, Pool, bytes_at
 from pytest_gemm.worker.keeper import GRACE, Keeper, Started
 from pytest_gemm.worker.messages import Built, Died, How, Job, Ran, Thrown
 
 _Kind = TypeVar("_Kind")
+_NOTHING: Final = torch.empty(0, dtype=torch.uint8)
 
 _REFUSALS: Final[Mapping[str, Callable[[str, str, str], Exception]]] = {
     "Unsupported": Unsupported,
@@ -42,8 +45,6 @@ _REFUSALS: Final[Mapping[str, Callable[[str, str, str], Exception]]] = {
 }
 # Seconds between the end of a process and the notice of it.
 _BRIEFLY: Final = 1.0
-# Bytes of operands that are not kept for another case of the same problem.
-_MUCH: Final = 1 << 26
 # Characters of what a dying worker wrote to stdout and stderr that are shown.
 _LAST_WORDS: Final = 600
 
@@ -70,6 +71,8 @@ class Process:
         self._loaded: set[int] = set()
         self._forgotten: list[int] = []  # what was built and is not needed any more; 0: all of it
         self._problem = ""
+        self._pool: Pool | None = None
+        self._is_staged: bool | None = None  # what lies on a device goes through the CPU
 
     @contextlib.contextmanager
     def watch(self, activity: Activity) -> Iterator[None]:
@@ -102,6 +105,7 @@ class Process:
         assert timed is None, "a timed call needs the worker's own process"
         answer, data = self._ask("run", number, how, given=given)
         ran, worker = _there(answer.ran), self._worker
+        made = self._results(ran, data)
         arena = self._arenas[id(given)]
         if written := arena.written():
             raise Misconduct("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}")
@@ -114,7 +118,6 @@ class Process:
             answer, data = self._ask("now", ran.number)
             return self._results(_there(answer.ran), data)
 
-        made = self._results(ran, data)
         return Ran(made, _there(ran.proof), _there(ran.contract), now if ran.number else None)
 
     def eager(self, problem: Problem, given: Operands) -> tuple[torch.Tensor, ...]:
@@ -129,7 +132,7 @@ class Process:
     def release(self) -> None:
         """As :meth:`Worker.release`; where little is held it goes with the next question."""
         self._forgotten[:] = [0]
-        if self._worker is not None and sum(arena.size for arena in self._arenas.values()) > _MUCH:
+        if self._worker is not None and sum(arena.bytes for arena in self._arenas.values()) > MUCH:
             self._drop()
             with contextlib.suppress(Died):
                 self._ask("drop")
@@ -138,6 +141,8 @@ class Process:
         """End the worker, whatever it is doing."""
         self._gone()
         self._drop()
+        if self._pool is not None:
+            self._pool.close()
         os.close(self._said)
         os.close(self._stack)
 
@@ -150,6 +155,8 @@ class Process:
             Unsupported, Pruned, Misconduct, Thrown: as the worker tells it.
             Died: when it has ended instead.
         """
+        if given is not None and given.device == "cuda" and self._is_staged is None:
+            self._share()
         worker, said = self._started(), os.fstat(self._said).st_size
         files: list[int] = []
         load = None if given is None else self._load(given, files)
@@ -177,6 +184,21 @@ class Process:
         _raise(answer)
         return answer, rest
 
+    def _share(self) -> None:
+        """Find out whether the worker can open memory of the device; otherwise what lies there goes through the CPU."""
+        pool = Pool()
+        try:
+            block = pool.take(1)
+            refused = self._ask("opens", *block.ticket)[0].refused
+            pool.give(block)
+        except OSError as error:
+            refused = str(error)
+        self._is_staged = bool(refused)
+        if refused:
+            warnings.warn(f"operands and results of kernels go through the memory of the CPU: {refused}", stacklevel=2)
+        else:
+            self._pool = pool
+
     def _load(self, given: Operands, files: list[int]) -> tuple[Any, ...]:
         """What a question says of its operands, whose copies are as they are now."""
         if given.problem.line != self._problem:
@@ -184,7 +206,9 @@ class Process:
             self._problem = given.problem.line
         arena = self._arenas.get(id(given))
         if arena is None:
-            arena = self._arenas[id(given)] = memory.Arena(given, list(self._arenas.values()))
+            arena = self._arenas[id(given)] = memory.Arena(given, list(self._arenas.values()), self._pool)
+        if id(given) not in self._loaded and arena.bytes > MUCH:
+            faults.release()  # the other process needs the memory
         arena.write()
         if id(given) in self._loaded:
             return (id(given),)
@@ -192,7 +216,8 @@ class Process:
         if arena.before is not None and id(arena.before.given) in self._loaded:
             return id(given), arena.skeleton, id(arena.before.given)
         files.append(arena.file)
-        return id(given), arena.skeleton, 0, arena.size, arena.places
+        block = None if arena.block is None else arena.block.ticket
+        return id(given), arena.skeleton, 0, self._problem, arena.size, arena.places, block
 
     def _drop(self) -> None:
         """Give back the memory of the problem before."""
@@ -221,10 +246,24 @@ class Process:
 
     def _results(self, ran: RanForm, data: bytearray) -> tuple[torch.Tensor, ...]:
         try:
-            return memory.results_of(ran.forms, data)
+            if ran.left and self._pool is not None:
+                return self._fetched(ran, self._pool)
+            return memory.results_of(ran.forms, torch.frombuffer(data, dtype=torch.uint8) if data else _NOTHING)
+        except torch.OutOfMemoryError:
+            raise
         except (ValueError, RuntimeError):
             self._gone()
             raise Died(Reason("process-died", "the kernel's process sent results that are none")) from None
+
+    def _fetched(self, ran: RanForm, pool: Pool) -> tuple[torch.Tensor, ...]:
+        """Copies of the results that the worker has on the device."""
+        block = pool.take(ran.left)
+        try:
+            self._ask("fetch", *block.ticket)
+            return memory.results_of(ran.forms, bytes_at(block.address, ran.left))
+        finally:
+            torch.cuda.synchronize()
+            pool.give(block)
 
     # -- the process
 

@@ -8,7 +8,7 @@ import gc
 import os
 import socket
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,10 +19,11 @@ from pytest_gemm.api.protocols import Backend, Compiling
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Misconduct, Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.worker import memory
+from pytest_gemm.worker import faults, memory
 from pytest_gemm.worker.answers import Answer, Failure, RanForm, Refusal, Span
+from pytest_gemm.worker.device import Opened, bytes_at
 from pytest_gemm.worker.inline import Inline
-from pytest_gemm.worker.messages import How, Job, Ran, Thrown
+from pytest_gemm.worker.messages import How, Job, Thrown
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD: Final = 50_000
@@ -67,16 +68,28 @@ class _Server:
         self._stores = {name: one.store for name, one in backends.items() if isinstance(one, Compiling)}
         self._inline = Inline()
         self._operands: dict[int, tuple[Operands, list[torch.Tensor]]] = {}
-        self._results: dict[int, Ran] = {}
+        self._results: dict[int, Callable[[], tuple[torch.Tensor, ...]]] = {}
         self._problem = ""
+        self._opened = Opened()
+        self._shares = False  # memory on the device
+        self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []  # on the device, and in shared memory
+        self._left: list[torch.Tensor] = []  # bytes of results that wait to be fetched
 
     def answer(self, first: bytes, files: Sequence[int]) -> tuple[Answer, list[memoryview]]:
         """The answer to a question, and the bytes of results."""
         question, more, load, forgotten = memory.unpickled(first, self._backends)
         for one in forgotten:
             self._forget(one)
+        left, self._left = self._left, []
+        if question == "fetch":
+            self._fetch(left, *more)
+            return Answer(), []
         given = [] if load is None else [self._loaded(load, files)]
+        for there, here in self._staged if given else ():
+            there.copy_(here)
         found = getattr(self, f"_{question}")(*more, *given)
+        for there, here in self._staged if given else ():
+            here.copy_(there)
         return found if isinstance(found, tuple) else (found or Answer(), [])
 
     def _loaded(self, load: tuple[Any, ...], files: Sequence[int]) -> Operands:
@@ -86,14 +99,41 @@ class _Server:
             if before:
                 storages = self._operands[before][1]
             else:
-                storages = memory.mapped(files[0], *place)
+                storages = self._mapped(files[0], *place)
                 os.close(files[0])
-            made = memory.operands_in(skeleton, storages)
-            if made.problem.line != self._problem:
-                self._operands.clear()
-                self._problem = made.problem.line
-            self._operands[key] = made, storages
+            self._operands[key] = memory.operands_in(skeleton, storages), storages
         return self._operands[key][0]
+
+    def _mapped(
+        self, file: int, problem: str, size: int, places: Sequence[memory.Place], block: tuple[int, bytes, int] | None
+    ) -> list[torch.Tensor]:
+        """The storages of operands."""
+        if problem != self._problem:
+            self._clear()
+            self._problem = problem
+        self._shares = self._shares or block is not None
+        found = memory.mapped(file, size, places, 0 if block is None else self._opened.address(*block))
+        for number, (where, *_) in enumerate(places):
+            if where == "staged":
+                self._staged.append((found[number].cuda(), found[number]))
+                found[number] = self._staged[-1][0]
+        return found
+
+    def _opens(self, *block: Any) -> Answer:
+        """Whether memory of the judge's can be opened here."""
+        try:
+            self._opened.address(*block)
+        except (OSError, RuntimeError) as error:
+            return Answer(refused=str(error) or type(error).__name__)
+        return Answer()
+
+    def _fetch(self, left: Sequence[torch.Tensor], *block: Any) -> None:
+        """Write the results that were left to a block."""
+        address = self._opened.address(*block)
+        for one in left:
+            bytes_at(address, one.numel()).copy_(one)
+            address += one.numel()
+        torch.cuda.synchronize()
 
     def _supports(self, job: Job) -> None:
         self._inline.supports(job)
@@ -109,22 +149,32 @@ class _Server:
         kept = 0
         if ran.now is not None:
             kept = len(self._results) + 1
-            self._results[kept] = ran
-        forms, data = memory.forms(ran.results)
-        return Answer(ran=RanForm(forms, kept, ran.proof, ran.contract)), data
+            self._results[kept] = ran.now
+        return self._returned(ran.results, number=kept, proof=ran.proof, contract=ran.contract)
+
+    def _returned(self, results: Sequence[torch.Tensor], **more: Any) -> tuple[Answer, list[memoryview]]:
+        """Results as the judge gets them: on the device where it has sent operands so, else as bytes."""
+        forms, data = memory.forms(results)
+        if self._shares and data and all(one.is_cuda for one in data):
+            self._left = data
+            left = sum(one.numel() for one in data)
+            return Answer(ran=RanForm(forms, left=left, **more)), []
+        return Answer(ran=RanForm(forms, **more)), memory.sent(data)
 
     def _now(self, number: int) -> tuple[Answer, list[memoryview]]:
-        now = self._results[number].now
-        assert now is not None
-        forms, data = memory.forms(now())
-        return Answer(ran=RanForm(forms, 0)), data
+        return self._returned(self._results[number](), number=0)
 
     def _eager(self, problem: Problem, given: Operands) -> tuple[Answer, list[memoryview]]:
-        forms, data = memory.forms(self._inline.eager(problem, given))
-        return Answer(ran=RanForm(forms, 0)), data
+        return self._returned(self._inline.eager(problem, given), number=0)
 
     def _drop(self) -> None:
+        self._clear()
+        faults.release()
+
+    def _clear(self) -> None:
         self._operands.clear()
+        self._staged.clear()
+        self._opened.close_large()
 
     def _forget(self, number: int) -> None:
         if number:
