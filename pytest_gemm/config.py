@@ -274,7 +274,7 @@ class GemmConfig:
     @property
     def deciding(self) -> dict[str, str]:
         """The options and settings that decide what is judged and how, as text."""
-        idle = {"output", "shard", "profile", "run.durations", "run.github", "run.supervise", "run.fork", "run.inline"}
+        idle = {"output", "shard", "profile", "run.durations", "run.github", "run.fork", "run.inline"}
         return {
             name: text
             for name, text in {**self.options, **self.settings}.items()
@@ -311,7 +311,6 @@ CONFIG = pytest.StashKey[GemmConfig]()
 # Settings of the engine; those of a backend are declared in its class.
 ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
     "run": {
-        "supervise": Setting("yes", "yes|no", "watch the run from another process", api_settings.one_of("yes", "no")),
         "github": Setting("auto", "auto|yes|no", "annotations and summary", api_settings.one_of("auto", "yes", "no")),
         "inline": Setting("no", "yes|no", "kernels run in pytest's process", api_settings.one_of("yes", "no")),
         "fork": Setting("yes", "yes|no", "workers are forks of one process", api_settings.one_of("yes", "no")),

@@ -7,42 +7,38 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import faulthandler
-import functools
 import gc
-import os
-import sys
+import shutil
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from pytest_gemm import config as config_module
-from pytest_gemm import effect, records, reports, review, selection, startup, supervisor, trace, xdist
+from pytest_gemm import effect, reports, review, selection, startup, trace, xdist
 from pytest_gemm import remote as remote_module
 from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.case_id import threads_text
 from pytest_gemm.config import CONFIG, SPEED_WORKER
-from pytest_gemm.failures import text
-from pytest_gemm.isolation.journal import Journal, Journals, Position
-from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.isolation.termination import STATUS, Termination
-from pytest_gemm.ledger.ledger import LedgerUse
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.outcome import Status
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.run import github, precompile, progress, timeline
+from pytest_gemm.run import precompile, progress, timeline
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run.state import RunState
 from pytest_gemm.sharding import division
 from pytest_gemm.storage import cache, digests, files
 from pytest_gemm.text import message
+from pytest_gemm.worker.keeper import KEEPER
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
     from pytest_gemm.judging.judge import Judge
     from pytest_gemm.run.check import GemmCheck
+    from pytest_gemm.run.guarded import GuardedJudge
+    from pytest_gemm.worker.process import Workers
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD: Final = 50_000
@@ -59,7 +55,6 @@ class GemmRun:
     Attributes:
         settings: what the run was asked for.
         state: what was judged so far.
-        watch: limits of what runs in this process.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -69,15 +64,13 @@ class GemmRun:
             pytest.UsageError: for wrong input.
         """
         self._config = config
-        self._child = config.stash.get(supervisor.CHILD, None)
-        self._is_worker, self._folder = hasattr(config, "workerinput"), _folder_of(getattr(config, "workerinput", {}))
+        self._is_worker, self._folder = hasattr(config, "workerinput"), _folder_of(config)
         self._closing = contextlib.ExitStack()
-        self._journals: Journals | None = None
         self._termination: Termination | None = None
         self._harvest: list[precompile.Harvest] | None = None
         self._measured: list[Any] | None = None  # of speed.report.rows.Run; a run without timed tests imports none
-        self._fuzzer: Any = None  # a fuzzing.check.TrialWorker, likewise
-        self._guarded: Any = None  # a run.guarded.GuardedJudge, likewise
+        self._trials: Any = None  # a fuzzing.check.Trials, likewise
+        self._guarded: GuardedJudge | None = None
         self._fuzzed: list[str] = []
         self._pages: list[Path] = []
         self._damaged, self._noted = list[str](), digests.noted()
@@ -85,24 +78,12 @@ class GemmRun:
         self.settings = dataclasses.replace(config_module.read(config), loading=effect.loading(config))
         effect.check_backends(self.settings)
         config.stash[CONFIG] = self.settings
-        self.watch = self._make_watch()
         self.state = RunState.of(self.settings, narrowed=selection.is_narrowed(config, self.settings))
         division.register(config, self.state)
         self._review = review.Review(config, self.state)
         startup.register(config)
         remote_module.register(config, self.state)
         timeline.register(config, self.state)
-        if self._child is not None:
-            names = [backend.name for backend in self.settings.registry]
-            self._child.note(
-                options={n: effect.rerun_options(self.settings, n, timed=False) for n in names},
-                root=str(config.rootpath),
-                here=str(config.invocation_params.dir),
-                threads=self.settings.threads,
-                devices=self.settings.devices,
-                record=str(self.settings.file("run.jsonl") or ""),
-                places={n: (p.file, p.line) for n, p in github.places_of_backends(self.settings.backends).items()},
-            )
         if not self._is_worker and not config.pluginmanager.has_plugin(SPEED_WORKER):
             try:
                 cache.tidy()
@@ -115,73 +96,11 @@ class GemmRun:
             self._closing.callback(self._termination.close)
 
     def pytest_unconfigure(self) -> None:
-        """Stop watching; what was written down for this run alone goes."""
+        """End what was started for this run."""
         self._closing.close()
         running: Any = self._config.pluginmanager.get_plugin("session")
         if self.state.lost and getattr(running, "exitstatus", None) == pytest.ExitCode.OK:  # of a trace, for instance
             running.exitstatus = state_module.Red.FILE
-
-    def _make_watch(self) -> Watch:
-        """The watch of this process.  What a worker leaves behind is read by the process that started it."""
-        config, child = self._config, self._child
-        timed = not (config.getoption("usepdb", False) or config.getoption("trace", False))
-        limits = self.settings.limits if timed else (0.0, 0.0)
-        dumps = config.pluginmanager.has_plugin("faulthandler") and not float(
-            config.getini("faulthandler_timeout") or 0
-        )
-        if self._is_worker or child is not None:
-            given: Mapping[str, Any] = getattr(config, "workerinput", {})  # xdist's
-            folder = child.journals.folder if child is not None else self._folder
-            name, replaceable = given.get("workerid", supervisor.PROCESS), given.get("gemm_replaces", False)
-            journal = Journal(folder, name, replaceable=replaceable)
-            watch = Watch(*limits, journal, stacks=journal.stacks if dumps else None)
-            if journal.stacks is not None and dumps:
-                faulthandler.enable(file=journal.stacks, all_threads=False)
-        else:
-            stderr = None
-            with contextlib.suppress(AttributeError, ValueError, OSError):  # a process may have none
-                stderr = os.dup(sys.__stderr__.fileno())  # type: ignore[union-attr]  # before pytest captures it
-                self._closing.callback(os.close, stderr)
-            journal = Journal()
-            watch = Watch(*limits, journal, functools.partial(self._last_call, stderr), stderr if dumps else None)
-        self._closing.callback(journal.close)
-        self._closing.callback(watch.close)
-        if journal.stacks is not None:
-            self._closing.callback(faulthandler.disable)  # it writes into the journal
-        return watch
-
-    def _last_call(self, stderr: int | None, outcome: Outcome) -> None:
-        """Report a case that has no end from a process that ends with it; the main thread hangs and capture is on."""
-        journal, state = self.watch.journal, self.state
-        position, name = journal.position, selection.test_name(journal.position.test)
-        judged = [dataclasses.replace(o, test=name) for o in (*journal.outcomes, outcome)]
-        explained, use = self._explained(judged, position)
-        state.absorb(map(records.to_record, explained), use.to_dict(), "main", position.test)
-        state.narrowed = True  # what was not run may be what a ledger entry is about
-        running: Any = self._config.pluginmanager.get_plugin("session")
-        ids = [item.nodeid for item in running.items]
-        behind = len(ids) - 1 - ids.index(position.test) if position.test in ids else 0
-        lines = [
-            text.failure(explained[-1], self._rerun(position.test)),
-            *supervisor.end_lines("Nothing else ends it", behind),
-            "",
-            *state.summary(),
-            *state.incomplete(),
-        ]
-        if stderr is not None:
-            quoted = github.quoted(lines, self.settings.github)
-            os.write(stderr, ("\n\n" + "\n".join(quoted) + "\n").encode())
-
-    def _explained(self, outcomes: Sequence[Outcome], position: Position | None) -> tuple[list[Outcome], LedgerUse]:
-        """What the ledger says of outcomes whose process is gone, as ``GemmCheck`` asks it of the others."""
-        known, settings = position.environment if position else None, self.settings
-        return state_module.explain_for_worker(outcomes, known, settings.ledger, settings.devices, settings.threads)
-
-    def _rerun(self, nodeid: str) -> text.Rerun:
-        """How to run a test again of which only the id is known."""
-        case = selection.case_id(nodeid)
-        given = effect.rerun_options(self.settings, case.backend if case else "", timed=False)
-        return selection.rerun(nodeid, self._config.rootpath, self._config.invocation_params.dir, given)
 
     def _display(self) -> progress.Display:
         return progress.Display.of(self._config)
@@ -191,19 +110,11 @@ class GemmRun:
     def pytest_sessionstart(self) -> None:
         """Start gathering.  Backends that are missing are found here: with xdist this process collects nothing."""
         settings, config = self.settings, self._config
-        if settings.fuzz and not config.option.collectonly:
-            from pytest_gemm.fuzzing.check import TrialWorker
-
+        if settings.fuzz:
             self.state.narrowed = True  # a drawn case does not show that an entry of the ledger is stale
-            self._fuzzer = TrialWorker(settings)  # before a backend is asked whether it is available
-            self._closing.callback(self._fuzzer.close)
-        if settings.guard == "pages" and self._judges_here():
-            from pytest_gemm.run.guarded import GuardedJudge
-
-            self._guarded = GuardedJudge(settings)  # likewise
-            self._closing.callback(self._guarded.close)
+        # Before a backend is asked whether it is available.
         if self._judges_here() and (keeper := startup.keeper(settings, config)) is not None:
-            config.stash[startup.KEEPER] = keeper  # likewise
+            config.stash[KEEPER] = keeper
             self._closing.callback(keeper.close)
         if not self._is_worker:
             self.state.missing = selection.missing(settings)
@@ -283,21 +194,17 @@ class GemmRun:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Without xdist: compile what the collected tests need, and time.  With it the controller does, see below."""
-        if self._child is not None:
-            self._child.note(collected=len(session.items))
         if self._is_worker:
             return
         timed = [case for case in map(selection.timed, session.items) if case is not None]
         self._prepare([item.nodeid for item in session.items], timed)
 
-    def collected_by(self, node: Any, ids: Sequence[str]) -> None:
+    def collected_by(self, ids: Sequence[str]) -> None:
         """With xdist: the first worker to have collected names all tests.  The others wait, and so does the first."""
-        if self._child is not None:
-            self._child.note(collected=len(ids))
         if not self._shown_header and any(map(selection.case_id, ids)):
             self._shown_header = True
             self._display().line(self.header())
-        folder = _folder_of(node.workerinput)
+        folder = self._folder
         if self._measured is not None or folder is None:
             self._precompile(ids)
             return
@@ -349,7 +256,7 @@ class GemmRun:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """With ``--gemm-compile-only`` nothing runs."""
-        keeper = self._config.stash.get(startup.KEEPER, None)
+        keeper = self._config.stash.get(KEEPER, None)
         if keeper is not None and not self._is_worker and any(map(selection.parameter_of, session.items)):
             keeper.prepare()
         return True if self.settings.compile_only else None
@@ -369,47 +276,20 @@ class GemmRun:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> object | None:
         """With ``-n`` and a GEMM option given: keep what shares an artifact or a reference on one worker."""
-        return xdist.scheduler(config, log, self._journals, timeline.read(timeline.path_of(self.settings)))
+        return xdist.scheduler(config, log, timeline.read(timeline.path_of(self.settings)))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
-        """Several GPUs are shared out among the workers; what they leave behind when they die has a place."""
-        self._journals = Journals() if self._child is None else self._child.journals
-        if self._child is None:
-            self._closing.callback(self._journals.close)
+        """Several GPUs are shared out among the workers; and files are exchanged with them."""
+        self._folder = files.own_folder()
+        self._closing.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self.state.notes += filter(None, [xdist.pin(config, specs)])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a worker of this machine where to keep its journal, and whether another one would take its test over."""
-        if node.gateway.spec.popen and self._journals is not None:
-            node.workerinput["gemm_folder"] = str(self._journals.folder)
-            node.workerinput["gemm_replaces"] = xdist.replaces_workers(node.config)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
-        """A test that ended with its worker, and that no other one goes on with: its last case crashed."""
-        made: Any = report  # pytest keeps and ships extra attributes
-        node, process = made.node, made.node.gateway.id
-        position = self._journals.position(process) if self._journals else None
-        earlier = self._journals.outcomes(crashitem) if self._journals else ()
-        outcomes = selection.crashed(crashitem, position, earlier, xdist.exit_status(node), remote_module.machine(node))
-        if not outcomes:
-            return
-        judged, use = self._explained(outcomes, position)
-        made.gemm = {"outcomes": [*map(records.to_record, judged)], "use": use.to_dict(), "process": process}
-        made.when = "call"
-        failed = [o for o in judged if o.status.is_failure]
-        if failed:
-            made.longrepr = text.failures(failed, self._rerun(crashitem))
-        else:
-            known = next(o for o in judged if o.known_failure)
-            made.outcome, made.wasxfail = "skipped", f"{known.known_failure}: {known.reason}"
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_enter_pdb(self) -> None:
-        """A user looks around in a case: that has no limit."""
-        self.watch.lift()
+        """Tell a worker of this machine where files are exchanged."""
+        if node.gateway.spec.popen and self._folder is not None:
+            node.workerinput["gemm_folder"] = str(self._folder)
 
     # -- fixtures
 
@@ -420,23 +300,31 @@ class GemmRun:
             import torch
 
             from pytest_gemm.judging.judge import Judge
-            from pytest_gemm.worker.process import Workers
 
         torch.set_num_threads(self.settings.threads)
         # What is loaded by now stays: torch and a compiler are millions of objects that every collection would visit.
         gc.freeze()
         before = gc.get_threshold()
         gc.set_threshold(_GC_THRESHOLD, *before[1:])
-        settings = self.settings
+        settings, workers = self.settings, self._workers()
+        if settings.guard == "pages" and workers is not None:
+            from pytest_gemm.run.guarded import GuardedJudge
+
+            self._guarded = GuardedJudge(settings, workers)
         eager = state_module.eager_refusal(settings.ledger)
-        keeper = self._config.stash.get(startup.KEEPER, None)
-        workers = None if keeper is None else Workers(keeper, settings.limits)
-        yield Judge(eager, self.watch, settings.reference, None, settings.stream, settings.ledger.statements, workers)
+        yield Judge(eager, settings.reference, None, settings.stream, settings.ledger.statements, workers)
         if workers is not None:
             workers.close()
         gc.set_threshold(*before)
-        if not self._is_worker and self._child is None:  # which end: pytest would collect all of these objects again
+        if not self._is_worker:  # which ends: pytest would collect all of these objects again
             gc.unfreeze()
+
+    def _workers(self) -> Workers | None:
+        """The processes of the kernels, which do not run yet; ``None`` where kernels run in this process."""
+        from pytest_gemm.worker.process import Workers
+
+        keeper = self._config.stash.get(KEEPER, None)
+        return None if keeper is None else Workers(keeper, self.settings.limits)
 
     def case(self, request: pytest.FixtureRequest) -> Case:
         """The case of a test that carries the marker."""
@@ -450,18 +338,15 @@ class GemmRun:
 
     @contextlib.contextmanager
     def check(self, node: pytest.Function, judge: Judge) -> Iterator[GemmCheck]:
-        """What judges a case and ends its test; with ``--gemm-guard=pages`` in a process that may die."""
+        """What judges a case and ends its test."""
         from pytest_gemm.run.check import GemmCheck
 
-        self.watch.journal.begin(node.nodeid)
         check = GemmCheck(
-            *(self.settings, judge, self.watch.journal, node.originalname, selection.target(node), self._guarded),
+            *(self.settings, judge, node.originalname, selection.target(node), self._guarded),
             "gemm_speed" in node.fixturenames,
         )
         node.stash[_JUDGED] = check.judged
         yield check
-        self.watch.rest()
-        self.watch.journal.end()
 
     def speed_check(self, request: pytest.FixtureRequest, check: GemmCheck) -> Callable[[Case], object]:
         """What ends a timed test as the gate judges it."""
@@ -482,12 +367,17 @@ class GemmRun:
 
     def fuzz_check(self, request: pytest.FixtureRequest) -> Callable[[], None]:
         """What fuzzes one backend for its share of the time."""
-        from pytest_gemm.fuzzing.check import FuzzCheck
+        from pytest_gemm.fuzzing.check import FuzzCheck, Trials
 
         config, settings = self._config, self.settings
         capture: Any = config.pluginmanager.get_plugin("capturemanager")
         uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
-        check = FuzzCheck(settings, self._fuzzer, self._display(), uncaptured, config.invocation_params.dir)
+        if self._trials is None:
+            workers = self._workers()
+            self._trials = Trials(settings, workers)
+            if workers is not None:
+                self._closing.callback(workers.close)
+        check = FuzzCheck(settings, self._trials, self._display(), uncaptured, config.invocation_params.dir)
         request.node.stash[_JUDGED] = check.judged
         share = settings.fuzz / len(selection.available(settings))
 
@@ -526,18 +416,11 @@ class GemmRun:
         if said and said != str(warning_message.message):
             warning_message.message = pytest.PytestWarning(said)
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Let the parent know which test runs."""
-        if self._child is not None:
-            self._child.note(test=nodeid)
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take in what a test judged, in the process that writes the summary."""
         if self._is_worker:
             return
         state = self.state
-        if self._child is not None:
-            self._child.noted(report)
         if asked := getattr(report, "gemm_asked", ""):
             state.asked.add(asked)
         judged = getattr(report, "gemm", None)
@@ -546,8 +429,6 @@ class GemmRun:
         elif judged is not None:
             state.absorb(judged["outcomes"], judged["use"], judged["process"], report.nodeid)
             state.lose(judged.get("lost", {}))
-            if self._journals is not None:
-                self._journals.unfinished.discard(report.nodeid)
 
     # -- end
 
@@ -564,7 +445,6 @@ class GemmRun:
         state.notes += [*self._damaged, *precompile.notes(self._harvest or [], counted)]
         if self._termination is not None and self._termination.received:
             session.exitstatus = STATUS
-        self._absorb_unfinished()
         state.close_record(session.exitstatus)
         self._pages = reports.write_speed(settings, state, self._measured or [])
         self._review.write(self._measured or [])
@@ -573,13 +453,6 @@ class GemmRun:
             session.exitstatus = exitstatus = pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED
         if session.exitstatus == exitstatus:
             session.exitstatus = state.status(exitstatus)
-
-    def _absorb_unfinished(self) -> None:
-        """Take in the tests in which a process died, where the run has ended before another one finished them."""
-        for test in sorted(self._journals.unfinished) if self._journals is not None else ():
-            assert self._journals is not None
-            judged, use = self._explained(self._journals.outcomes(test), None)
-            self.state.absorb(map(records.to_record, judged), use.to_dict(), "main", test)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The backend x op table and what belongs to it."""
@@ -604,6 +477,7 @@ class GemmRun:
                 terminalreporter.write_line(line)
 
 
-def _folder_of(workerinput: Mapping[str, Any]) -> Path | None:
+def _folder_of(config: pytest.Config) -> Path | None:
     """Where a worker of xdist and the controller exchange files; ``None`` for a worker of another machine."""
-    return Path(workerinput["gemm_folder"]) if "gemm_folder" in workerinput else None
+    given = getattr(config, "workerinput", {})
+    return Path(given["gemm_folder"]) if "gemm_folder" in given else None

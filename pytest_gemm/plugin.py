@@ -43,9 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Declare the hook that registers backends, and register what runs around everything that pytest does."""
+    """Declare the hook that registers backends."""
     pluginmanager.add_hookspecs(hookspec)
-    pluginmanager.register(_Supervision(), "gemm-supervision")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -80,36 +79,14 @@ def _suites() -> tuple[Path, ...]:
     return tuple(Path(spec.origin).resolve().parent for spec in specs if spec is not None and spec.origin)
 
 
-class _Supervision:
-    """Another process looks on where kernels are judged in this one, see ``supervisor.py``."""
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, int | None, int | None]:
-        """Fork; and hand the status over to the parent when pytest has come to its end."""
-        child = None
-        if not config.option.help and is_used(config):
-            from pytest_gemm import supervisor
-
-            child = supervisor.supervised(config)
-        if child is None:
-            return (yield)
-        try:
-            status = yield
-        except pytest.UsageError:
-            child.finished(pytest.ExitCode.USAGE_ERROR)
-            raise
-        child.finished(int(status or 0))
-        return status
-
-
 @pytest.hookimpl(tryfirst=True)  # before xdist reads its limits
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """A crash is a result; and below a compute-sanitizer the run is another process's."""
     if config.option.help or not options.is_any_given(config):
         return None
-    from pytest_gemm import supervisor
+    from pytest_gemm import startup
 
-    return supervisor.begin(config)
+    return startup.begin(config)
 
 
 @pytest.hookimpl(trylast=True)  # after every conftest that registers a backend
@@ -152,7 +129,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
     """With xdist the controller knows the names of the tests only."""
     if node.config.pluginmanager.has_plugin(RUN) or any(map(_CASE.search, ids)):
-        run_of(node.config).collected_by(node, ids)
+        run_of(node.config).collected_by(ids)
 
 
 # -- fixtures ------------------------------------------------------------------------------------------------

@@ -34,9 +34,8 @@ from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.case_id import MODES, CandidateSelection, CaseId, Mode
 from pytest_gemm.config import GemmConfig, suites, test_target
 from pytest_gemm.failures.text import Rerun
-from pytest_gemm.isolation.journal import Position, death
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.outcome import Activity, Outcome, Phase, Reason
+from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import HUGE
 from pytest_gemm.problem.errors import ProblemError
@@ -349,28 +348,3 @@ def rerun(nodeid: str, root: Path, here: Path, options: tuple[str, ...]) -> Reru
 def test_name(nodeid: str) -> str:
     """Name of the test function in a node id."""
     return nodeid.partition("[")[0].rpartition("::")[2]
-
-
-def crashed(
-    nodeid: str, position: Position | None, earlier: Sequence[Outcome], status: int | None, machine: str = ""
-) -> tuple[Outcome, ...]:
-    """The outcomes of a test whose process is gone and that no worker continues; none for a test of another plugin.
-
-    Args:
-        nodeid: the test.
-        position: the last entry of its process, ``None`` when it left none.
-        earlier: what was judged of the test before.
-        status: exit status of the process, negative for a signal, ``None`` where it is unknown.
-        machine: where it ran, "" for this one.
-    """
-    case = case_id(nodeid)
-    if case is None:
-        return ()
-    if position is None or position.test != nodeid or position.activity is None:
-        # Between the cases, or in none: the test's own code, its fixtures, a kernel that struck late.
-        last: tuple[Outcome, ...] = (death(Position(activity=Activity(case, Phase.TEST)), status, machine),)
-    elif position.ended == "lost-device":  # it has written down the case itself
-        last = ()
-    else:
-        last = (death(position, status),)
-    return tuple(dataclasses.replace(outcome, test=test_name(nodeid)) for outcome in (*earlier, *last))

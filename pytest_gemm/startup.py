@@ -23,20 +23,17 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm import forkserver, selection, trace
+from pytest_gemm import forkserver, options, selection, trace, values
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.backends.inductor import ahead
 from pytest_gemm.case_id import Device
-from pytest_gemm.config import CONFIG, GemmConfig, workers
-from pytest_gemm.isolation import termination
+from pytest_gemm.config import CONFIG, SPEED_WORKER, GemmConfig, workers
+from pytest_gemm.isolation import sanitizer, termination
 from pytest_gemm.options import is_any_given
 from pytest_gemm.storage import cache, files
 from pytest_gemm.values import cores
-from pytest_gemm.worker.keeper import Keeper, cuda_has_started
-
-KEEPER = pytest.StashKey[Keeper]()
-"""What starts workers for this process, where kernels have a process of their own."""
+from pytest_gemm.worker.keeper import KEEPER, Keeper, cuda_has_started
 
 # With fewer tests for each worker some may get none.
 _A_WORKER: Final = 3
@@ -57,13 +54,37 @@ def register(config: pytest.Config) -> None:
     config.pluginmanager.register(made, "gemm-startup")
 
 
+def begin(config: pytest.Config) -> int | None:
+    """Run pytest again below a compute-sanitizer where ``--gemm-guard`` names a tool.
+
+    Raises:
+        pytest.UsageError: if an option cannot be combined with such a tool; the error names it.
+    """
+    tool = values.value(config, "guard")
+    if tool not in options.TOOLS:
+        return None
+    if values.value(config, "device") == "cpu":
+        raise values.wrong(tool, "it watches kernels of a GPU: leave out --gemm-device=cpu")
+    for name in ("record", "against"):
+        if values.value(config, name) not in {"", "no"}:
+            raise values.wrong(tool, f"kernels below it are many times slower: leave out --gemm-{name}")
+    given = config.invocation_params
+    return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
+
+
 def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
     """What starts workers for this process, before it computes; ``None`` where kernels run inline.
 
-    They do for a debugger, and where fuzzing and guard pages have judges that may die.
+    They do for a debugger.
+
+    Raises:
+        pytest.UsageError: for guard pages, which end the process of a kernel.
     """
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
-    if settings.inline or debugged or settings.fuzz or settings.guard == "pages" or sys.platform != "linux":
+    if settings.inline or debugged or sys.platform != "linux":
+        if settings.guard == "pages":
+            why = "it ends the process of the kernel, and here kernels run in pytest's own"
+            raise pytest.UsageError(f"--gemm-guard=pages: {why}: on Linux, leave out run.inline=yes, --pdb and --trace")
         return None
     if cuda_has_started() and any(device != Device.CPU for device in settings.devices.values()):
         text = (
@@ -74,7 +95,12 @@ def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
         return None
     compiling = any(honours(backend, Capability.USER_CACHES) for backend in settings.backends)
     backends = {backend.name: backend for backend in settings.registry}
-    return Keeper(backends, settings.threads, (*_WORKING, *(_COMPILING if compiling else ())))
+    modules = (*_WORKING, *(_COMPILING if compiling else ()))
+    if config.pluginmanager.has_plugin(SPEED_WORKER):
+        from pytest_gemm.speed.bench import CALLS
+
+        return Keeper(backends, settings.speed.threads, modules, CALLS)
+    return Keeper(backends, settings.threads, modules)
 
 
 def keep_bytecode() -> None:
@@ -217,9 +243,9 @@ class _Worker:
         """Import what the first test would wait for; what fails here, fails there with its reason."""
         settings = session.config.stash[CONFIG]
         cases = [case for item in session.items if (case := selection.parameter_of(item)) is not None]
-        apart = settings.fuzz or settings.guard == "pages" or session.config.option.collectonly
         few = len(cases) < _A_WORKER * workers(session.config)
-        if apart or few or any(map(selection.timed, session.items)):  # a process that times is not disturbed
+        timed = any(map(selection.timed, session.items))  # its processes must not be disturbed
+        if session.config.option.collectonly or few or timed:
             return
         keeper = session.config.stash.get(KEEPER, None)
         if keeper is not None:

@@ -1,14 +1,10 @@
-"""How pytest-xdist hands out GEMM tests: what shares an artifact or a reference stays on one worker.
-
-And what becomes of the test that a worker died with: another worker goes on with it, see ``watch.py``.
-"""
+"""How pytest-xdist hands out GEMM tests: what shares an artifact or a reference stays on one worker."""
 
 from __future__ import annotations
 
 import functools
 import os
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm.isolation.journal import Journals
 from pytest_gemm.options import is_any_given
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import timeline
-from pytest_gemm.run.progress import Display
 from pytest_gemm.selection import case_id
 
 
@@ -83,30 +77,6 @@ def chosen(units: Iterable[tuple[str, float]], backlog: float, share: float) -> 
     return last
 
 
-# Which scheduler of xdist ours extends, for each "--dist" with scopes; the others keep their own.
-_SCHEDULERS = {
-    "load": "LoadScopeScheduling",
-    "loadscope": "LoadScopeScheduling",
-    "loadfile": "LoadFileScheduling",
-    "loadgroup": "LoadGroupScheduling",
-}
-
-
-def replaces_workers(config: pytest.Config) -> bool:
-    """Whether the tests are handed out here, so that a worker may die and another one goes on with its test."""
-    return is_any_given(config) and str(config.getoption("dist", "no")) in _SCHEDULERS
-
-
-def allow_crashes(config: pytest.Config) -> None:
-    """Let any number of workers be replaced, unless the user set a limit: a crash is a result here.
-
-    xdist stops the run after four crashes a worker otherwise, and a backend that crashes in ten cases would keep
-    the others from being judged.
-    """
-    if is_any_given(config) and getattr(config.option, "maxworkerrestart", "") is None:
-        config.option.maxworkerrestart = str(10**6)
-
-
 # -- GPUs ------------------------------------------------------------------------------------------
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -154,64 +124,30 @@ def pin(config: pytest.Config, specs: Iterable[Any]) -> str:
 # -- tests -----------------------------------------------------------------------------------------
 
 
-def exit_status(node: Any) -> int | None:
-    """Exit status of a worker that is gone, negative for a signal; ``None`` where it runs on another machine.
-
-    Args:
-        node: xdist's controller of the worker.
-    """
-    process = getattr(getattr(node.gateway, "_io", None), "popen", None) if node.gateway.spec.popen else None
-    if not isinstance(process, subprocess.Popen):
-        return None
-    try:
-        return process.wait(timeout=10)  # its pipe is closed, so it is at its end
-    except subprocess.TimeoutExpired:
-        return None
-
-
-# How many workers may die before they have collected anything.
-_FALSE_STARTS = 8
-
-
-def _count_attempt(config: pytest.Config, nodeid: str) -> None:
-    """Tell pytest-rerunfailures of a test that another worker goes on with: its next worker counts from there.
-
-    It counts a dead worker itself only where the test is over, and a new worker would begin at none.
-    Beyond the permitted attempts it would leave out the test, and with it the verdict.
-    """
-    attempts: Any = getattr(config, "failures_db", None)
-    if attempts is not None and attempts.get_test_failures(nodeid) < attempts.get_test_reruns(nodeid):
-        attempts.add_test_failure(nodeid)
-
-
-def scheduler(config: pytest.Config, log: Any, journals: Journals | None, known: Mapping[str, float]) -> object | None:
+def scheduler(config: pytest.Config, log: Any, known: Mapping[str, float]) -> object | None:
     """A scheduler for a run that asked for GEMM tests; ``None`` leaves xdist's own.
 
-    With plain ``-n`` the scopes are ours; with ``--dist=loadscope``, ``loadfile`` and ``loadgroup`` they are xdist's,
-    whose own schedulers would run a test that kills its worker again and again.
+    It is for plain ``-n``; another ``--dist`` has xdist's own.
 
     Args:
         config: pytest's, of the controller.
         log: xdist's logger.
-        journals: what the workers leave behind when they die; ``None`` where there is nothing to go by.
-        known: what tests took in earlier runs; plain ``-n`` begins with the longest.
+        known: what tests took in earlier runs; the longest are begun first.
     """
-    if not replaces_workers(config):
+    if not is_any_given(config) or str(config.getoption("dist", "no")) != "load":
         return None
     import xdist.scheduler
 
-    dist = str(config.getoption("dist"))
-    base: Any = getattr(xdist.scheduler, _SCHEDULERS[dist])
+    base: Any = xdist.scheduler.LoadScopeScheduling
 
     class GemmScheduling(base):  # type: ignore[misc]  # xdist ships no types
-        """xdist's scope scheduling, the longest first, with workers that may die in the middle of a test."""
+        """xdist's scope scheduling, the longest first."""
 
-        false_starts = 0
         _is_sorted = False
 
         def schedule(self) -> None:
             """Say what belongs together when all workers have collected."""
-            if self.collection is None and dist == "load":
+            if self.collection is None:
                 ids = next(iter(self.registered_collections.values()))
                 # A single worker keeps the order of the files.
                 several = len(self.nodes) > 1
@@ -222,27 +158,25 @@ def scheduler(config: pytest.Config, log: Any, journals: Journals | None, known:
             super().schedule()
 
         def _split_scope(self, nodeid: str) -> str:
-            return self._units[nodeid] if dist == "load" else str(super()._split_scope(nodeid))
+            return self._units[nodeid]
 
         def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
             """So much less is left."""
-            if dist == "load":
-                seconds = self._seconds[self.registered_collections[node][item_index]]
-                self._left -= seconds
-                self._backlogs[node] -= seconds
+            seconds = self._seconds[self.registered_collections[node][item_index]]
+            self._left -= seconds
+            self._backlogs[node] -= seconds
             super().mark_test_complete(node, item_index, duration)
 
         def _assign_work_unit(self, node: Any) -> None:
             """Give a worker the unit that is its turn: xdist takes the first of the queue."""
-            if dist == "load":
-                if not self._is_sorted:
-                    for unit in sorted(self.workqueue, key=self._expected, reverse=True):
-                        self.workqueue.move_to_end(unit)
-                    self._is_sorted = True
-                units = ((unit, self._expected(unit)) for unit in self.workqueue)
-                turn = chosen(units, self._backlogs[node], self._left / len(self.nodes))
-                self._backlogs[node] += self._expected(turn)
-                self.workqueue.move_to_end(turn, last=False)
+            if not self._is_sorted:
+                for unit in sorted(self.workqueue, key=self._expected, reverse=True):
+                    self.workqueue.move_to_end(unit)
+                self._is_sorted = True
+            units = ((unit, self._expected(unit)) for unit in self.workqueue)
+            turn = chosen(units, self._backlogs[node], self._left / len(self.nodes))
+            self._backlogs[node] += self._expected(turn)
+            self.workqueue.move_to_end(turn, last=False)
             super()._assign_work_unit(node)
 
         def _expected(self, unit: str) -> float:
@@ -267,42 +201,17 @@ def scheduler(config: pytest.Config, log: Any, journals: Journals | None, known:
         def remove_node(self, node: Any) -> str | None:
             """Give a dead worker's tests to others, and say which test it took with it.
 
-            None, if its journal says what it was doing: another worker continues with that test.  Otherwise
-            that test is over: xdist would run it again and again.
+            The test is over: xdist would run it again and again.
             """
             self._is_sorted = False  # its units come back
             units = self.assigned_work.get(node, {}).values()
             running = [(unit, nodeid) for unit in units for nodeid, completed in unit.items() if not completed][:1]
             if not running:
-                self._count_false_start(node)
                 super().remove_node(node)
                 return None
             ((unit, nodeid),) = running
-            goes_on = self._goes_on(node, nodeid)
-            unit[nodeid] = not goes_on
+            unit[nodeid] = True
             super().remove_node(node)
-            return None if goes_on else str(nodeid)
-
-        def _goes_on(self, node: Any, nodeid: str) -> bool:
-            outcome = journals and journals.inherit(node.gateway.id, nodeid, exit_status(node))
-            if not outcome:
-                return False
-            _count_attempt(config, nodeid)
-            if config.get_verbosity() >= 0:
-                why = outcome.reason.text if outcome.reason else ""
-                case = f"{outcome.problem} on {outcome.who}"
-                Display.of(config).line(
-                    f"{case}: {outcome.status}: {why}; another worker continues with the next candidate"
-                )
-            return True
-
-        def _count_false_start(self, node: Any) -> None:
-            """Stop the run when workers die before they have collected: their replacements would do the same."""
-            if node in self.registered_collections or hasattr(node, "workeroutput"):  # that is what ends well
-                return
-            self.false_starts += 1
-            if self.false_starts >= _FALSE_STARTS:
-                text = f"{self.false_starts} workers died before they had collected a test"
-                pytest.exit(text, returncode=pytest.ExitCode.TESTS_FAILED)
+            return str(nodeid)
 
     return GemmScheduling(config, log)

@@ -1,20 +1,4 @@
-"""Fuzzing in a test: judge each trial in a process that may die of it, show what comes, and fail with what is new.
-
-::
-
-    this process                 keeper                          judge
-    asks, reports                forks one judge after another   compiles, runs, compares
-          |  a request, as a line of JSON                          |
-          |------------------------------------------------------->|
-          |<------------------------------- outcomes, line by line |
-          |<---- "it died, with this status" --|   (if it does)
-
-All three share one socket, see ``isolation.worker``.  The keeper has imported torch and has computed nothing, so a new
-judge costs a fork, not an interpreter.  It is forked before this process asks for a CUDA device, which no child could
-use any more otherwise.  Being a fork, a judge has every backend that was registered, also a function of a conftest.py
-that no other interpreter could import.  What a judge was doing when it died stands in its journal
-(``isolation.journal``).  Its limits are those of every test.
-"""
+"""Fuzzing as a test: drawn trials are judged like any case, and each defect is shown in its smallest form."""
 
 from __future__ import annotations
 
@@ -24,78 +8,60 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from pytest_gemm import effect, records
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.case_id import CandidateSelection, CaseId
+from pytest_gemm.case_id import CandidateSelection
 from pytest_gemm.config import GemmConfig, suite, test_target
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzzing import fuzzer as fuzz
 from pytest_gemm.fuzzing.fuzzer import PRODUCT
 from pytest_gemm.fuzzing.strategies import Trial
-from pytest_gemm.isolation.journal import Position, death
-from pytest_gemm.isolation.worker import Death, Service, Worker
-from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
+from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.axes import HUGE
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
 from pytest_gemm.run.progress import Display
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case, Judged
     from pytest_gemm.judging.judge import Judge
-    from pytest_gemm.ledger.entry import Environment
     from pytest_gemm.run.orchestrator import Orchestrator
+    from pytest_gemm.worker.process import Workers
+
+# Trials after which the processes are replaced: a compiler keeps something of every program it has made.
+_TRIALS: Final = 300
 
 
-class TrialWorker(Worker):
-    """Judges trials in a process of its own, and starts another one when that is gone.
+class Trials:
+    """Judges trials; the kernels' processes are replaced now and then.
 
     Args:
         config: of the run.
+        workers: these processes; ``None`` where kernels run in this one.
     """
 
-    def __init__(self, config: GemmConfig) -> None:
-        super().__init__(config, _trial, eager=state.eager_refusal(config.ledger))
-        self._config = config
+    def __init__(self, config: GemmConfig, workers: Workers | None) -> None:
+        from pytest_gemm.judging.judge import Judge
+
+        eager = state.eager_refusal(config.ledger)
+        self._judge = Judge(eager, config.reference, statements=config.ledger.statements, workers=workers)
+        self._config, self._workers, self._count = config, workers, 0
 
     def judge(self, backend: Backend, trial: Trial, rerun: Rerun | None = None) -> list[Outcome]:
-        """The outcomes of a trial, as the ledger leaves them; the last one may be the death of the process.
+        """The outcomes of a trial, as the ledger leaves them.
 
         Args:
             backend: whose kernels they are.
             trial: what to judge.
             rerun: how to run it again; with it, what fails is kept in the failures folder of ``--gemm-output``.
-
-        Raises:
-            RuntimeError: when no process is left that can judge.
         """
-        request: dict[str, object] = {"backend": backend.name, "trial": trial.to_text()}
-        if rerun is not None:
-            request["rerun"] = dataclasses.astuple(rerun)
-        outcomes, end = self.ask(request)
-        return outcomes if end is None else [*outcomes, self._dead(backend, trial, end)]
-
-    def _dead(self, backend: Backend, trial: Trial, end: Death) -> Outcome:
-        """How the case ended that a process died with."""
-        harness = Activity(CaseId(backend.name, trial.problems[0].line), Phase.HARNESS, seed=trial.seed)
-        position = end.position or Position(activity=harness)
-        outcome = death(position, end.status)
-        details = "\n".join(filter(None, (outcome.details, end.said)))
-        outcome = dataclasses.replace(outcome, test=PRODUCT, details=details)
-        devices = {backend.name: self._config.device_of(backend)}
-        given = (position.environment, self._config.ledger, devices, self._config.threads)
-        return state.explain_for_worker([outcome], *given)[0][0]
-
-
-def _trial(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
-    """The outcomes of a trial."""
-    backend, trial = service.config.registry[request["backend"]], Trial.from_text(request["trial"])
-    rerun = Rerun(request["rerun"][0], tuple(request["rerun"][1])) if "rerun" in request else None
-    return judged(service.config, service.judge, backend, trial, service.journal.open_call, rerun)
+        self._count += 1
+        if self._workers is not None and self._count % _TRIALS == 0:
+            self._workers.close()
+        return list(judged(self._config, self._judge, backend, trial, rerun))
 
 
 def judged(
@@ -103,7 +69,6 @@ def judged(
     judge: Judge,
     backend: Backend,
     trial: Trial,
-    begin: Callable[[Environment], object] = lambda _: None,
     rerun: Rerun | None = None,
 ) -> Iterator[Outcome]:
     """The outcomes of a trial, as the ledger leaves them: one problem after the other.
@@ -113,7 +78,6 @@ def judged(
         judge: judges.
         backend: whose kernels they are.
         trial: what to judge.
-        begin: is called with the environment before each problem is judged.
         rerun: how to run it again; with it, what fails is kept in the failures folder of ``--gemm-output``.
     """
     from pytest_gemm.judging.case import Case
@@ -127,11 +91,10 @@ def judged(
             yield held
             continue
         found: list[Judged] = []
-        begin(state.environment(device))
         for one in _with_own_defects(case, run):
             found += run.explained(case, [one])[0]
             yield found[-1].outcome
-        if rerun is not None and not judge.has_lost(device):
+        if rerun is not None:
             run.keep(case, found, rerun)
 
 
@@ -154,7 +117,7 @@ class FuzzCheck:
 
     Args:
         config: what the run was asked for.
-        worker: judges.
+        trials: judges.
         display: where progress is shown.
         uncaptured: a block in which the terminal can be written to.
         here: folder that the command of a rerun is typed in.
@@ -167,13 +130,13 @@ class FuzzCheck:
     def __init__(
         self,
         config: GemmConfig,
-        worker: TrialWorker,
+        trials: Trials,
         display: Display,
         uncaptured: Callable[[], AbstractContextManager[None]],
         here: Path,
     ) -> None:
         self._config = config
-        self._worker = worker
+        self._trials = trials
         self._display = display
         self._uncaptured = uncaptured
         self._here = here
@@ -191,7 +154,7 @@ class FuzzCheck:
         fuzzer = fuzz.Fuzzer(
             backend,
             self._config.device_of(backend),
-            lambda trial: self._worker.judge(backend, trial),
+            lambda trial: self._trials.judge(backend, trial),
             seed_=self._config.seed,
             ops=self._config.ops,
             huge=self._config.level == HUGE,
@@ -216,28 +179,12 @@ class FuzzCheck:
 
     def _save(self, backend: Backend, defects: Iterable[fuzz.Defect]) -> None:
         """What ``--gemm-output`` asks for, of each in its smallest form, which is judged once more for it."""
-        folder = self._config.artifacts
-        if folder is None:
+        if self._config.artifacts is None:
             return
         for defect in defects:
-            trial, rerun, deaths = defect.trial, self.rerun(defect), self._worker.deaths
-            outcomes = self._worker.judge(backend, trial, rerun)
-            if self._worker.deaths > deaths:  # nothing is left of the result: what the process was given is
-                self._save_dead(folder, backend, trial, outcomes[-1], rerun)
-            elif not any(outcome.status.is_failure for outcome in outcomes):
+            trial = defect.trial
+            if not any(one.status.is_failure for one in self._trials.judge(backend, trial, self.rerun(defect))):
                 self.lines.append(f"  {trial.problems[0].line}: passed when it was run again for its artifacts")
-
-    def _save_dead(self, folder: Path, backend: Backend, trial: Trial, last: Outcome, rerun: Rerun) -> None:
-        """The same of a case that its process has died with."""
-        from pytest_gemm.failures import artifacts
-        from pytest_gemm.judging.case import Case, Evidence, Judged
-        from pytest_gemm.operands import tensors
-
-        problem, distribution = Problem.parse(last.problem), last.distribution or trial.distributions[0]
-        device, candidates = self._config.device_of(backend), CandidateSelection(last.candidate)
-        case = Case(backend, problem, (distribution,), trial.seed, device, candidates)
-        evidence = Evidence(tensors.make(problem, distribution, trial.seed, case.device))
-        self.judged["lost"][str(folder)] = artifacts.save(folder, [Judged(last, evidence)], case, rerun)
 
     def _tell(self, found: fuzz.Findings, defect: fuzz.Defect | None) -> None:
         with self._uncaptured():

@@ -48,7 +48,7 @@ def find(environment: Mapping[str, str] = os.environ) -> str:
 
 def command(tool: str, arguments: Sequence[str], folder: Path, sanitizer: str) -> list[str]:
     """The command that runs pytest with these arguments below the tool, with a log for each process in ``folder``."""
-    watched = [sys.executable, "-m", "pytest", *arguments, "--gemm-set=run.supervise=no", "--gemm-guard=none"]
+    watched = [sys.executable, "-m", "pytest", *arguments, "--gemm-set=run.inline=yes", "--gemm-guard=none"]
     options = ["--tool", tool, "--target-processes", "all", "--error-exitcode", str(_FOUND)]
     if tool == "memcheck":
         # Libraries ask the driver for entries that it may not have; what a call of PyTorch's meets, PyTorch raises.

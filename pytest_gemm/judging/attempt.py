@@ -55,40 +55,6 @@ class Ended(Exception):
         self.outcome = outcome
 
 
-class Devices:
-    """The devices that this process has lost: a kernel has broken their context.
-
-    Args:
-        is_inline: whether kernels run in this process; another one is replaced, and the device with it.
-    """
-
-    def __init__(self, *, is_inline: bool) -> None:
-        self._is_inline = is_inline
-        self._lost: dict[str, Outcome] = {}
-
-    def has_lost(self, device: str) -> bool:
-        """Whether this process can compute nothing more on the device."""
-        return device in self._lost
-
-    def fault(self, outcome: Outcome, error: Thrown, device: str) -> Outcome | None:
-        """The outcome with the machine's own reason: no memory, or a lost device; ``None`` for any other exception."""
-        if error.memory is not None:
-            return dataclasses.replace(outcome, reason=error.memory)
-        if error.lost is None:
-            return None
-        lost = dataclasses.replace(outcome, reason=error.lost)
-        if self._is_inline:
-            self._lost.setdefault(device, lost)
-        return lost
-
-    def not_run(self, case: Case, candidate: str = "") -> Outcome:
-        """The outcome of a case, or of a candidate, that comes after the one that has lost the device."""
-        broke = self._lost[case.device]
-        text = f"{broke.problem} on {broke.backend} has lost the device to this process"
-        reason = Reason("device-lost", text, "with -n 1 or more another process goes on")
-        return Outcome(case.id(candidate), "", case.seed, Status.NOT_RUN, reason)
-
-
 @dataclasses.dataclass
 class Attempt:
     """A case with one candidate and one distribution, on its way to an outcome.
@@ -96,7 +62,6 @@ class Attempt:
     Attributes:
         case: what is judged.
         watch: watches over each phase.
-        devices: those that are lost.
         candidate: by name; "" where the backend selects one.
         distribution: of the operands.
         truth: of the distribution; spoiled when the backend misbehaves.
@@ -109,7 +74,6 @@ class Attempt:
 
     case: Case
     watch: Watching
-    devices: Devices
     candidate: str = ""
     distribution: str = ""
     truth: Truth | None = None
@@ -187,16 +151,17 @@ class Attempt:
         known = error if isinstance(error, Thrown) else thrown(error, phase, self.case.device)
         self.died = known.lost is not None
         crash = self._crash(phase, known)
+        if (machine := known.memory or known.lost) is not None:
+            crash = dataclasses.replace(crash, reason=machine)
         if isinstance(error, Misconduct):  # it came to its end: what it returned, or left behind, is wrong
             return dataclasses.replace(crash, status=Status.INCORRECT, reason=error.reason, details="")
         if isinstance(error, Unsupported) and phase not in _OWN:
             text = f"the backend supports the problem and raised Unsupported in {phase}: {error.reason.text}"
             reason = Reason("late-refusal", text, "raise Unsupported in supports() or prepare(), before anything runs")
             return dataclasses.replace(crash, reason=reason)
-        found = self.devices.fault(crash, known, self.case.device)
-        if found is None and phase in _OWN and not isinstance(error, Thrown):
+        if machine is None and phase in _OWN and not isinstance(error, Thrown):
             raise error
-        return found or crash
+        return crash
 
     def _crash(self, phase: Phase, error: Thrown) -> Outcome:
         """An exception with its innermost frames."""

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import torch
 
-from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared
+from pytest_gemm.api.protocols import Backend, CandidateBackend
 from pytest_gemm.case_id import Mode
 from pytest_gemm.judging import imitations, sampled, verdict
-from pytest_gemm.judging.attempt import Attempt, Devices, Ended, Watching
+from pytest_gemm.judging.attempt import Attempt, Ended
 from pytest_gemm.judging.case import Case, Evidence, Judged
 from pytest_gemm.judging.results import Returned, differing, digest_of, fingerprint_of, miscounted
 from pytest_gemm.judging.truth import EagerRefusal, Earlier, Truth, Truths
@@ -36,12 +36,12 @@ from pytest_gemm.programs import program
 from pytest_gemm.text import one_line
 from pytest_gemm.worker import calls, faults
 from pytest_gemm.worker.inline import Inline
-from pytest_gemm.worker.messages import How, Ran, Worker
+from pytest_gemm.worker.messages import Built, How, Ran, Worker
 
-# Times a case that has passed: gets the case, what was compiled for it and the operands, returns the last result.
-Timing = Callable[[Case, Prepared, operands.Operands], Any]
+# Runs a case that has passed as it is timed: gets the case, what was compiled for it and the operands.
+Timing = Callable[[Case, Built, operands.Operands], Ran]
 # The same for a case.
-Timed = Callable[[Prepared, operands.Operands], Any]
+Timed = Callable[[operands.Operands], Ran]
 
 # Failed outcomes of one case whose tensors are kept: hundreds of candidates may fail alike.
 _EVIDENCE: Final = 8
@@ -93,9 +93,8 @@ class Judge:
 
     Args:
         eager: why eager ATen does not run a problem on a device; "" where its results are set beside.
-        watch: watches over everything that may not come back.
         reference: ``full``, ``sampled`` or ``auto``, see ``sampled.applies``.
-        pages: where operands and results lie, ``None`` for ordinary memory.
+        pages: where a worker has operands and results, ``None`` for ordinary memory.
         stream: ``default``, or ``side`` to run on a CUDA stream of its own, see ``streams``.
         statements: names the known wrong answers that a wrong result is compared with, see ``imitations``.
         workers: what runs the foreign code of a backend; ``None``: this process does.
@@ -104,26 +103,20 @@ class Judge:
     def __init__(
         self,
         eager: EagerRefusal = lambda *_: "",
-        watch: Watching = lambda _: contextlib.nullcontext(),
         reference: str = "auto",
         pages: GuardPages | None = None,
         stream: str = "default",
         statements: Callable[[Outcome, Problem], Sequence[str]] = lambda *_: (),
         workers: Callable[[Backend], Worker] | None = None,
     ) -> None:
-        self._worker: Worker = Inline(watch)
+        self._worker: Worker = Inline()
         self._workers = workers
         self._statements = statements
         self._stream = stream
         self._eager = eager
         self._reference = reference
         self._pages = pages
-        self._devices = Devices(is_inline=workers is None)
-        self._truths = Truths(pages)
-
-    def has_lost(self, device: str) -> bool:
-        """Whether this process can compute nothing more on the device: a kernel has broken its context."""
-        return self._devices.has_lost(device)
+        self._truths = Truths()
 
     def outcomes(self, case: Case, **how: Any) -> list[Outcome]:
         """The outcomes of :meth:`judge`, without their evidence."""
@@ -132,7 +125,6 @@ class Judge:
     def judge(
         self,
         case: Case,
-        done: frozenset[str] = frozenset(),
         withheld: Callable[[str], Outcome | None] = lambda _: None,
         timing: Timing | None = None,
     ) -> Iterator[Judged]:
@@ -140,17 +132,15 @@ class Judge:
 
         Args:
             case: what to judge.
-            done: candidates that have been judged before and are left out; "" is the case as a whole.
             withheld: the outcome of a candidate that must not be run, ``None`` for one that may.
-            timing: is called with what has passed, and its last result is judged as well: one more outcome each.
+            timing: is called with what has passed, and what it returns is judged as well: one more outcome each.
         """
-        if "" in done:
-            return
         if self._workers is not None:
             self._worker = self._workers(case.backend)
+        self._worker.pages = self._pages
         self._worker.release()
         kept, starved = 0, False
-        for judged in _threaded(case, _ended(self._case(case, done, withheld, timing))):
+        for judged in _threaded(case, _ended(self._case(case, withheld, timing))):
             found = judged if judged.evidence else Judged(judged.outcome, self._operands_of(case, judged.outcome))
             kept += found.evidence is not None
             yield found if kept <= _EVIDENCE else Judged(found.outcome)
@@ -171,16 +161,14 @@ class Judge:
         return None if truth is None else Evidence(truth.operands)
 
     def _attempt(self, case: Case, candidate: str = "", distribution: str = "") -> Attempt:
-        return Attempt(case, self._worker.watch, self._devices, candidate, distribution)
+        return Attempt(case, self._worker.watch, candidate, distribution)
 
     def _check(self, case: Case) -> None:
         """Ask whether the case can be judged here.
 
         Raises:
-            Ended: when the device is lost, or the backend does not support the problem as requested.
+            Ended: when the backend does not support the problem as requested.
         """
-        if self.has_lost(case.device):
-            raise Ended(self._devices.not_run(case))
         with self._attempt(case).phase(Phase.SUPPORTS):
             self._worker.supports(case.job())
 
@@ -191,9 +179,7 @@ class Judge:
 
     # -- the candidates of a case ----------------------------------------------------------------
 
-    def _case(
-        self, case: Case, done: frozenset[str], withheld: Callable[[str], Outcome | None], timing: Timing | None
-    ) -> Iterator[Judged]:
+    def _case(self, case: Case, withheld: Callable[[str], Outcome | None], timing: Timing | None) -> Iterator[Judged]:
         self._check(case)
         attempt = self._attempt(case)
         if not case.distributions:
@@ -208,11 +194,6 @@ class Judge:
         case = dataclasses.replace(case, distributions=_sufficient(case, len(candidates)))
         pruned: list[Reason] = []
         for candidate in candidates:
-            if candidate in done:
-                continue
-            if self.has_lost(case.device):
-                yield Judged(self._devices.not_run(case, candidate))
-                continue
             held = withheld(candidate) if candidate else None
             for judged in _ended(self._candidate(case, candidate, timing)) if held is None else [Judged(held)]:
                 outcome = judged.outcome
@@ -220,8 +201,7 @@ class Judge:
                     pruned.append(outcome.reason)
                 yield judged
         for name, why in unsupported.items():
-            if name not in done:
-                yield Judged(self._attempt(case, one_line(name)).end(Status.UNSUPPORTED, why))
+            yield Judged(self._attempt(case, one_line(name)).end(Status.UNSUPPORTED, why))
         # A user who names candidates may name one that is pruned; in any other run something has to be judged.
         if pruned and len(pruned) == len(candidates) and not case.candidates.by_name:
             yield Judged(self._attempt(case).end(Status.CRASHED, _all_pruned(pruned)))
@@ -260,7 +240,7 @@ class Judge:
         for truth in truths:
             yield from _ended(self._distribution(attempt, truth, runs))
             attempt.seconds = Seconds()
-            if attempt.died or self.has_lost(case.device):
+            if attempt.died:
                 return
         again = list(_ended(self._run_again(attempt, runs)))
         yield from again
@@ -273,7 +253,7 @@ class Judge:
             if not again:
                 self._worker.forget(attempt.built.number)
         else:
-            timed = functools.partial(timing, case)
+            timed = functools.partial(timing, case, attempt.built)
             yield from _ended(self._distribution(attempt, runs[-1].truth, runs, timed))
 
     # -- one distribution ------------------------------------------------------------------------
@@ -323,8 +303,9 @@ class Judge:
         """
         case, phase = attempt.case, Phase.RUN if timed is None else Phase.TIME
         with attempt.phase(phase):
-            how = How(phase, profiled, self._stream, self._pages)
-            ran = self._worker.run(attempt.built.number, truth.operands, how, timed)
+            how = How(phase, profiled, self._stream)
+            given = truth.operands
+            ran = self._worker.run(attempt.built.number, given, how) if timed is None else timed(given)
             attempt.proved(ran.proof)
             objection = ran.proof.objection()
             returned = Returned.of(case.problem, ran)

@@ -18,7 +18,6 @@ from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors, views
-from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -175,13 +174,9 @@ class Truths:
     """The truths of the problem at hand, and what one backend has returned for it.
 
     They are kept until another problem comes: pytest asks for the backends of one problem one after the other.
-
-    Args:
-        pages: where operands lie, ``None`` for ordinary memory.
     """
 
-    def __init__(self, pages: GuardPages | None = None) -> None:
-        self._pages = pages
+    def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
@@ -205,7 +200,6 @@ class Truths:
         known = self._known.get(distribution)
         if known is None or known.spoiled or known.operands.changed(known.digest):
             made = tensors.make(case.problem, distribution, case.seed, case.device)
-            made = made if self._pages is None else self._pages.place(made)
             if (before := self._replaced.pop(distribution, None)) is not None:
                 made = _written_over(before.operands, made)
             known = self._known[distribution] = Truth(made, made.digest())

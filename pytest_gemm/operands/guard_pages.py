@@ -105,6 +105,16 @@ class GuardPages:
         """The operands with the same values and strides at pages; no memory lies outside of what the program takes."""
         return given.moved(lambda old: self._placed(old) if self.wants(old.name) else old)
 
+    @staticmethod
+    def copies(given: Operands, placed: Operands) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Memory at a page with the memory of the same elements in the operands that were placed."""
+        pairs = ((new.storage, old.whole) for old, new in zip(given.buffers, placed.buffers, strict=True))
+        return [
+            (there, here.as_strided((there.numel(),), (1,), here.storage_offset()))
+            for there, here in pairs
+            if there.data_ptr() != here.untyped_storage().data_ptr() and there.numel()
+        ]
+
     def _placed(self, old: Guarded) -> Guarded:
         return old.over(_copied(old.whole, self.side, 1), old.whole.storage_offset())
 

@@ -19,14 +19,12 @@ from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.case_id import CandidateSelection
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import text
-from pytest_gemm.isolation.journal import Journal
 from pytest_gemm.judging.case import Case, Evidence, Judged
 from pytest_gemm.judging.judge import Judge, run_once
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import state
 from pytest_gemm.run.guarded import GuardedJudge
 from pytest_gemm.run.orchestrator import Orchestrator
 from pytest_gemm.text import described, first_line, kind_of, message
@@ -40,7 +38,6 @@ class GemmCheck:
     Attributes:
         config: what the run was asked for.
         judge: judges.
-        journal: what this process writes down.
         test: name of the test function.
         target: the test, as pytest's command line names it.
         guarded: judges with guard pages, where ``--gemm-guard`` asks for it.
@@ -51,7 +48,6 @@ class GemmCheck:
 
     config: GemmConfig
     judge: Judge
-    journal: Journal
     test: str
     target: str
     guarded: GuardedJudge | None = None
@@ -89,29 +85,8 @@ class GemmCheck:
         return self._finish(case, found)
 
     def _judged(self, case: Case) -> list[Judged]:
-        """The outcomes of a case: those that processes judged which ended with this test, then the rest."""
-        earlier = self.journal.open_call(state.environment_of(case))
-        found = list(map(Judged, earlier.outcomes))
-        if earlier.complete:
-            return found
-        if self.guarded is not None:
-            found = [self._guarded_evidence(case, outcome) for outcome in self.guarded.judge(case)]
-        else:
-            for judged in self._run.judged(case, earlier.candidates):
-                found.append(judged)
-                self.journal.judged(judged.outcome)
-                if self.judge.has_lost(case.device):
-                    self.journal.leave()
-        self.journal.close_call()
-        return found
-
-    @staticmethod
-    def _guarded_evidence(case: Case, outcome: Outcome) -> Judged:
-        """The outcome of another process, which keeps what it saw; the operands can be made again."""
-        if not outcome.status.is_failure:
-            return Judged(outcome)
-        distribution = outcome.distribution or case.distributions[0]
-        return Judged(outcome, Evidence(tensors.make(case.problem, distribution, case.seed)))
+        """The outcomes of a case, with guard pages where ``--gemm-guard`` asks for them."""
+        return list(self._run.judged(case) if self.guarded is None else self.guarded.judge(case))
 
     def finish(self, case: Case, outcomes: Iterable[Outcome]) -> list[Outcome]:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""
@@ -122,9 +97,8 @@ class GemmCheck:
         found, use = self._run.explained(case, found)
         outcomes = [judged.outcome for judged in found]
         self._keep(outcomes, use)
-        if not self.judge.has_lost(case.device):
-            with _foreign(case):
-                self._save(case, found)
+        with _foreign(case):
+            self._save(case, found)
         self._end(outcomes)
         return outcomes
 

@@ -34,7 +34,7 @@ class Orchestrator:
         """The outcome of a case, or of one candidate, that the ledger forbids to run; ``None`` of any other."""
         return state.withheld(self.config.ledger, case, self.test, candidate)
 
-    def judged(self, case: Case, done: frozenset[str] = frozenset(), timing: Timing | None = None) -> Iterator[Judged]:
+    def judged(self, case: Case, timing: Timing | None = None) -> Iterator[Judged]:
         """Judge a case without the candidates that the ledger withholds; arguments as of :meth:`Judge.judge`.
 
         A case of gigabytes begins when the other test processes leave it the memory.
@@ -44,7 +44,7 @@ class Orchestrator:
             if refusal is not None:
                 yield Judged(Outcome(case.id(), "", case.seed, Status.UNSUPPORTED, refusal))
                 return
-            yield from self.judge.judge(case, done, lambda candidate: self.withheld(case, candidate), timing)
+            yield from self.judge.judge(case, lambda candidate: self.withheld(case, candidate), timing)
             if need:
                 self.judge.release()
 

@@ -28,26 +28,24 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gemm import effect
-from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared, timed
+from pytest_gemm.api.protocols import CandidateBackend
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import CONFIG, GemmConfig
 from pytest_gemm.failures.text import Rerun
-from pytest_gemm.isolation import termination
-from pytest_gemm.isolation.journal import Journal
-from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
 from pytest_gemm.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.speed import roofline
+from pytest_gemm.speed import bench, roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
 from pytest_gemm.speed.imports import InstalledFirst, shared
 from pytest_gemm.speed.lockstep import Interleaving
 from pytest_gemm.speed.request import LEFT, LOST, NOW, SESSION, UNWRITTEN, WORKER, Request, TimedCase
-from pytest_gemm.speed.timing import cpu, cuda, paired
+from pytest_gemm.speed.timing import paired
 from pytest_gemm.storage import files
-from pytest_gemm.text import first_line
+from pytest_gemm.worker.keeper import KEEPER, Keeper
+from pytest_gemm.worker.messages import Built, Died, How, Job, Ran, Thrown, Worker
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +54,6 @@ if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
     from pytest_gemm.run.orchestrator import Orchestrator
 
-_Calls = list[Callable[[], object]]
-
 
 @dataclasses.dataclass
 class _Work:
@@ -65,27 +61,23 @@ class _Work:
 
     Attributes:
         case: as it was judged, with its one candidate.
-        prepared, given: what is called, on which operands.
-        comparator, candidates: what is timed beside it, by name; the comparator is one or none.
-        first: copies of the results that were judged.
-        last: what the last timed call returned.
+        worker: the process that times it.
+        number: by which that knows it.
+        comparator: name of what is timed beside it, "" for nothing.
+        first: the run that was judged.
         outcome: of the judgement.
-        windows: what was measured so far.
-        calls: how many calls fill a reading, known from the first window on.
         phases: seconds that it took so far.
+        windows: what was measured so far.
     """
 
     case: Case
-    prepared: Prepared
-    given: Operands
-    comparator: Mapping[str, Prepared]
-    candidates: Mapping[str, Prepared]
-    first: tuple[torch.Tensor, ...]
+    worker: Worker
+    number: int
+    comparator: str
+    first: Ran
     outcome: Outcome
-    last: Any = None
+    phases: dict[str, float]
     windows: list[paired.Readings] = dataclasses.field(default_factory=list)
-    calls: dict[str, int] = dataclasses.field(default_factory=dict)
-    phases: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 # On a CPU each window is short, for it is the next one that sees another state of the machine.  Nothing is retaken: the
@@ -112,11 +104,14 @@ class Meter:
         request: what to time.
         folder: where the samples are written.
         config: of the run.
+        keeper: starts the kernels' processes; ``None`` where kernels run in this one.
     """
 
-    def __init__(self, request: Request, folder: Path, config: GemmConfig) -> None:
+    def __init__(self, request: Request, folder: Path, config: GemmConfig, keeper: Keeper | None = None) -> None:
         from pytest_gemm.judging.judge import Judge
         from pytest_gemm.run.state import eager_refusal
+        from pytest_gemm.worker.inline import Inline
+        from pytest_gemm.worker.process import Process
 
         self.folder = folder
         self.request = request
@@ -124,9 +119,13 @@ class Meter:
         self.plan = dataclasses.replace(_WINDOW if self.windows > 1 else paired.Plan(), seed=request.index)
         self._config = config
         self._eager_refusal = eager_refusal(config.ledger)
-        self._watch = Watch(config.timeout, config.compile_timeout, Journal(), stacks=2)
-        self._judge = Judge(self._eager_refusal, self._watch, config.reference, statements=config.ledger.statements)
-        self._timer: paired.Timer = cuda.CudaTimer() if request.device == "cuda" else cpu.CpuTimer()
+        self._worker: Process | Inline = Inline(bench.CALLS) if keeper is None else Process(keeper, config.limits)
+        self._judge = Judge(
+            self._eager_refusal,
+            config.reference,
+            statements=config.ledger.statements,
+            workers=lambda _: self._worker,
+        )
         self._started = time.perf_counter()
         self._interleaving = Interleaving(request.socket, first=request.begins)
         self._parent = os.getppid()
@@ -148,8 +147,7 @@ class Meter:
                 self._keep(case.device, held, {})
             else:
                 self._judged(_as_timed(case, wanted), wanted, run)
-        if self._judge.has_lost(case.device):
-            os._exit(LOST)  # the context is gone; nothing that pytest would do now can reach the device either
+        self._leave_if_lost()
         if self.windows == 1 or sum(roofline.work(w.case.problem).bytes for w in self._works) > _WAITING_BYTES:
             self._time_all()
 
@@ -158,14 +156,20 @@ class Meter:
         self._time_all()
         self._interleaving.close()
         self._write(end_line(time.perf_counter() - self._started))
-        self._watch.close()
+        self._worker.close()
+
+    def _leave_if_lost(self) -> None:
+        """End the session where cases that wait have lost what was compiled, with the process that had it."""
+        if self._works and self._worker.deaths:
+            self._worker.close()
+            os._exit(LOST)
 
     def _measured_peaks(self) -> Peaks | None:
         if not self.request.timed:
             return None
         dtypes = sorted({roofline.dtype_name(Problem.parse(case.problem)) for case in self.request.cases})
         with self._interleaving.round(), self._interleaving.window():
-            return roofline.measure(self.request.device, dtypes)
+            return self._worker.call(Peaks, "peaks", self.request.device, dtypes)
 
     def _head(self) -> Session:
         request = self.request
@@ -222,26 +226,21 @@ class Meter:
 
     def _judged(self, case: Case, wanted: TimedCase, run: Orchestrator) -> None:
         """Judge a case; what passes is left to be timed, and of the rest the samples are written."""
-        from pytest_gemm.worker.calls import taken
-        from pytest_gemm.worker.inline import as_tuple
-
         passed: list[Callable[..., _Work]] = []  # what is being timed, until its outcome is there
         timings: dict[str, float] = {}
 
-        def timing(case: Case, prepared: Prepared, given: Operands) -> object:
+        def timing(case: Case, built: Built, given: Operands) -> Ran:
             """Make ready to be timed what has passed; the judge gets what a timed call returned."""
             if not self.request.timed:
                 timings.clear()
-                timings.update(getattr(prepared, "timings", {}))  # what the backend measured of its candidates
-                return prepared.run(given)
-            comparator = self._comparator(case, given)
-            candidates = self._candidates(case, wanted, run, prepared, given)
-            with timed(prepared, given) as call:
-                first = call()
-            _wait_for(case.device)
-            copies = taken(as_tuple(first))[1]  # each call may return the same memory
-            passed.append(functools.partial(_Work, case, prepared, given, comparator, candidates, copies))
-            return first
+                timings.update(built.timings)  # what the backend measured of its candidates
+                return self._worker.run(built.number, given, How())
+            ran = self._worker.run(built.number, given, How(Phase.TIME))
+            name, comparator = self._comparator(case, given)
+            candidates = self._candidates(case, wanted, run, ran.proof.chosen, given)
+            self._worker.call(type(None), "keep", built.number, comparator, candidates, given=given)
+            passed.append(functools.partial(_Work, case, self._worker, built.number, name, ran))
+            return ran
 
         started, compiled = time.perf_counter(), 0.0
 
@@ -268,7 +267,7 @@ class Meter:
                 started, compiled = time.perf_counter(), 0.0
             elif outcome.candidate not in last or last[outcome.candidate].status is Status.PASSED:
                 last[outcome.candidate] = outcome
-        if any(judged.evidence for judged in found) and not self._judge.has_lost(case.device):
+        if any(judged.evidence for judged in found):
             # Judged by the conformance suite, which takes any problem: the test that timed it would time it again.
             rerun = effect.rerun_options(self._config, case.backend.name, timed=False)
             self._lost |= run.keep(
@@ -282,37 +281,35 @@ class Meter:
             self._keep(case.device, outcome, phases, ranking=ranking, ranking_seconds=seconds)
 
     def _candidates(
-        self, case: Case, wanted: TimedCase, run: Orchestrator, prepared: Prepared, given: Operands
-    ) -> dict[str, Prepared]:
-        """The candidates that are timed beside the selected one."""
-        backend, found = case.backend, {}
-        if not isinstance(backend, CandidateBackend):
+        self, case: Case, wanted: TimedCase, run: Orchestrator, chosen: Sequence[str], given: Operands
+    ) -> dict[str, int]:
+        """The candidates that are timed beside the selected one, with their numbers."""
+        found: dict[str, int] = {}
+        if not isinstance(case.backend, CandidateBackend):
             return {}
 
         def listed() -> Sequence[str]:
-            return backend.candidates(case.problem, given, case.request()).names
+            return self._worker.candidates(case.job(), given).names
 
-        chosen, withheld = prepared.proof().chosen, functools.partial(run.withheld, case)
+        withheld = functools.partial(run.withheld, case)
         for name in others(wanted, chosen, self._config.speed.regret, listed, withheld):
             with contextlib.suppress(Pruned, Unsupported):
-                found[name] = backend.prepare(case.problem, given, case.request(name))
+                found[name] = self._worker.prepare(case.job(name), given).number
         return found
 
-    def _comparator(self, case: Case, given: Operands) -> dict[str, Prepared]:
-        """The comparator of a case by its name, if one can compute it; none is timed beside itself."""
+    def _comparator(self, case: Case, given: Operands) -> tuple[str, int]:
+        """The comparator of a case, if one can compute it, and its number; none is timed beside itself."""
         name = self._config.speed.comparator
-        if not name or name == case.backend.name:
-            return {}
-        backend: Backend = self._config.registry[name]
-        refused = backend.supports(case.problem, DEFAULT)
-        if refused is not None or (name == "aten" and self._eager_refusal(case.problem, case.device)):
-            return {}
+        if not name or name == case.backend.name or (name == "aten" and self._eager_refusal(case.problem, case.device)):
+            return "", 0
+        job = Job(self._config.registry[name], case.problem, DEFAULT)
         try:
-            comparator = backend.prepare(case.problem, given, DEFAULT)
-            comparator.run(given)
-        except Exception:  # not a fault of the subject; the sample has no comparator
-            return {}
-        return {name: comparator}
+            self._worker.supports(job)
+            built = self._worker.prepare(job, given)
+            self._worker.run(built.number, given, How())
+        except (Unsupported, Pruned, Misconduct, Thrown):  # not a fault of the subject; the sample has no comparator
+            return "", 0
+        return name, built.number
 
     # -- timing ------------------------------------------------------------------------------------------
 
@@ -353,60 +350,57 @@ class Meter:
         if work.outcome.status is not Status.PASSED:
             return
         case, started = work.case, time.perf_counter()
-        activity = Activity(case.id(), Phase.TIME, case.distributions[0], case.seed, device=case.device)
+        # The order of the readings is drawn anew in each window.
+        plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
+        checks, self._is_cross_checked = not self._is_cross_checked, True
         try:
-            with self._watch(activity), contextlib.ExitStack() as stack:
-                subject = self._calls(stack, work.prepared, work)
-                beside = next((self._calls(stack, one, work) for one in work.comparator.values()), None)
-                candidates = {name: self._calls(stack, one, work) for name, one in work.candidates.items()}
-                # The order of the readings is drawn anew in each window.
-                plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
-                readings = paired.measure(subject, beside, candidates, timer=self._timer, plan=plan, calls=work.calls)
-                if case.device == "cuda":
-                    more = self._device_telemetry(min(readings.subject), subject, beside)
-                    readings = dataclasses.replace(readings, telemetry={**readings.telemetry, **more})
-                work.last = subject[0]()
-                _wait_for(case.device)
-        except Exception as error:  # of the backend: it has passed before, and does no longer
-            first = first_line(error)
-            reason = Reason(f"time-{type(error).__name__}", f"{type(error).__name__} while it was timed: {first}")
-            work.outcome = dataclasses.replace(work.outcome, status=Status.CRASHED, reason=reason)
+            with work.worker.watch(Activity(case.id(), Phase.TIME)):
+                readings = work.worker.call(paired.Readings, "window", work.number, plan, checks)
+        except (Thrown, Died) as error:  # it has passed before, and does no longer
+            status = Status.TIMED_OUT if isinstance(error, Died) and error.limit else Status.CRASHED
+            if isinstance(error, Died):
+                reason = error.reason
+            else:
+                reason = Reason(f"time-{error.kind}", f"{error.kind} while it was timed: {error.line}")
+            work.outcome = dataclasses.replace(work.outcome, status=status, reason=reason)
+            if self._worker.deaths:
+                self._works.remove(work)
+                self._finish(work)
+                self._leave_if_lost()
             return
         work.windows.append(readings)
         work.phases["time"] += time.perf_counter() - started
 
-    def _calls(self, stack: contextlib.ExitStack, prepared: Prepared, work: _Work) -> _Calls:
-        """The calls, one after the other: on a GPU with as many sets of operands as its cache does not hold."""
-        count = cuda.rotation(int(roofline.work(work.case.problem).bytes), work.case.device)
-        sets = [work.given, *(work.given.clone() for _ in range(1, count))]
-        return [stack.enter_context(timed(prepared, one)) for one in sets]
-
-    def _device_telemetry(self, seconds: float, subject: _Calls, comparator: _Calls | None) -> dict[str, float]:
-        """What a call costs from Python, and once in this process the timer against the profiler's device time."""
-        found = {"end_to_end_us": 1e6 * cuda.latency(subject)}
-        if comparator is not None:
-            found["comparator_end_to_end_us"] = 1e6 * cuda.latency(comparator)
-        if not self._is_cross_checked:
-            self._is_cross_checked = True
-            if (ratio := cuda.cross_check(subject, seconds)) is not None:
-                found["timer_over_profiler"] = ratio
-        return found
-
     def _finish(self, work: _Work) -> None:
         """Write the case's sample, after its last result has been compared with the one that was judged."""
         outcome, measured = work.outcome, {}
-        if outcome.status is Status.PASSED and not _same(work.first, work.last):
-            candidates = CandidateSelection(outcome.candidate or work.case.candidates.text)
-            again = dataclasses.replace(work.case, candidates=candidates)
-            outcome = self._judge.outcomes(again, timing=lambda *_: work.last)[-1]
+        if outcome.status is Status.PASSED and work.windows:
+            last, wrong = self._last(work)
+            if wrong or not _same(work.first.results, last):
+                candidates = CandidateSelection(outcome.candidate or work.case.candidates.text)
+                again = dataclasses.replace(work.case, candidates=candidates)
+
+                def returned(*_: object) -> Ran:
+                    if wrong is not None:
+                        raise wrong
+                    return dataclasses.replace(work.first, results=last, now=None)
+
+                outcome = self._judge.outcomes(again, timing=returned)[-1]
         if outcome.status is Status.PASSED and work.windows:
             units = roofline.units(work.case.device)
             measured = {
                 **vars(paired.merged(work.windows)),
-                "comparator_name": next(iter(work.comparator), ""),
+                "comparator_name": work.comparator,
                 "least": units and roofline.least_seconds(work.case.problem, units),
             }
         self._keep(work.case.device, outcome, work.phases, **measured)
+
+    def _last(self, work: _Work) -> tuple[tuple[torch.Tensor, ...], Misconduct | None]:
+        """What the last timed call returned, or what is wrong with it."""
+        try:
+            return work.worker.results("last", work.number), None
+        except Misconduct as wrong:
+            return (), wrong
 
     def _excess(self, sample: Sample) -> Reason | None:
         """A rate that the machine cannot reach was not measured but made up."""
@@ -472,25 +466,12 @@ def _tell(file: Path, text: str) -> None:
     files.replace(file, text.encode(), durable=False)
 
 
-def _wait_for(device: str) -> None:
-    if device == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
-
-
-def _same(first: tuple[torch.Tensor, ...], last: Any) -> bool:
-    """Whether what a call returned, a tensor or a tuple of them, is the same as these tensors, bit for bit."""
+def _same(first: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:
+    """Whether the last results are the same as the first, bit for bit."""
     from pytest_gemm.judging.results import differing
-    from pytest_gemm.worker.calls import ordinary
-    from pytest_gemm.worker.inline import as_tuple
 
-    try:
-        now = tuple(map(ordinary, as_tuple(last)))
-    except Misconduct:
-        return False
-    alike = [(x.shape, x.dtype) for x in now] == [(x.shape, x.dtype) for x in first]
-    return alike and not any(map(differing, now, first))
+    alike = [(x.shape, x.dtype) for x in last] == [(x.shape, x.dtype) for x in first]
+    return alike and not any(map(differing, last, first))
 
 
 # -- the process ---------------------------------------------------------------------------------------------
@@ -524,7 +505,7 @@ class _Plugin:
         """Answer the request."""
         config = session.config.stash[CONFIG]
         config = dataclasses.replace(config, threads=config.speed.threads, loading=self.request.project.loading)
-        answer(self.request, self.folder, config)
+        answer(self.request, self.folder, config, session.config.stash.get(KEEPER, None))
         return True
 
     @pytest.hookimpl(tryfirst=True)
@@ -533,8 +514,10 @@ class _Plugin:
         return True
 
 
-def answer(request: Request, folder: Path, config: GemmConfig) -> None:
+def answer(request: Request, folder: Path, config: GemmConfig, keeper: Keeper | None = None) -> None:
     """Time the cases of a request and write their samples."""
+    if keeper is not None:
+        keeper.prepare()
     import torch
 
     from pytest_gemm.judging.case import Case
@@ -543,7 +526,7 @@ def answer(request: Request, folder: Path, config: GemmConfig) -> None:
     # torch and a compiler are millions of objects that every full collection would go through.
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
-    meter = Meter(request, folder, config)
+    meter = Meter(request, folder, config, keeper)
     device, candidates = Device(request.device), CandidateSelection(config.wanted_candidates)
     for wanted in request.cases:
         backend, problem = config.registry[wanted.backend], Problem.parse(wanted.problem)
@@ -565,5 +548,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    termination.end_soon(ended := main())
-    raise SystemExit(ended)
+    raise SystemExit(main())

@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm.isolation.worker import Death, Lane
 from pytest_gemm.run.progress import Display
 from pytest_gemm.text import show as print_text
-from pytest_gemm.worker.death import manner
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
@@ -34,31 +32,6 @@ WIDTH: Final = 118
 _TICK: Final = 0.5
 # Limit of a run of a kernel, in seconds.
 _RUN_LIMIT: Final = "120"
-
-
-class Unanswered(Exception):
-    """The worker process died, raised, or took too long; the message says which."""
-
-
-def answers(lane: Lane, **request: object) -> Iterator[Any]:
-    """What a worker process answers to a request, as it comes.
-
-    Args:
-        lane: where it is asked.
-        request: JSON data.
-
-    Raises:
-        Unanswered: when there is no answer, or no further one.
-    """
-    try:
-        for one in lane.answers(request):
-            if isinstance(one, Death):
-                if one.position is not None and one.position.ended == "timed-out":
-                    raise Unanswered(f"no answer within {one.position.limit:g} s; for more time give --timeout=SECONDS")
-                raise Unanswered(": ".join([f"its process died: {manner(one.status)}", *one.said.splitlines()[-1:]]))
-            yield one
-    except RuntimeError as error:
-        raise Unanswered(str(error).strip().splitlines()[-1]) from None
 
 
 def ticking(items: Iterator[Any], tick: Callable[[], object]) -> Iterator[Any]:

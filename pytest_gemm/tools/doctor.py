@@ -1,6 +1,6 @@
 """``pytest-gemm doctor``: shows of every backend whether it can run here, and tries one product.
 
-Each check has a worker process of its own and all of them work at once, so one that takes long holds up no other.  A
+Each check has a process of its own and all of them work at once, so one that takes long holds up no other.  A
 check is shown when it ends.  A step that takes longer than the limit ends its process, and its check has failed.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
+import functools
 import os
 import platform
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gemm import __version__
 from pytest_gemm.api import settings
@@ -23,13 +23,15 @@ from pytest_gemm.api.protocols import CandidateBackend
 from pytest_gemm.api.registry import RegistryError
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CaseId
-from pytest_gemm.isolation.worker import Lane, Service, Worker
 from pytest_gemm.machine import gpus, processor
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.outcome import Activity, Phase, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
-from pytest_gemm.tools.backend_command import WIDTH, Unanswered, answers, show, ticking
+from pytest_gemm.tools.backend_command import WIDTH, show, ticking
+from pytest_gemm.worker.keeper import Keeper
+from pytest_gemm.worker.messages import Died, Thrown
+from pytest_gemm.worker.process import Process
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
@@ -46,37 +48,40 @@ def run(given: argparse.Namespace) -> int:
     return show(given, report, run_limit=given.timeout)
 
 
-@dataclasses.dataclass
 class _Check:
-    """A question to a worker process.
+    """Questions to a worker.
 
     Attributes:
         name: of the backend, or of what is asked of the machine.
         device: of the backend, "" for the machine.
-        lane: where it is asked.
-        request: as :func:`_answer` takes it.
-        lines: the answer, its verdict first.
+        lines: the answers, the verdict first.
         said: the verdict: ``works``, ``missing``, ``failed``, or "" for none.
-        seconds: how long it took.
+        seconds: how long they took.
+
+    Args:
+        questions: names of the functions that are asked one after the other, until there is a verdict.
+        process: where they are asked.
     """
 
-    name: str
-    device: str
-    lane: Lane
-    request: Mapping[str, object]
-    lines: list[str] = dataclasses.field(default_factory=list)
-    said: str = ""
-    seconds: float = 0.0
+    def __init__(self, name: str, device: str, process: Process, *questions: str) -> None:
+        self.name, self.device = name, device
+        self.lines: list[str] = []
+        self.said, self.seconds = "", 0.0
+        self._process, self._questions = process, questions
 
     def ask(self) -> _Check:
-        """Wait for the answer."""
+        """Wait for the answers."""
         started = time.perf_counter()
         try:
-            for text, said in answers(self.lane, **self.request):
-                self._add(text, said)
-        except Unanswered as error:
-            self._add(f"FAILED: {error}", "failed")
+            for question in self._questions:
+                with self._process.watch(Activity(CaseId(self.name, ""), Phase.COMPILE)):
+                    lines = [] if self.said else self._process.call(_Lines, question, self.name)
+                for text, said in lines:
+                    self._add(text, said)
+        except (Died, Thrown) as error:
+            self._add(f"FAILED: {_why(error)}", "failed")
         self.seconds = time.perf_counter() - started
+        self._process.close()
         return self
 
     def _add(self, text: str, said: str) -> None:
@@ -90,6 +95,14 @@ class _Check:
             for line in textwrap.wrap(text, WIDTH - len(head), subsequent_indent="  ", break_on_hyphens=False):
                 display.line(head + line)
                 head = " " * len(head)
+
+
+def _why(error: Died | Thrown) -> str:
+    if isinstance(error, Thrown):
+        return f"{error.kind}: {error.line}"
+    if error.limit:
+        return f"no answer within {error.limit:g} s; for more time give --timeout=SECONDS"
+    return ": ".join([error.reason.text, *error.details.splitlines()[-1:]])
 
 
 def report(config: GemmConfig, display: Display) -> bool:
@@ -109,21 +122,24 @@ def report(config: GemmConfig, display: Display) -> bool:
     devices = {backend.name: str(config.device_of(backend)) for backend in config.backends}
     if not config.named:  # what distributions ship is loaded by a worker process, which may die of it
         devices |= {name: "" for name in config.registry.shipped() if name not in devices}
-    with contextlib.ExitStack() as stack:
-        # The threads end when their worker does, so that is closed first.
-        threads = stack.enter_context(futures.ThreadPoolExecutor(len(facts) + len(devices)))
-        worker = Worker(config, _answer, beside=len(facts) + len(devices) - 1)
-        stack.callback(worker.close)
-        machine = _Check("machine", "", worker, {"fact": "machine"}).ask()  # the others need its torch
+    calls = {"fact": _fact, "can run": _can_run, "product": _product}
+    modules = ("torch", "torch._dynamo", "pytest_gemm.judging.judge")
+    bound = {name: functools.partial(function, config) for name, function in calls.items()}
+    keeper = Keeper({one.name: one for one in config.registry}, config.threads, modules, bound)
+
+    def check(name: str, device: str, *questions: str) -> _Check:
+        return _Check(name, device, Process(keeper, config.limits), *questions)
+
+    with contextlib.closing(keeper), futures.ThreadPoolExecutor(len(facts) + len(devices)) as threads:
+        machine = check("machine", "", "fact").ask()  # the others need its torch
         machine.show(display)
         if machine.said == "failed":
             display.line("nothing else was asked")
             return False
-        lanes = iter((worker, *worker.beside))
-        checks = [_Check(fact, "", next(lanes), {"fact": fact, "cpp": config.generates}) for fact in facts]
-        checks += [_Check(name, device, next(lanes), {"backend": name}) for name, device in devices.items()]
+        checks = [check(fact, "", "fact") for fact in facts]
+        checks += [check(name, device, "can run", "product") for name, device in devices.items()]
         display.line(f"{len(checks)} checks at once")
-        asked = {threads.submit(check.ask): check.name for check in checks}
+        asked = {threads.submit(one.ask): one.name for one in checks}
 
         def progress() -> None:
             at_work = " ".join(name for one, name in asked.items() if not one.done())
@@ -147,53 +163,57 @@ def _total(checks: Sequence[_Check], seconds: float) -> str:
 # -- in the worker process ---------------------------------------------------------------------------------
 
 
-def _answer(service: Service, request: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The lines that answer a request."""
-    case = CaseId(request.get("backend", ""), "")
-    if "fact" in request:
-        with service.watch(Activity(case, Phase.COMPILE)):
-            yield from ((line, "") for line in _FACTS[request["fact"]](request))
-        return
-    registry, name = service.config.registry, request["backend"]
-    with service.watch(Activity(case, Phase.COMPILE)):
-        loads = name in registry.shipped() and registry.origin(name) is None
-        try:
-            backend = registry.named(name)
-        except RegistryError as error:
-            yield f"FAILED: {error}", "failed"
-            return
-        if loads:
-            settings.configure(backend, {})
-        device = service.config.device_of(backend)
-        if origin := registry.origin(name):
-            yield f"of {origin}, on {device}", ""
-        availability = backend.availability(device)
-        asked = () if availability.reason else map(Problem.parse, _SMOKE)
-        problem = next((p for p in asked if backend.supports(p, DEFAULT) is None), None)
-    if (reason := availability.reason) is not None:
-        yield f"cannot run: {reason}", "missing"
-        return
-    if availability.versions:
-        yield f"with {', '.join(' '.join(pair) for pair in availability.versions)}", ""
-    if problem is None:
-        yield f"can run; no smoke product: it supports none of {' '.join(_SMOKE)}", "works"
-        return
-    from pytest_gemm.judging.case import Case
+# A line of an answer, and the verdict that it is, "" for none.
+_Lines = list[tuple[str, str]]
 
+
+def _fact(config: GemmConfig, _: object, name: str) -> _Lines:
+    """What is asked of the machine."""
+    return [(line, "") for line in _FACTS[name](config)]
+
+
+def _can_run(config: GemmConfig, _: object, name: str) -> _Lines:
+    """Whether a backend can run here."""
+    registry = config.registry
+    loads = name in registry.shipped() and registry.origin(name) is None
+    try:
+        backend = registry.named(name)
+    except RegistryError as error:
+        return [(f"FAILED: {error}", "failed")]
+    if loads:
+        settings.configure(backend, {})
+    device = config.device_of(backend)
+    origin = registry.origin(name)
+    lines = [(f"of {origin}, on {device}", "")] if origin else []
+    availability = backend.availability(device)
+    if (reason := availability.reason) is not None:
+        return [*lines, (f"cannot run: {reason}", "missing")]
+    if availability.versions:
+        lines.append((f"with {', '.join(' '.join(pair) for pair in availability.versions)}", ""))
+    return lines
+
+
+def _product(config: GemmConfig, _: object, name: str) -> _Lines:
+    """One product of a backend, judged where it runs."""
+    from pytest_gemm.judging.case import Case
+    from pytest_gemm.judging.judge import Judge
+
+    backend = config.registry[name]
+    problem = next((p for p in map(Problem.parse, _SMOKE) if backend.supports(p, DEFAULT) is None), None)
+    if problem is None:
+        return [(f"can run; no smoke product: it supports none of {' '.join(_SMOKE)}", "works")]
     started = time.perf_counter()
-    outcomes = service.judge.outcomes(Case(backend, problem, ("rand",), 0, device))
+    outcomes = Judge().outcomes(Case(backend, problem, ("rand",), 0, config.device_of(backend)))
     worst = next((o for o in outcomes if o.status.is_failure), outcomes[0])
     seconds = f"{time.perf_counter() - started:.1f} s with its compile"
+    kernels = [(f"kernel {', '.join(worst.kernels)}", "")] if worst.kernels else []
     if worst.status is Status.PASSED:
-        yield f"can run: {problem.line} passed, {seconds}", "works"
-    else:
-        why = f": {worst.reason.text}" if worst.reason else ""
-        yield f"FAILED: {problem.line} {worst.status}{why}, {seconds}", "failed"
-    if worst.kernels:
-        yield f"kernel {', '.join(worst.kernels)}", ""
+        return [(f"can run: {problem.line} passed, {seconds}", "works"), *kernels]
+    why = f": {worst.reason.text}" if worst.reason else ""
+    return [(f"FAILED: {problem.line} {worst.status}{why}, {seconds}", "failed"), *kernels]
 
 
-def _machine(_: Mapping[str, Any]) -> Iterator[str]:
+def _machine(_: GemmConfig) -> Iterator[str]:
     import torch
 
     cpu, cores = processor.cpu(), len(os.sched_getaffinity(0))
@@ -202,7 +222,7 @@ def _machine(_: Mapping[str, Any]) -> Iterator[str]:
     yield f"CPU: {cpu.name}, {cores} cores, {', '.join(units) or 'no matrix units'}"
 
 
-def _gpus(_: Mapping[str, Any]) -> Iterator[str]:
+def _gpus(_: GemmConfig) -> Iterator[str]:
     import torch
 
     if not torch.cuda.is_available():
@@ -215,12 +235,12 @@ def _gpus(_: Mapping[str, Any]) -> Iterator[str]:
         yield f"{index}: {found.name}, sm_{found.major}{found.minor}, {memory}, driver {driver}"
 
 
-def _inductor(request: Mapping[str, Any]) -> Iterator[str]:
+def _inductor(config: GemmConfig) -> Iterator[str]:
     """What this torch lacks, and what Inductor's C++ is vectorised for."""
     from pytest_gemm.backends.inductor import cpu_isa, torch_compat
 
     yield from list(torch_compat.lacks()) or ["nothing is missing in this torch"]
-    if request["cpp"]:
+    if config.generates:
         taken = levels()
         yield f"its C++ is vectorised for {cpu_isa.vector_isa()}"
         yield taken
@@ -241,7 +261,7 @@ def levels() -> str:
     return f"--gemm-isa takes {here}{''.join(f'; {some}: {why}' for why, some in names.items() if why)}"
 
 
-_FACTS: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[str]]]] = {
+_FACTS: Final[Mapping[str, Callable[[GemmConfig], Iterator[str]]]] = {
     "machine": _machine,
     "GPU": _gpus,
     "Inductor": _inductor,

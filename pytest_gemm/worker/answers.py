@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from pytest_gemm.api.proof import Proof
@@ -68,5 +70,6 @@ class Answer(msgspec.Struct, frozen=True):
     candidates: Candidates | None = None
     ran: RanForm | None = None
     refused: str = ""
+    said: Any = None
     counts: dict[str, dict[str, int | float]] = {}
     spans: list[Span] = []

@@ -10,6 +10,8 @@ from typing import Final
 SHOWN: Final = 6
 # In the file of each of our own frames; what is called from there is the backend's.
 OWN: Final = ("pytest_gemm/judging/", "pytest_gemm/worker/")
+# In the frames of the thread that answers a judge.
+_ANSWERS: Final = "pytest_gemm/worker/server.py"
 
 
 def manner(status: int | None) -> str:
@@ -36,9 +38,9 @@ def remedy(status: int | None) -> str:
 
 
 def stack_frames(dump: str) -> str:
-    """The innermost frames of the thread that judged, innermost last, out of what faulthandler wrote."""
+    """The innermost frames of the thread that ran the kernel, innermost last, out of what faulthandler wrote."""
     threads = re.split(r"^(?:Current thread|Thread|Stack) .*$", dump, flags=re.MULTILINE)[1:]
-    judging = next((t for t in threads if any(own in t for own in OWN)), threads[0] if threads else "")
+    judging = next((t for t in threads if _ANSWERS in t), threads[0] if threads else "")
     frames = re.findall(r'^ +(File ".*)$', judging, re.MULTILINE)
     inner = [i for i, frame in enumerate(frames) if any(own in frame for own in OWN)]
     return "\n".join(reversed(frames[: min(inner[0] if inner else SHOWN, SHOWN)]))

@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import torch
 
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import CandidateBackend, Candidates, Prepared, unsupported
+from pytest_gemm.api.protocols import CandidateBackend, Candidates, Prepared, timed, unsupported
 from pytest_gemm.case_id import Device
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import cpu_threads, settings
 from pytest_gemm.operands import dtypes
+from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Activity, Misconduct, Phase, Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -67,20 +69,24 @@ def _is_own(file: str) -> bool:
 
 
 class Inline:
-    """Runs foreign code in this process.
+    """Runs foreign code in this process, without limits.
 
     Args:
-        watch: watches over everything that may not come back.
+        calls: as of ``Keeper``.
     """
 
     is_inline = True
 
-    def __init__(
-        self, watch: Callable[[Activity], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext()
-    ) -> None:
-        self.watch = watch
+    def __init__(self, calls: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> None:
+        self.deaths = 0
+        self._calls = calls
+        self.pages: GuardPages | None = None
         self._built: dict[int, tuple[Job, Prepared]] = {}
         self._count = 0
+
+    def watch(self, _: Activity) -> contextlib.AbstractContextManager[None]:
+        """As :meth:`Worker.watch`."""
+        return contextlib.nullcontext()
 
     def supports(self, job: Job) -> None:
         """As :meth:`Worker.supports`."""
@@ -124,7 +130,7 @@ class Inline:
         """What was compiled."""
         return self._built[number][1]
 
-    def run(self, number: int, given: Operands, how: How, timed: Callable[..., Any] | None = None) -> Ran:
+    def run(self, number: int, given: Operands, how: How) -> Ran:
         """As :meth:`Worker.run`."""
         job, prepared = self._built[number]
         device = job.request.device
@@ -133,13 +139,13 @@ class Inline:
         side = how.stream == "side" and device is Device.CUDA
         with telling(how.phase, device), _threads(job):
             with (
-                contextlib.nullcontext() if how.pages is None else how.pages.running(),
+                contextlib.nullcontext() if self.pages is None else self.pages.running(),
                 streams.on_side_stream(given) if side else contextlib.nullcontext(given) as streamed,
             ):
                 if how.phase is not Phase.RUN_AGAIN:
                     _prime_allocator(job.problem, device)
                 with device_kernels.profile() if profiled else contextlib.nullcontext() as names:
-                    own, copies = _called(job, prepared, streamed, timed)
+                    own, copies = _called(job, prepared, streamed, is_timed=how.phase is Phase.TIME)
             proof = dataclasses.replace(_proof(prepared), profiled=None if names is None else tuple(names))
             with asking():
                 contract = _of_type(prepared.contract, Contract, "the attribute contract is")
@@ -153,6 +159,15 @@ class Inline:
             wait_for(given.device)
             return made
 
+    def call(self, _: type[_Kind], name: str, *more: object, given: Operands | None = None) -> _Kind:
+        """As :meth:`Worker.call`."""
+        with telling(Phase.TIME, "cpu" if given is None else given.device):
+            return self._calls[name](self, *more, *([] if given is None else [given]))  # type: ignore[no-any-return]  # of this package
+
+    def results(self, name: str, *more: object) -> tuple[torch.Tensor, ...]:
+        """As :meth:`Worker.results`."""
+        return self.call(tuple[torch.Tensor, ...], name, *more)
+
     def forget(self, number: int) -> None:
         """As :meth:`Worker.forget`."""
         self._built.pop(number, None)
@@ -161,19 +176,23 @@ class Inline:
         """As :meth:`Worker.release`."""
         self._built.clear()
 
+    def close(self) -> None:
+        """Nothing runs."""
+
 
 def _threads(job: Job) -> contextlib.AbstractContextManager[None]:
     return cpu_threads(job.threads)
 
 
 def _called(
-    job: Job, prepared: Prepared, given: Operands, timed: Callable[..., Any] | None
+    job: Job, prepared: Prepared, given: Operands, *, is_timed: bool
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """The results of a call as ordinary tensors over the kernel's memory, and copies of them."""
     device = job.request.device
     given.empty_out()
     with cpu_threads(job.request.run_threads), handing(given) as handed:
-        made = as_tuple(prepared.run(handed) if timed is None else timed(prepared, handed))
+        with timed(prepared, handed) if is_timed else contextlib.nullcontext(lambda: prepared.run(handed)) as call:
+            made = as_tuple(call())
         wait_for(device)
         own, copies = taken(made)
         wait_for(device)  # for the copies, which may be on a stream of the block's

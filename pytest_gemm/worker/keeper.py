@@ -22,9 +22,12 @@ import socket
 import threading
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Final, NoReturn
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import pytest
 
 if TYPE_CHECKING:
     from pytest_gemm.api.protocols import Backend
@@ -96,20 +99,28 @@ class Keeper:
         backends: every registered backend, by name.
         threads: CPU threads of PyTorch in a worker.
         modules: what every worker will need.
+        calls: functions that a worker can be asked to call, by name; they get the ``Inline`` and what was asked with.
 
     Attributes:
-        backends: the same.
+        backends, threads, modules, calls: the same.
     """
 
-    def __init__(self, backends: Mapping[str, Backend], threads: int, modules: Sequence[str] = ()) -> None:
-        self.backends = backends
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        threads: int,
+        modules: Sequence[str] = (),
+        calls: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    ) -> None:
+        self.backends, self.threads, self.modules, self.calls = backends, threads, modules, calls
+        self._lock = threading.Lock()
         self._control, there = socket.socketpair()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python 3.12 warns when there are threads; none of them is needed there
             self._keeper = os.fork()
         if self._keeper == 0:
             self._control.close()
-            _keep(there, backends, threads, modules)
+            _keep(there, self)
         there.close()
 
     def prepare(self) -> None:
@@ -128,7 +139,8 @@ class Keeper:
         status, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # its process id, and its exit status
         pid = b""
         with contextlib.suppress(OSError):
-            socket.send_fds(self._control, [_START], [there.fileno(), told.fileno(), said, stack])
+            with self._lock:
+                socket.send_fds(self._control, [_START], [there.fileno(), told.fileno(), said, stack])
             there.close()
             told.close()
             pid = status.recv(64)
@@ -146,6 +158,10 @@ class Keeper:
             os.waitpid(self._keeper, 0)
 
 
+KEEPER: Final = pytest.StashKey[Keeper]()
+"""Where pytest's configuration has what starts workers, where kernels have a process of their own."""
+
+
 # -- in the keeper -------------------------------------------------------------------------------------------
 
 
@@ -155,7 +171,7 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _keep(control: socket.socket, backends: Mapping[str, Backend], threads: int, modules: Sequence[str]) -> NoReturn:
+def _keep(control: socket.socket, told: Keeper) -> NoReturn:
     """Start workers until the judge closes its end."""
     try:
         _die_with(os.getppid())
@@ -168,6 +184,7 @@ def _keep(control: socket.socket, backends: Mapping[str, Backend], threads: int,
             os.dup2(null, number)
         _cover_others(null, {control.fileno()})
         os.environ.setdefault(*PASSIVE)
+        modules = told.modules
         while True:
             word, files, _, _ = socket.recv_fds(control, 1, 4)
             if not word:
@@ -175,11 +192,11 @@ def _keep(control: socket.socket, backends: Mapping[str, Backend], threads: int,
             _import(modules)
             modules = ()
             # The worker's parent is a process of its own: a kernel may end it.
-            keeper = os.getpid()
+            parent = os.getpid()
             if word == _START and os.fork() == 0:
                 control.close()
-                _die_with(keeper)
-                _watch(*files, backends=backends, threads=threads)
+                _die_with(parent)
+                _watch(*files, keeper=told)
                 os._exit(0)
             for one in files:
                 os.close(one)
@@ -199,7 +216,7 @@ def _import(modules: Sequence[str]) -> None:
         os.environ[_WITHOUT_CUDA] = before
 
 
-def _watch(file: int, told: int, said: int, stack: int, *, backends: Mapping[str, Backend], threads: int) -> None:
+def _watch(file: int, told: int, said: int, stack: int, *, keeper: Keeper) -> None:
     """Start a worker, wait for its end, and tell it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (1, 2):
@@ -210,7 +227,7 @@ def _watch(file: int, told: int, said: int, stack: int, *, backends: Mapping[str
         os.close(told)
         os.setpgid(0, 0)
         try:
-            _work(file, stack, backends, threads)
+            _work(file, stack, keeper)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -221,7 +238,7 @@ def _watch(file: int, told: int, said: int, stack: int, *, backends: Mapping[str
     os.write(told, str(status).encode())
 
 
-def _work(file: int, stack: int, backends: Mapping[str, Backend], threads: int) -> None:
+def _work(file: int, stack: int, keeper: Keeper) -> None:
     """Be a worker."""
     from pytest_gemm.worker.server import serve
 
@@ -229,7 +246,7 @@ def _work(file: int, stack: int, backends: Mapping[str, Backend], threads: int) 
     os.lseek(stack, 0, os.SEEK_SET)
     # In a thread of its own: OpenMP keeps the threads of a thread that has computed, and a fork has none of these; what
     # may have computed before the fork is pytest's main thread.
-    served = threading.Thread(target=serve, args=(socket.socket(fileno=file), backends, threads, stack))
+    served = threading.Thread(target=serve, args=(socket.socket(fileno=file), keeper, stack))
     served.start()
     served.join()
 

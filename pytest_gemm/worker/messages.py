@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
@@ -22,6 +22,8 @@ from pytest_gemm.problem.problem import Problem
 if TYPE_CHECKING:
     from pytest_gemm.operands.guard_pages import GuardPages
     from pytest_gemm.operands.tensors import Operands
+
+_Kind = TypeVar("_Kind")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +72,11 @@ class How:
         phase: what it is for.
         profiled: whether the device's profiler looks on, where there is one.
         stream: ``default``, or ``side`` for a CUDA stream of its own, see ``streams``.
-        pages: where results lie, ``None`` for ordinary memory.
     """
 
     phase: Phase = Phase.RUN
     profiled: bool = False
     stream: str = "default"
-    pages: GuardPages | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +137,11 @@ class Worker(Protocol):
 
     Attributes:
         is_inline: the code runs in the judge's own process, on the judge's own operands.
+        pages: where a run has its operands and results, ``None`` for ordinary memory.
     """
 
     is_inline: bool
+    pages: GuardPages | None
 
     def watch(self, activity: Activity) -> AbstractContextManager[None]:
         """A block that may not come back, or whose questions may not."""
@@ -156,19 +158,33 @@ class Worker(Protocol):
         """Compile the problem; raises ``Unsupported`` and ``Pruned`` as the backend does."""
         ...
 
-    def run(self, number: int, given: Operands, how: How, timed: Callable[..., Any] | None = None) -> Ran:
+    def run(self, number: int, given: Operands, how: How) -> Ran:
         """Run what was built; the device has finished.
 
         Args:
             number: of a :class:`Built`.
             given: operands of the problem.
-            how: how.
-            timed: is called with what was built and the operands in place of its ``run``; inline only.
+            how: how; in the phase ``TIME`` it is the call that is timed.
         """
         ...
 
     def eager(self, problem: Problem, given: Operands) -> tuple[torch.Tensor, ...]:
         """The results of the program in eager PyTorch."""
+        ...
+
+    def call(self, kind: type[_Kind], name: str, *more: object, given: Operands | None = None) -> _Kind:
+        """What one of the keeper's functions returns there.
+
+        Args:
+            kind: type of what it returns, as msgspec checks it.
+            name: of the function.
+            more: its arguments, behind the :class:`Worker` in the process that runs kernels.
+            given: the last one, where operands belong to them.
+        """
+        ...
+
+    def results(self, name: str, *more: object) -> tuple[torch.Tensor, ...]:
+        """The same of a function that returns results."""
         ...
 
     def forget(self, number: int) -> None:

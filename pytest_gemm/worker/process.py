@@ -25,6 +25,7 @@ import torch
 
 from pytest_gemm import trace
 from pytest_gemm.api.protocols import Backend, Candidates, Compiling
+from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Activity, Misconduct, Phase, Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -55,6 +56,11 @@ class Process:
     Args:
         keeper: starts workers.
         limits: of a run and of a compile, in seconds; 0: none.
+
+    Attributes:
+        pages: as of :class:`Worker`.
+        ended: exit status of the last process that has ended in a question, negative for a signal.
+        deaths: how many processes have ended.
     """
 
     is_inline = False
@@ -65,24 +71,28 @@ class Process:
         self._run_limit, self._compile_limit = limits
         self._limit, self._phase = 0.0, Phase.CASE
         self._worker: Started | None = None
+        self.pages: GuardPages | None = None
+        self.ended: int | None = None
+        self.deaths = 0
         # Files without a name: whatever ends this process, nothing is left.
         self._said, self._stack = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "stack"))
         self._arenas: dict[int, memory.Arena] = {}
         self._loaded: set[int] = set()
         self._forgotten: list[int] = []  # what was built and is not needed any more; 0: all of it
-        self._problem = ""
+        self._at: tuple[str, GuardPages | None] = ("", None)  # the problem whose operands are loaded, and where
         self._pool: Pool | None = None
         self._is_staged: bool | None = None  # what lies on a device goes through the CPU
 
     @contextlib.contextmanager
     def watch(self, activity: Activity) -> Iterator[None]:
         """A block whose questions have the limit of the activity's phase."""
+        before = self._phase, self._limit
         self._phase = activity.phase
         self._limit = self._run_limit if activity.phase.is_run else self._compile_limit
         try:
             yield
         finally:
-            self._limit = 0.0
+            self._phase, self._limit = before
 
     # -- questions
 
@@ -100,9 +110,8 @@ class Process:
         answer, _ = self._ask("prepare", job, given=given)
         return _there(answer.built)
 
-    def run(self, number: int, given: Operands, how: How, timed: Callable[..., Any] | None = None) -> Ran:
+    def run(self, number: int, given: Operands, how: How) -> Ran:
         """As :meth:`Worker.run`."""
-        assert timed is None, "a timed call needs the worker's own process"
         answer, data = self._ask("run", number, how, given=given)
         ran, worker = _there(answer.ran), self._worker
         made = self._results(ran, data)
@@ -123,6 +132,19 @@ class Process:
     def eager(self, problem: Problem, given: Operands) -> tuple[torch.Tensor, ...]:
         """As :meth:`Worker.eager`."""
         answer, data = self._ask("eager", problem, given=given)
+        return self._results(_there(answer.ran), data)
+
+    def call(self, kind: type[_Kind], name: str, *more: object, given: Operands | None = None) -> _Kind:
+        """As :meth:`Worker.call`."""
+        answer, _ = self._ask("call", name, *more, given=given)
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(answer.said, kind)
+        self._gone()
+        return _there(None)
+
+    def results(self, name: str, *more: object) -> tuple[torch.Tensor, ...]:
+        """As :meth:`Worker.results`."""
+        answer, data = self._ask("call", name, *more)
         return self._results(_there(answer.ran), data)
 
     def forget(self, number: int) -> None:
@@ -201,9 +223,10 @@ class Process:
 
     def _load(self, given: Operands, files: list[int]) -> tuple[Any, ...]:
         """What a question says of its operands, whose copies are as they are now."""
-        if given.problem.line != self._problem:
+        at = (given.problem.line, self.pages)
+        if at != self._at:
             self._drop()
-            self._problem = given.problem.line
+            self._at = at
         arena = self._arenas.get(id(given))
         if arena is None:
             arena = self._arenas[id(given)] = memory.Arena(given, list(self._arenas.values()), self._pool)
@@ -211,13 +234,13 @@ class Process:
             faults.release()  # the other process needs the memory
         arena.write()
         if id(given) in self._loaded:
-            return (id(given),)
+            return id(given), self.pages
         self._loaded.add(id(given))
         if arena.before is not None and id(arena.before.given) in self._loaded:
-            return id(given), arena.skeleton, id(arena.before.given)
+            return id(given), self.pages, arena.skeleton, id(arena.before.given)
         files.append(arena.file)
         block = None if arena.block is None else arena.block.ticket
-        return id(given), arena.skeleton, 0, self._problem, arena.size, arena.places, block
+        return id(given), self.pages, arena.skeleton, 0, self._at, arena.size, arena.places, block
 
     def _drop(self) -> None:
         """Give back the memory of the problem before."""
@@ -281,12 +304,15 @@ class Process:
     def _gone(self) -> int | None:
         """End the worker, and all that it has started; its exit status, if it is known."""
         worker, self._worker = self._worker, None
-        return None if worker is None else worker.reap()
+        if worker is None:
+            return None
+        self.deaths += 1
+        return worker.reap()
 
     def _dead(self, worker: Started, said: int) -> Died:
         """The end of the worker by what it was doing."""
         ended = worker.has_ended(_BRIEFLY)
-        status = self._gone()
+        self.ended = status = self._gone()
         begin = max(said, os.fstat(self._said).st_size - _LAST_WORDS)
         words = os.pread(self._said, _LAST_WORDS, begin).decode(errors="replace").strip()
         if not ended:
@@ -330,9 +356,10 @@ class Workers:
         return self._processes[source]
 
     def close(self) -> None:
-        """End all of them."""
+        """End all of them; who asks again gets new ones."""
         for one in self._processes.values():
             one.close()
+        self._processes.clear()
 
 
 def _there(found: _Kind | None) -> _Kind:

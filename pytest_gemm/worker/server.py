@@ -8,14 +8,14 @@ import gc
 import os
 import socket
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 import torch
 
 from pytest_gemm import trace
-from pytest_gemm.api.protocols import Backend, Compiling
+from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Misconduct, Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -23,21 +23,22 @@ from pytest_gemm.worker import faults, memory
 from pytest_gemm.worker.answers import Answer, Failure, RanForm, Refusal, Span
 from pytest_gemm.worker.device import Opened, bytes_at
 from pytest_gemm.worker.inline import Inline
+from pytest_gemm.worker.keeper import Keeper
 from pytest_gemm.worker.messages import How, Job, Thrown
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD: Final = 50_000
 
 
-def serve(end: socket.socket, backends: Mapping[str, Backend], threads: int, stack: int) -> None:
+def serve(end: socket.socket, keeper: Keeper, stack: int) -> None:
     """Answer questions until the judge closes its end."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(keeper.threads)
     gc.freeze()  # torch and a compiler are millions of objects that every collection would visit
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     faulthandler.enable(file=stack, all_threads=True)
     process = os.getpid()
     trace.taken()  # of pytest's process
-    worker, encoder = _Server(backends), msgspec.msgpack.Encoder(enc_hook=str)
+    worker, encoder = _Server(keeper), msgspec.msgpack.Encoder(enc_hook=str)
     while True:
         try:
             first, _, files = memory.receive(end)
@@ -63,16 +64,16 @@ def serve(end: socket.socket, backends: Mapping[str, Backend], threads: int, sta
 class _Server:
     """What a worker does with a question."""
 
-    def __init__(self, backends: Mapping[str, Backend]) -> None:
-        self._backends = backends
-        self._stores = {name: one.store for name, one in backends.items() if isinstance(one, Compiling)}
-        self._inline = Inline()
+    def __init__(self, keeper: Keeper) -> None:
+        self._backends = keeper.backends
+        self._stores = {name: one.store for name, one in keeper.backends.items() if isinstance(one, Compiling)}
+        self._inline = Inline(keeper.calls)
         self._operands: dict[int, tuple[Operands, list[torch.Tensor]]] = {}
         self._results: dict[int, Callable[[], tuple[torch.Tensor, ...]]] = {}
-        self._problem = ""
+        self._at: object = None  # the problem, and where its operands lie
         self._opened = Opened()
         self._shares = False  # memory on the device
-        self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []  # on the device, and in shared memory
+        self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []  # where it is computed, and in shared memory
         self._left: list[torch.Tensor] = []  # bytes of results that wait to be fetched
 
     def answer(self, first: bytes, files: Sequence[int]) -> tuple[Answer, list[memoryview]]:
@@ -93,7 +94,7 @@ class _Server:
         return found if isinstance(found, tuple) else (found or Answer(), [])
 
     def _loaded(self, load: tuple[Any, ...], files: Sequence[int]) -> Operands:
-        key, *new = load
+        key, self._inline.pages, *new = load
         if new:
             skeleton, before, *place = new
             if before:
@@ -101,16 +102,21 @@ class _Server:
             else:
                 storages = self._mapped(files[0], *place)
                 os.close(files[0])
-            self._operands[key] = memory.operands_in(skeleton, storages), storages
+            operands = memory.operands_in(skeleton, storages)
+            if (pages := self._inline.pages) is not None:
+                placed = pages.place(operands)
+                self._staged += pages.copies(operands, placed)
+                operands = placed
+            self._operands[key] = operands, storages
         return self._operands[key][0]
 
     def _mapped(
-        self, file: int, problem: str, size: int, places: Sequence[memory.Place], block: tuple[int, bytes, int] | None
+        self, file: int, at: object, size: int, places: Sequence[memory.Place], block: tuple[int, bytes, int] | None
     ) -> list[torch.Tensor]:
         """The storages of operands."""
-        if problem != self._problem:
+        if at != self._at:
             self._clear()
-            self._problem = problem
+            self._at = at
         self._shares = self._shares or block is not None
         found = memory.mapped(file, size, places, 0 if block is None else self._opened.address(*block))
         for number, (where, *_) in enumerate(places):
@@ -134,6 +140,12 @@ class _Server:
             bytes_at(address, one.numel()).copy_(one)
             address += one.numel()
         torch.cuda.synchronize()
+
+    def _call(self, name: str, *more: Any) -> tuple[Answer, list[memoryview]]:
+        found: Any = self._inline.call(object, name, *more)
+        if isinstance(found, tuple) and all(isinstance(one, torch.Tensor) for one in found):
+            return self._returned(found, number=0)
+        return Answer(said=found), []
 
     def _supports(self, job: Job) -> None:
         self._inline.supports(job)

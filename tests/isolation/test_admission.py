@@ -32,10 +32,10 @@ def ten_gib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [
         ("mm:f32:nn:1000x1000x1000", 0, 0),
         ("mm:f32:nn:8000x8000x64", 3, 4),  # each result is kept, and a copy of it
-        ("mm:bf16:nt:32768x131072x1024", 17, 20),  # two results of 8 GiB, and three times 0.3 GiB of operands
-        ("bmm:f32:nn:8209x512x512x1", 18, 20),
-        ("mm:f16:nn:1048600x16x2056", 14, 17),
-        ("mm:bf16:nn:46352x46360x32:add", 22, 24),
+        ("mm:bf16:nt:32768x131072x1024", 25, 28),  # three results of 8 GiB, and five times 0.3 GiB of operands
+        ("bmm:f32:nn:8209x512x512x1", 25, 28),
+        ("mm:f16:nn:1048600x16x2056", 20, 23),
+        ("mm:bf16:nn:46352x46360x32:add", 32, 35),
     ],
 )
 def test_what_a_case_needs_follows_from_its_sizes(line: str, least: int, most: int) -> None:

@@ -17,9 +17,6 @@ from warm_processes import Programs
 
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.conformance import matrix
-from pytest_gemm.isolation.journal import Journal
-from pytest_gemm.isolation.worker import Service
-from pytest_gemm.judging.judge import Judge
 from pytest_gemm.run.progress import Display
 from pytest_gemm.tools import backend_command
 from pytest_gemm.tools import doctor as doctor_module
@@ -78,11 +75,10 @@ def test_a_wrong_smoke_product_is_incorrect() -> None:
     registry = Registry()
     registry.add_callable("off", lambda a, b: a @ b + 1)
     config: Any = SimpleNamespace(registry=registry, device_of=lambda _: "cpu")
-    service = Service(config, Judge(), Journal(), lambda _: contextlib.nullcontext())  # type: ignore[arg-type]
-    told = [*doctor_module._answer(service, {"backend": "off"})]
-    assert told[0] == (f"with torch {torch.__version__}", "")
-    assert told[1][0].startswith("FAILED: mm:f16:nt:32x64x128 incorrect: ")
-    assert told[1][1] == "failed"  # which turns the report red, see below
+    assert doctor_module._can_run(config, None, "off") == [(f"with torch {torch.__version__}", "")]
+    text, said = doctor_module._product(config, None, "off")[0]
+    assert text.startswith("FAILED: mm:f16:nt:32x64x128 incorrect: ")
+    assert said == "failed"  # which turns the report red, see below
 
 
 @pytest.mark.slow
@@ -90,7 +86,7 @@ def test_what_breaks_or_hangs_is_one_check(doctor: pytest.Pytester) -> None:
     code, text = screen(doctor, "--backends=dies,hangs,raises,lacks,good", "--timeout=12")
     assert code == 1, text
     for name, words in (
-        ("dies", "FAILED: its process died: SIGABRT (Aborted)"),
+        ("dies", "FAILED: the kernel's process died in compile: SIGABRT (Aborted)"),
         ("raises", "FAILED: ZeroDivisionError: division by zero"),
         ("lacks", "cannot run: the part is not there (buy one)"),
         ("good", "can run: mm:f16:nt:32x64x128 passed"),
@@ -123,14 +119,15 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bool, list[
     """Whether a report is well and its lines, where ``told`` answers for backends."""
 
     def report(told: Told, *names: str, **options: Any) -> tuple[bool, list[str]]:
-        worker = SimpleNamespace(close=lambda: None, beside=[None] * len(names))
-        monkeypatch.setattr(doctor_module, "Worker", lambda *_, **__: worker)
-        monkeypatch.setattr(
-            doctor_module, "answers", lambda _, **asked: told(str(asked.get("backend") or asked["fact"]))
-        )
+        def call(_: object, question: str, name: str) -> list[tuple[str, str]]:
+            return [] if question == "can run" else [*told(name)]
+
+        process = SimpleNamespace(close=lambda: None, call=call, watch=lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(doctor_module, "Keeper", lambda *_: process)
+        monkeypatch.setattr(doctor_module, "Process", lambda *_: process)
         monkeypatch.setattr(backend_command, "_TICK", 0.05)
         backends = {name: SimpleNamespace(name=name) for name in names}
-        made: dict[str, Any] = {"named": True, "allow": set(), "generates": False, **options}
+        made: dict[str, Any] = {"named": True, "allow": set(), "generates": False, "threads": 1, "limits": (1.0, 1.0), **options}
         made |= {"backends": [*backends.values()], "registry": Registry(), "device_of": lambda _: "cpu"}
         lines, config = Lines(), SimpleNamespace(**made)
         return doctor_module.report(config, lines), lines.lines  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""What the kernels' process does for a session: it keeps what has passed, with operands of its own, and times it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gemm.api.protocols import Prepared, timed
+from pytest_gemm.speed import roofline
+from pytest_gemm.speed.data import Peaks
+from pytest_gemm.speed.timing import cpu, cuda, paired
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_gemm.operands.tensors import Operands
+    from pytest_gemm.worker.inline import Inline
+
+
+@dataclasses.dataclass
+class _Bench:
+    """A case that is timed.
+
+    Attributes:
+        subject, comparator, candidates: what is called; there may be no comparator.
+        sets: operands: on a GPU as many as its cache does not hold.
+        calls: how many calls fill a reading, known from the first window on.
+        last: what the last timed call returned.
+    """
+
+    subject: Prepared
+    comparator: Prepared | None
+    candidates: Mapping[str, Prepared]
+    sets: Sequence[Operands]
+    calls: dict[str, int] = dataclasses.field(default_factory=dict)
+    last: Any = None
+
+
+_benches: dict[int, _Bench] = {}
+
+
+@functools.cache
+def _timer(device: str) -> paired.Timer:
+    return cuda.CudaTimer() if device == "cuda" else cpu.CpuTimer()
+
+
+def keep(inline: Inline, subject: int, comparator: int, candidates: Mapping[str, int], given: Operands) -> None:
+    """Keep what was built, by the numbers of the worker (comparator 0: none), to be timed with copies of operands."""
+    count = cuda.rotation(int(roofline.work(given.problem).bytes), given.device)
+    _benches[subject] = _Bench(
+        inline.prepared(subject),
+        inline.prepared(comparator) if comparator else None,
+        {name: inline.prepared(number) for name, number in candidates.items()},
+        [given.clone() for _ in range(count)],
+    )
+
+
+def window(_: Inline, subject: int, plan: paired.Plan, cross_checked: bool) -> paired.Readings:
+    """Time a case for a while.
+
+    Args:
+        subject: its number.
+        plan: how.
+        cross_checked: on a GPU, also hold the timer against the profiler's device time.
+    """
+    one = _benches[subject]
+    device = one.sets[0].device
+    with contextlib.ExitStack() as stack:
+
+        def calls(prepared: Prepared) -> list[Callable[[], object]]:
+            return [stack.enter_context(timed(prepared, given)) for given in one.sets]
+
+        of_subject = calls(one.subject)
+        beside = None if one.comparator is None else calls(one.comparator)
+        candidates = {name: calls(prepared) for name, prepared in one.candidates.items()}
+        readings = paired.measure(of_subject, beside, candidates, timer=_timer(device), plan=plan, calls=one.calls)
+        if device == "cuda":
+            telemetry = {**readings.telemetry, "end_to_end_us": 1e6 * cuda.latency(of_subject)}
+            if beside is not None:
+                telemetry["comparator_end_to_end_us"] = 1e6 * cuda.latency(beside)
+            ratio = cuda.cross_check(of_subject, min(readings.subject)) if cross_checked else None
+            telemetry |= {} if ratio is None else {"timer_over_profiler": ratio}
+            readings = dataclasses.replace(readings, telemetry=telemetry)
+        one.last = of_subject[0]()
+    return readings
+
+
+def last(_: Inline, subject: int) -> tuple[torch.Tensor, ...]:
+    """What the last timed call has returned; raises as ``calls.taken``."""
+    from pytest_gemm.worker.calls import taken
+    from pytest_gemm.worker.inline import as_tuple, wait_for
+
+    wait_for(_benches[subject].sets[0].device)
+    return taken(as_tuple(_benches[subject].last))[1]
+
+
+def drop(_: Inline, subject: int) -> None:
+    """Free what was kept of a case."""
+    _benches.pop(subject, None)
+
+
+def peaks(_: Inline, device: str, dtypes: Sequence[str]) -> Peaks:
+    """What the machine reaches, see ``roofline.measure``."""
+    return roofline.measure(device, dtypes)
+
+
+CALLS: Final[Mapping[str, Callable[..., Any]]] = {one.__name__: one for one in (keep, window, last, drop, peaks)}
+"""For the keeper of a session."""
