@@ -1,31 +1,26 @@
 """Calls into code under test: what it is handed, what it may raise, and what it must leave as it was.
 
-A backend runs in the process that judges it.  Three things keep its verdict its own:
+Three things are done around each call, mostly in the kernel's own process:
 
-* :func:`handing` gives it tensor objects of its own.  The reference is built from others, over the same memory.
-* :func:`calling` restores the state of the process that the next case depends on, and raises :class:`Misconduct` for
-  what was changed.  It turns whatever is raised into an :class:`Exception`, and so does :func:`asking`.
+* :func:`handing` gives it tensor objects of its own.
+* :func:`calling` restores the state of the process that the next case there depends on, and raises :class:`Misconduct`
+  for what was changed.  It turns whatever is raised into an :class:`Exception`, and so does :func:`asking`.
 * :func:`taken` takes the ordinary tensors out of results whose class or attributes could answer for them, and copies
   them.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import gc
-import math
 import os
 import platform
 import random
 import signal
 import sys
 import threading
-import time
-import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -34,7 +29,6 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
-from pytest_gemm.operands.memory import Guarded
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Misconduct
 
@@ -395,64 +389,6 @@ _SWITCHES: Final = (
 )
 
 
-# By the name of a module or class, the names that it had when it was first watched.
-_FIRST: Final[dict[str, frozenset[str]]] = {}
-
-
-@functools.lru_cache(maxsize=1)
-def _watched(_modules: int) -> tuple[tuple[str, Any], ...]:
-    """Modules and classes whose functions the judge calls, with their names; found anew when modules have come."""
-    found: dict[str, Any] = {"torch": torch, "torch.Tensor": torch.Tensor, "torch.nn.functional": torch.nn.functional}
-    found |= {"numpy": np, "math": math, "time": time, "builtins": builtins, "Operands": Operands, "Guarded": Guarded}
-    found |= {name: module for name, module in list(sys.modules.items()) if name.startswith("pytest_gemm.")}
-    for name, owner in found.items():
-        _FIRST.setdefault(name, frozenset(vars(owner)))
-    return tuple(found.items())
-
-
-def _by_torch(function: Any) -> bool:
-    """Whether PyTorch has put it there itself, as Dynamo does with ``torch.manual_seed`` when it is imported."""
-    code = getattr(function, "__code__", None)
-    return code is not None and Path(code.co_filename).is_relative_to(_TORCH)
-
-
-def _is_elsewhere(owner: Any, name: str) -> bool:
-    if isinstance(owner, type):
-        return any(name in vars(base) for base in owner.__mro__[1:])
-    return owner is not builtins and name in vars(builtins) and not name.startswith("__")
-
-
-# A module or a class by its name, and what it held.
-_Functions = list[tuple[str, Any, dict[str, Any]]]
-
-
-def _restored_functions(functions: _Functions) -> list[str]:
-    """Put back what was replaced; its names."""
-    replaced = []
-    for place, owner, before in functions:
-        now = vars(owner)
-        with contextlib.suppress(Exception):  # of a value that was replaced by one that cannot be compared
-            if now == before:  # identical values are equal without a call
-                continue
-        # Of the names that came later none is looked up by the owner's own code: Dynamo puts what it has compiled of a
-        # function among the function's globals, and removes it with the function.
-        changed = {
-            name: value
-            for name, value in before.items()
-            if now.get(name) is not value and callable(value) and name in _FIRST[place] and not _by_torch(now.get(name))
-        }
-        # What is new hides a name that was found elsewhere: in a base class, or among the built-in ones.
-        # A submodule, api.callable, is there because it was imported.
-        new = (name for name in now.keys() - before.keys() if not isinstance(now[name], types.ModuleType))
-        hidden = [name for name in new if _is_elsewhere(owner, name)]
-        for name, value in changed.items():
-            setattr(owner, name, value)
-        for name in hidden:
-            delattr(owner, name)
-        replaced += [f"{place}.{name}" for name in (*changed, *hidden)]
-    return replaced
-
-
 @contextlib.contextmanager
 def asking() -> Iterator[None]:
     """A block that reads facts from foreign code.
@@ -460,32 +396,17 @@ def asking() -> Iterator[None]:
     Raises:
         Escape: for what is raised in the block and is no ``Exception``.  A Ctrl-C of the user passes.
     """
-    came = False
-    handlers: dict[int, Callable[..., Any]] = {}
-    if threading.current_thread() is threading.main_thread():
-        found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        handlers = {number: handler for number, handler in found.items() if callable(handler)}
-
-    def note(number: int, frame: Any) -> None:
-        nonlocal came
-        came = True
-        handlers[number](number, frame)
-
-    for number in handlers:
-        signal.signal(number, note)
     try:
         yield
     except BaseException as error:
-        if isinstance(error, Exception) or (isinstance(error, KeyboardInterrupt) and came):
+        # A user's Ctrl-C comes to the main thread; what a kernel raises in its own process comes to another one.
+        typed = isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+        if isinstance(error, Exception) or typed:
             raise
         raise Escape(error) from error
-    finally:
-        for number, handler in handlers.items():
-            if signal.getsignal(number) is note:
-                signal.signal(number, handler)
 
 
-def _restored(switches: Iterable[tuple[_Switch, Any]], functions: _Functions, compiling: bool) -> list[str]:
+def _restored(switches: Iterable[tuple[_Switch, Any]], compiling: bool) -> list[str]:
     """Set back what differs; what of it is the backend's fault."""
     left = []
     for switch, before in switches:
@@ -493,12 +414,12 @@ def _restored(switches: Iterable[tuple[_Switch, Any]], functions: _Functions, co
             switch.write(before)
             if not compiling or switch.compiling == "error":
                 left.append(difference)
-    return left + _restored_functions(functions)  # behind the switches, which set some of them: torch.Storage
+    return left
 
 
 @contextlib.contextmanager
 def calling(*, compiling: bool = False) -> Iterator[None]:
-    """A block that compiles or runs foreign code; the state of the process is the same afterwards.  About 0.5 ms.
+    """A block that compiles or runs foreign code; the state of the process is the same afterwards.
 
     Args:
         compiling: the block only compiles: it may set environment variables and draw random numbers.
@@ -508,16 +429,15 @@ def calling(*, compiling: bool = False) -> Iterator[None]:
         Misconduct: ``left-state-behind``, when the block has come to its end and has changed the state.
     """
     switches = [(switch, switch.read()) for switch in _SWITCHES if not (compiling and switch.compiling == "kept")]
-    functions = [(name, owner, vars(owner).copy()) for name, owner in _watched(len(sys.modules))]  # dict() takes twice
     try:
         with asking():
             yield
     except KeyboardInterrupt:
         raise  # the run ends, and no other case needs the state
     except BaseException:
-        _restored(switches, functions, compiling)
+        _restored(switches, compiling)
         raise
-    left = _restored(switches, functions, compiling)
+    left = _restored(switches, compiling)
     if left:
         text = f"the backend changed the state of the process: {', '.join(left)}"
         raise Misconduct("left-state-behind", text, "set it back before returning")

@@ -836,42 +836,12 @@ def test_evidence_of_failed_candidates_is_bounded() -> None:
     assert 0 < sum(one.evidence is not None for one in found) < 10
 
 
-def test_candidates_that_are_done_or_withheld_do_not_run() -> None:
-    backend = Fake("a", "b", "c")
+def test_candidates_that_are_withheld_do_not_run() -> None:
+    backend = Fake("b", "c")
     held = Outcome(CaseId("fake", MM.line, candidate="c"), "", 0, Status.KNOWN_FAILURE, Reason("can-crash", "it kills"))
-    outcomes = judged(backend, "all", ("rand",), done=frozenset({"a"}), withheld=lambda c: held if c == "c" else None)
+    outcomes = judged(backend, "all", ("rand",), withheld=lambda c: held if c == "c" else None)
     assert [(o.candidate, o.status) for o in outcomes] == [("b", Status.PASSED), ("c", Status.KNOWN_FAILURE)]
     assert backend.prepared == ["b"]
-
-
-def test_everything_that_may_not_come_back_says_which_candidate_it_is() -> None:
-    seen: list[tuple[str, str]] = []
-
-    @contextlib.contextmanager
-    def watch(activity: Any) -> Iterator[None]:
-        seen.append((activity.phase, activity.case.candidate))
-        yield
-
-    case = case_module.Case(Fake("a"), MM, ("rand",), 0, Device.CPU, CandidateSelection("all"))
-    assert len(list(judge.Judge(watch=watch).outcomes(case))) == 1
-    assert {"compile", "run", "reference", "run again"} <= {phase for phase, choice in seen if choice == "a"}
-    assert {phase for phase, choice in seen if not choice} == {
-        "supports",
-        "operands",
-        "compile",
-    }  # for the list of names
-
-
-def test_on_a_lost_device_the_remaining_candidates_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytest_gemm.worker import faults
-
-    monkeypatch.setattr(faults, "device_error", lambda device: RuntimeError("CUDA error: misaligned address"))
-    outcomes = judged(Fake("a-crash", "b", "c"), "all", ("rand",))
-    assert [(o.candidate, o.status) for o in outcomes] == [
-        ("a-crash", Status.CRASHED),
-        ("b", Status.NOT_RUN),
-        ("c", Status.NOT_RUN),
-    ]
 
 
 # -- poison --------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import ctypes
 import gc
@@ -23,15 +22,12 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.case_id import Device
-from pytest_gemm.judging import verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.numerics import interval
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import tensors, views
+from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Activity, Misconduct, Outcome, Phase, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.programs import program
 from pytest_gemm.worker import calls
 
 LINE = "mm:f32:nn:17x65x127"
@@ -319,7 +315,9 @@ class Late:
 def test_a_result_that_is_written_after_the_return_is_not_believed(by: str) -> None:
     late = Late(by)
     with at_one_thread():
-        found = outcomes(late.matmul, judge=Judge(watch=late.watch))
+        judge = Judge()
+        judge._worker.watch = late.watch  # type: ignore[method-assign]  # the one place between the call and the look
+        found = outcomes(late.matmul, judge=judge)
     late.release()
     assert codes(found) == {(Status.INCORRECT, "written-after-return")}
     assert "1105 elements of the result changed after the call had returned" in str(found[0].reason)
@@ -437,7 +435,6 @@ RAISED: dict[str, Callable[[], object]] = {
     "Failed": lambda: pytest.fail("as asked"),
     "Exit": lambda: pytest.exit("enough"),
     "SystemExit": lambda: sys.exit(0),
-    "KeyboardInterrupt": lambda: _raise(KeyboardInterrupt()),
     "GeneratorExit": lambda: _raise(GeneratorExit()),
     "OwnBase": lambda: _raise(OwnBase("odd")),
     "Mute": lambda: _raise(Mute()),
@@ -549,10 +546,6 @@ LEFT: dict[str, Callable[[], object]] = {
     "random numbers of PyTorch": lambda: torch.manual_seed(3),
     "random numbers of numpy": lambda: np.random.seed(3),
     "random numbers of Python": lambda: __import__("random").seed(3),
-    "torch.matmul": lambda: setattr(torch, "matmul", lambda a, _: a),
-    "torch.Tensor.isnan": lambda: setattr(torch.Tensor, "isnan", lambda self: self),
-    "pytest_gemm.judging.verdict.compare": lambda: setattr(verdict, "compare", lambda *_, **__: None),
-    "pytest_gemm.numerics.interval.max": lambda: setattr(interval, "max", min),
 }
 
 
@@ -579,7 +572,7 @@ def test_what_a_kernel_leaves_behind_is_named_and_nobody_else_pays(name: str) ->
         assert codes(outcomes(right, judge=judge)) == {(Status.PASSED, "")}
 
 
-@pytest.mark.parametrize("name", ["FE_UPWARD", "default dtype", "torch.matmul"])
+@pytest.mark.parametrize("name", ["FE_UPWARD", "default dtype"])
 def test_a_compile_leaves_nothing_behind_either(name: str) -> None:
     registry = Registry()
     registry.add_callable("mine", right)
@@ -598,43 +591,6 @@ def test_a_compile_leaves_nothing_behind_either(name: str) -> None:
 
 def test_a_kernel_that_pytorch_compiles_in_its_first_run_passes() -> None:
     assert codes(outcomes(torch.compile(right, dynamic=False))) == {(Status.PASSED, "")}
-
-
-def test_what_dynamo_leaves_among_our_globals_and_takes_away_again_is_no_state() -> None:
-    def compiled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        torch._dynamo.reset()
-        gc.collect()  # what was compiled of the program before, and with it the global
-        made: torch.Tensor = torch.compile(program.build(Problem.parse(LINE)), backend="eager")(a=a, b=b)
-        left.append([name for name in vars(program) if name.startswith("__compiled_fn")])
-        return made
-
-    left: list[list[str]] = []
-    assert codes(outcomes(compiled)) == {(Status.PASSED, "")}
-    assert all(left)
-    assert left[0] != left[-1]
-
-
-def test_a_global_that_comes_and_goes_is_no_state_unless_it_hides_another() -> None:
-    def leaving(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        vars(views).pop("__compiled_fn_0", None)
-        vars(views)[f"__compiled_fn_{len(runs) % 2}"] = lambda: None
-        runs.append(1)
-        return a @ b
-
-    runs: list[int] = []
-    assert codes(outcomes(leaving)) == {(Status.PASSED, "")}
-    vars(views).pop("__compiled_fn_1", None)
-
-
-def test_a_new_name_among_the_built_in_ones_hides_nothing() -> None:
-    def declares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        builtins.SOMETHING_OF_A_LIBRARY = True  # type: ignore[attr-defined]  # as CUTLASS's generator does
-        return a @ b
-
-    try:
-        assert codes(outcomes(declares)) == {(Status.PASSED, "")}
-    finally:
-        del builtins.SOMETHING_OF_A_LIBRARY  # type: ignore[attr-defined]  # as above
 
 
 def test_switches_of_precision_are_set_back() -> None:

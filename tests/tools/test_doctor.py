@@ -127,7 +127,14 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bool, list[
         monkeypatch.setattr(doctor_module, "Process", lambda *_: process)
         monkeypatch.setattr(backend_command, "_TICK", 0.05)
         backends = {name: SimpleNamespace(name=name) for name in names}
-        made: dict[str, Any] = {"named": True, "allow": set(), "generates": False, "threads": 1, "limits": (1.0, 1.0), **options}
+        made: dict[str, Any] = {
+            "named": True,
+            "allow": set(),
+            "generates": False,
+            "threads": 1,
+            "limits": (1.0, 1.0),
+            **options,
+        }
         made |= {"backends": [*backends.values()], "registry": Registry(), "device_of": lambda _: "cpu"}
         lines, config = Lines(), SimpleNamespace(**made)
         return doctor_module.report(config, lines), lines.lines  # type: ignore[arg-type]
