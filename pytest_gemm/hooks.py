@@ -70,6 +70,7 @@ class GemmRun:
         self._harvest: list[precompile.Harvest] | None = None
         self._measured: list[Any] | None = None  # of speed.report.rows.Run; a run without timed tests imports none
         self._trials: Any = None  # a fuzzing.check.Trials, likewise
+        self._judging: Workers | None = None
         self._guarded: GuardedJudge | None = None
         self._fuzzed: list[str] = []
         self._pages: list[Path] = []
@@ -307,6 +308,7 @@ class GemmRun:
         before = gc.get_threshold()
         gc.set_threshold(_GC_THRESHOLD, *before[1:])
         settings, workers = self.settings, self._workers()
+        self._judging = workers
         if settings.guard == "pages" and workers is not None:
             from pytest_gemm.run.guarded import GuardedJudge
 
@@ -342,7 +344,7 @@ class GemmRun:
         from pytest_gemm.run.check import GemmCheck
 
         check = GemmCheck(
-            *(self.settings, judge, node.originalname, selection.target(node), self._guarded),
+            *(self.settings, judge, node.originalname, selection.target(node), self._judging, self._guarded),
             "gemm_speed" in node.fixturenames,
         )
         node.stash[_JUDGED] = check.judged

@@ -265,7 +265,6 @@ class _Worker:
     def pytest_unconfigure(self) -> None:
         """The session is over."""
         atexit.register(_leave)
-        termination.end_soon(0)
 
 
 def _leave() -> None:

@@ -1,4 +1,4 @@
-"""How processes end: by SIGTERM as by Ctrl-C, and at the end of the tests whatever threads a kernel has left.
+"""How processes end: by SIGTERM as by Ctrl-C.
 
 Where SIGTERM ends a run, workers end, temporary folders go, and the run record is closed.
 """
@@ -13,8 +13,6 @@ import sys
 import threading
 import time
 from typing import Any, Final
-
-from pytest_gemm.text import one_line
 
 STATUS = 128 + signal.SIGTERM
 """The exit status of a run that SIGTERM ended: 143, as of a process that the signal itself ends."""
@@ -61,34 +59,6 @@ class Termination:
             with contextlib.suppress(ValueError):  # not the main thread
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._installed = False
-
-
-# -- threads of kernels -------------------------------------------------------------------------------------------
-
-# Seconds that other threads have to end when all else is done; xdist ends its workers after 10.
-_GRACE: Final = 5.0
-
-
-def end_soon(status: int) -> None:
-    """End this process although a kernel's thread goes on, for which Python waits at the exit; called at the very end.
-
-    A thread of an executor ends when Python asks it to.  What else is there after the time is named on stderr.
-
-    Args:
-        status: to end with.
-    """
-    threading.Thread(target=_end, args=(status,), daemon=True).start()
-
-
-def _end(status: int) -> None:
-    time.sleep(_GRACE)
-    left = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
-    if left:  # else the main thread is at work: it writes a report, for instance
-        names = ", ".join(map(one_line, left))
-        os.write(
-            2, f"gemm: {len(left)} thread(s) still there {_GRACE:g} s after the tests, now ended: {names}\n".encode()
-        )
-        leave(status)
 
 
 def leave(status: int) -> None:

@@ -30,7 +30,7 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.distributions import DISTRIBUTIONS
 from pytest_gemm.operands.guard_pages import GuardPages
-from pytest_gemm.outcome import Outcome, Phase, Reason, Seconds, Status, Unsupported
+from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Seconds, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.text import one_line
@@ -135,8 +135,7 @@ class Judge:
             withheld: the outcome of a candidate that must not be run, ``None`` for one that may.
             timing: is called with what has passed, and what it returns is judged as well: one more outcome each.
         """
-        if self._workers is not None:
-            self._worker = self._workers(case.backend)
+        self._worker = self.worker_of(case.backend)
         self._worker.pages = self._pages
         self._worker.release()
         kept, starved = 0, False
@@ -147,6 +146,10 @@ class Judge:
             starved = starved or (found.outcome.reason is not None and found.outcome.reason.code == "out-of-memory")
         if starved:
             self.release()
+
+    def worker_of(self, backend: Backend) -> Worker:
+        """What runs the code of a backend."""
+        return self._worker if self._workers is None else self._workers(backend)
 
     def release(self) -> None:
         """Free the operands and results of the last problem."""
@@ -426,17 +429,15 @@ class Judge:
         return next(filter(None, (one.comparison.mismatch for one in verdicts)), None)
 
 
-def run_once(case: Case, threads: int) -> None:
-    """Compile and run a case in this process without judging it; nothing for an unsupported case.
+def run_once(worker: Worker, case: Case) -> None:
+    """Compile and run a case without judging it; nothing for an unsupported case.
 
-    Args:
-        case: what to run.
-        threads: of the CPU, where the case has no number of its own.
+    Raises:
+        Thrown, Died, Misconduct: as of :class:`Worker`.
     """
-    worker, job = Inline(), case.job()
-    with contextlib.suppress(Unsupported):
+    job = case.job()
+    with contextlib.suppress(Unsupported), worker.watch(Activity(case.id(), Phase.COMPILE)):
         worker.supports(job)
-        torch.set_num_threads(case.threads or threads)
         given = operands.make(case.problem, case.distributions[0], case.seed, case.device)
         worker.run(worker.prepare(job, given).number, given, How())
 

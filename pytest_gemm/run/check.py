@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing
 import unittest
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import pytest
@@ -23,12 +20,13 @@ from pytest_gemm.judging.case import Case, Evidence, Judged
 from pytest_gemm.judging.judge import Judge, run_once
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.outcome import Misconduct, Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.guarded import GuardedJudge
 from pytest_gemm.run.orchestrator import Orchestrator
-from pytest_gemm.text import described, first_line, kind_of, message
-from pytest_gemm.worker.messages import Thrown
+from pytest_gemm.text import described
+from pytest_gemm.worker.messages import Died, Thrown
+from pytest_gemm.worker.process import Workers
 
 
 @dataclasses.dataclass
@@ -40,6 +38,7 @@ class GemmCheck:
         judge: judges.
         test: name of the test function.
         target: the test, as pytest's command line names it.
+        workers: the processes of the kernels; ``None`` where kernels run in this one.
         guarded: judges with guard pages, where ``--gemm-guard`` asks for it.
         timed: the test is timed, too.
         judged: plain data of all that was judged, for the report: ``outcomes``, the ledger's ``use``, and what
@@ -50,6 +49,7 @@ class GemmCheck:
     judge: Judge
     test: str
     target: str
+    workers: Workers | None = None
     guarded: GuardedJudge | None = None
     timed: bool = False
 
@@ -122,27 +122,26 @@ class GemmCheck:
         if self._run.withheld(case) is not None:
             return  # judging it will say so
         self._warm = "elsewhere"
-        try:
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                pool.submit(run_once, case, self.config.threads).result()
-        except BrokenProcessPool:
-            reason = Reason("process-died", "the process that compiled and ran it first has died")
-            details = ""
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # of a backend, in the other process; its traceback has been kept as text
-            kind = kind_of(error)
-            line, details = first_line(error), message(error.__cause__ or error)[-2000:]
-            if isinstance(error, Thrown):
-                kind, line, details = error.kind, error.line, error.details
-            reason = Reason(f"worker-process-{kind}", f"{kind} in the process that ran it first: {line}")
-        else:
+        if self.workers is None:
+            reason = Reason("no-process", "kernels run in pytest's process, and this test needs two")
+            self.finish(case, [Outcome(case.id(), "", case.seed, Status.UNSUPPORTED, reason)])
             return
+        with contextlib.closing(self.workers.alone()) as worker:
+            try:
+                run_once(worker, case)
+                return
+            except Died as error:
+                reason, details = error.reason, error.details
+            except Misconduct as error:
+                reason, details = error.reason, ""
+            except Thrown as error:
+                text = f"{error.kind} in the process that ran it first: {error.line}"
+                reason, details = Reason(f"worker-process-{error.kind}", text), error.details
         crash = Outcome(case.id(), case.distributions[0], case.seed, Status.CRASHED, reason, details=details)
         self.finish(case, [crash])
 
     def run_before(self, case: Case, problems: Iterable[Problem]) -> None:
-        """Compile and run other problems in this process, for what they leave in a compiler's memory.
+        """Compile and run other problems where this one will run, for what they leave in a compiler's memory.
 
         They are not judged, and what fails among them has tests of its own.
         """
@@ -150,12 +149,8 @@ class GemmCheck:
         for problem in problems:
             other = dataclasses.replace(case, problem=problem)
             if self._run.withheld(other) is None:
-                try:
-                    run_once(other, self.config.threads)
-                except KeyboardInterrupt:
-                    raise
-                except BaseException:  # of a compiler under test
-                    pass
+                with contextlib.suppress(Thrown, Died, Misconduct):
+                    run_once(self.judge.worker_of(case.backend), other)
 
     def _keep(self, outcomes: list[Outcome], use: LedgerUse) -> None:
         self.judged["outcomes"] += map(records.to_record, outcomes)

@@ -355,6 +355,10 @@ class Workers:
             self._processes[source] = Process(self._keeper, self._limits)
         return self._processes[source]
 
+    def alone(self) -> Process:
+        """A further one, which the caller closes."""
+        return Process(self._keeper, self._limits)
+
     def close(self) -> None:
         """End all of them; who asks again gets new ones."""
         for one in self._processes.values():

@@ -1268,7 +1268,7 @@ DYING = """
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("die", "on dying: crashed: the process that compiled and ran it first has died"),
+        ("die", "on dying: crashed: the kernel's process died in compile: it ended itself with exit status 3"),
         ("raise", "on dying: crashed: KeyError in the process that ran it first: 'planted elsewhere'"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -105,6 +106,16 @@ CONFTEST = """
             time.sleep(0.05)  # signal.pause() would sleep through a signal that came just before it
 
 
+    PYTEST = os.getpid()  # it imports this file before it starts a process
+
+    def interrupts_pytest(a, b):
+        os.kill(PYTEST, signal.SIGINT)
+        time.sleep(20)
+
+    def terminates_pytest(a, b):
+        os.kill(PYTEST, signal.SIGTERM)
+        time.sleep(20)
+
     def polls(a, b):
         threading.Thread(target=time.sleep, args=(600,), name="poller\\nof mine").start()
         return mine(a, b)
@@ -136,11 +147,6 @@ CONFTEST = """
         name = "odd"
         def availability(self, device):
             return None
-
-    class Quitting(Absent):
-        name = "quitting"
-        def availability(self, device):
-            os._exit(0)
 
     class Refusing(Absent):
         name = "refusing"
@@ -182,9 +188,10 @@ CONFTEST = """
         for function in (
             mine, off, other, crash, skips, imports, xfails, exits, sys_exits, surrogate, mute, leaves, at_exit,
             dies_at_exit, becomes_another, segfault, forks, interrupted, terminated, unraisable, polls,
+            interrupts_pytest, terminates_pytest,
         ):
             registry.add_callable(function.__name__.replace("_", "-"), function)
-        for backend in (Absent, Silent, Odd, Quitting, Lawless, Refusing, Late, Picky):
+        for backend in (Absent, Silent, Odd, Lawless, Refusing, Late, Picky):
             registry.add(backend())
 """
 
@@ -280,9 +287,6 @@ def _like(pattern: str, text: str) -> bool:
     return re.fullmatch("".join({"*": ".*", "[[]": r"\["}.get(p, re.escape(p)) for p in parts), text) is not None
 
 
-INLINE = "--gemm-set=run.inline=yes"
-LEFT = r"gemm: * thread(s) still there 5 s after the tests, now ended: poller\nof mine, *"
-
 # The same where the process itself comes to its end, or a signal does.
 PROCESS = [
     (0, "--gemm-backends=mine", "*2 passed*"),
@@ -295,23 +299,13 @@ PROCESS = [
     (0, "--gemm-backends=polls", "*2 passed*"),
     (1, "--gemm-backends=interrupted", "*on interrupted: crashed: the kernel's process died in run: *"),
     (1, "--gemm-backends=terminated,mine", "*2 failed, 2 passed*"),
-    (1, f"--gemm-backends=dies-at-exit {INLINE}", "The tests were over when the process of pytest ended: SIGKILL *"),
-    (0, f"--gemm-backends=polls {INLINE}", f"*{LEFT}"),
-    (1, f"--gemm-backends=polls,off {INLINE}", f"*{LEFT}"),
-    (0, f"--gemm-backends=polls -n1 {INLINE}", f"*{LEFT}"),
     (0, "--gemm-backends=unraisable -n1", "*2 passed*"),
     (1, "--gemm-backends=surrogate,mine -n1", "*on surrogate: crashed: ValueError in run: \\ud800 \\x1b[[]31m"),
     (1, "--gemm-backends=skips,mine -n1", "*2 failed, 2 passed*"),
     (10, "--gemm-backends=refusing,mine -n1", "refusing judged no case: 2 unsupported (nothing is taken); *"),
-    (
-        1,
-        "--gemm-backends=mine,quitting",
-        "The process that ran the tests is gone: it ended itself with exit status 0, *",
-    ),
-    (1, "--gemm-backends=mine,quitting -n1", "The process that ran the tests is gone: it ended*exit status 0, *"),
     (10, "--gemm-backends=silent,mine -n1", "silent did not run: availability() of silent raised Skipped: no board"),
-    (2, f"--gemm-backends=interrupted {INLINE}", "*KeyboardInterrupt*"),
-    (143, f"--gemm-backends=terminated {INLINE}", "*Terminated: SIGTERM*"),
+    (2, "--gemm-backends=interrupts-pytest", "*KeyboardInterrupt*"),
+    (143, "--gemm-backends=terminates-pytest", "*Terminated: SIGTERM*"),
 ]
 
 
@@ -350,48 +344,6 @@ def test_the_table_of_the_readme_has_each_status_and_no_other() -> None:
     assert found == tested | {128 + signal.SIGHUP} | timed
 
 
-def test_what_is_known_is_said_when_a_kernel_ends_the_process(project: pytest.Pytester) -> None:
-    """What failed before, what had been judged, what is not run; the case is in the run record."""
-    options = ("-p", "no:cacheprovider", "--gemm-backends=off,leaves,mine", "--gemm-output=.", INLINE)
-    result = project.runpytest_subprocess(*options, timeout=300)
-    assert result.ret == 1
-    result.stderr.fnmatch_lines(
-        [
-            "FAILED test_it.py::test_product[[]off-mm:f32:nn:8x16x32]",
-            "mm:f32:nn:8x16x32 on off: incorrect: *",
-            "mm:f32:nn:8x16x32 on leaves: crashed: the test process died in run: it ended itself with exit status 0",
-            "  kernel leaves; distribution rand, seed 0",
-            "  rerun: pytest test_it.py::test_product --gemm-backends=leaves --gemm-problem=mm:f32:nn:8x16x32 *",
-            "The process that ran the tests is gone: *, so pytest ends here, and 4 more test(s) are not run.",
-            "off *mm *1 *",
-            "leaves *mm *1 *",
-            "1 failed before the end, in *",
-        ]
-    )
-    record = (project.path / "run.jsonl").read_text()
-    assert '"backend": "leaves"' in record
-    assert '"code": "process-died"' in record
-
-
-def test_a_program_that_calls_pytest_is_not_forked(project: pytest.Pytester) -> None:
-    script = project.path / "host.py"
-    script.write_text(
-        "import os, pytest\n"
-        "here = os.getpid()\n"
-        "class Look:\n"
-        "    def pytest_sessionstart(self): assert os.getpid() == here\n"
-        "raise SystemExit(pytest.main(['-q', '--gemm-backends=mine'], plugins=[Look()]))\n"
-    )
-    result = project.run(sys.executable, script, timeout=300)
-    assert result.ret == 0
-
-
-@pytest.mark.parametrize("option", ["--gemm-set=run.supervise=no", "--pdb"])
-def test_the_supervision_can_be_left_out(project: pytest.Pytester, option: str) -> None:
-    result = project.runpytest_subprocess(option, INLINE, "--gemm-backends=becomes-another", timeout=300)
-    assert result.ret == 0  # what it is there for
-
-
 @pytest.mark.parametrize("more", [(), ("-n1", "--gemm-profile=yes")], ids=["alone", "worker"])
 @pytest.mark.parametrize(("backend", "status"), [("mine", 0), ("off", 1)])
 def test_without_the_terminal_plugin_a_run_judges_and_writes(
@@ -409,24 +361,28 @@ def test_without_the_terminal_plugin_a_file_that_is_not_complete_is_red(project:
     assert project.runpytest_inprocess("-p", "no:terminal", "--gemm-backends=mine", "--gemm-output=.").ret == Red.FILE
 
 
-def test_the_child_has_stdin(project: pytest.Pytester) -> None:
+def test_a_test_has_stdin(project: pytest.Pytester) -> None:
     project.makepyfile(test_it="def test_reads():\n    assert input() == 'words'\n")
     command = f"echo words | {sys.executable} -m pytest -s --gemm-backends=mine"
     assert project.run("sh", "-c", command, timeout=300).ret == 0
 
 
-def test_when_the_parent_is_killed_the_child_goes_too(project: pytest.Pytester) -> None:
-    project.makepyfile(
-        test_it="""
-        import os, pathlib, signal, time
-        def test_slow():
-            pathlib.Path("child").write_text(str(os.getpid()))
-            os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(60)
-        """
-    )
-    result = project.runpytest_subprocess("--gemm-backends=mine", timeout=50)  # its pipes are closed
-    assert result.ret == -signal.SIGKILL
+def test_when_pytest_is_killed_the_kernel_goes_too(project: pytest.Pytester) -> None:
+    with (project.path / "conftest.py").open("a") as file:
+        file.write("\n_register = pytest_gemm_register_backends\n\ndef waits(a, b):\n    import os, signal, time\n")
+        file.write("    open('kernel', 'w').write(str(os.getpid()))\n    time.sleep(60)\n")
+        file.write("\ndef pytest_gemm_register_backends(registry):\n")
+        file.write("    _register(registry)\n    registry.add_callable('waits', waits)\n")
+    command, null = [sys.executable, "-m", "pytest", "--gemm-backends=waits"], subprocess.DEVNULL
+    kernel, until = project.path / "kernel", time.monotonic() + 100
+    with subprocess.Popen(command, stdout=null, stderr=null, cwd=project.path) as started:
+        while not (kernel.exists() and kernel.read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        started.kill()
+    while _runs_in(project.path):
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 def test_a_rerun_counts_once(project: pytest.Pytester) -> None:

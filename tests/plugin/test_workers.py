@@ -98,7 +98,7 @@ def simulated(
     config = pytester.parseconfig("-n2", "--dist=load", "--gemm-backends=aten")
     config.option.tx = ["popen"] * workers
     quiet: Any = SimpleNamespace(loadscopesched=lambda *_: None)
-    scheduler: Any = xdist.scheduler(config, quiet, None, known)
+    scheduler: Any = xdist.scheduler(config, quiet, known)
     nodes = [Node(f"gw{i}") for i in range(workers)]
     for node in nodes:
         scheduler.add_node(node)

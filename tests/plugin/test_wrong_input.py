@@ -122,7 +122,7 @@ VALUES = wrong(
     ("--gemm-set=cutlass.levl=2", "cutlass has no setting 'levl' (did you mean 'level'?)", "allow, swizzles"),
     ("--gemm-set=cutlas.level=2", "'cutlas' has no settings (did you mean 'cutlass'?)", "run, speed"),
     ("--gemm-set=level=2", "--gemm-set=level=2: give it as NAME.KEY=VALUE"),
-    ("--gemm-set=run.supervise=maybe", "--gemm-set=run.supervise=maybe: give one of yes, no"),
+    ("--gemm-set=run.inline=maybe", "--gemm-set=run.inline=maybe: give one of yes, no"),
     ("--gemm-compile-only=maybe", "yes, no"),
     ("--gemm-reference=half", "full, sampled, auto"),
     ("--gemm-known-failures=absent.toml", "--gemm-known-failures: absent.toml: cannot be read"),

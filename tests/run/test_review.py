@@ -144,19 +144,6 @@ def test_without_github_there_are_none_unless_they_are_asked_for(
     assert len(annotated(run(project, "--gemm-backends=off", "--gemm-set=run.github=yes"))) == len(WHERE)
 
 
-@pytest.mark.slow
-def test_a_kernel_that_ends_the_process_is_annotated_and_in_the_summary(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=off,dies", "--gemm-output=out", "--gemm-set=run.inline=yes")
-    assert result.ret == 1
-    shown = [line for line in annotated(result) if "title=dies%3A crashed" in line]
-    assert [line.split(",title")[0] for line in shown] == ["::error file=test_it.py,line=9"]
-    assert "the test process died in run" in shown[0]
-    summary = (project.path / "step.md").read_text()
-    assert "| `mm:f32:nn:1x1x1` | `dies` | crashed |" in summary
-    assert "the tests behind this one were not run" in summary
-    assert (project.path / "out" / "summary.md").read_text().strip() == summary.strip()
-
-
 # A kernel whose words are commands to GitHub's runner, in all the ways that it reads.
 HOSTILE = """
     import os, time
@@ -238,9 +225,6 @@ def obeyed(log: str) -> list[str]:
         ("--gemm-backends=naming --gemm-candidates=all", 3),
         ("--gemm-backends=raises,dies", 6),
         ("--gemm-backends=hangs --gemm-timeout=1", 3),
-        ("--gemm-backends=raises,dies --gemm-set=run.inline=yes", 2),
-        ("--gemm-backends=hangs --gemm-timeout=1 --gemm-set=run.inline=yes", 1),
-        ("--gemm-backends=hangs --gemm-timeout=1 --gemm-set=run.inline=yes --gemm-set=run.supervise=no", 0),
     ],
 )
 def test_no_word_of_a_kernel_is_a_command_to_github(project: pytest.Pytester, arguments: str, cases: int) -> None:
