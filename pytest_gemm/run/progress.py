@@ -1,4 +1,4 @@
-"""How far a long wait is, and how long it still takes: precompiling, timing, fuzzing, fingerprints, the doctor."""
+"""How far a long wait is, and how long it still takes: precompiling, timing, fuzzing, the doctor."""
 
 from __future__ import annotations
 

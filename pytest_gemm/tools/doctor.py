@@ -11,11 +11,14 @@ import contextlib
 import dataclasses
 import os
 import platform
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final
+
+import pytest
 
 from pytest_gemm import __version__
 from pytest_gemm.api import settings
@@ -23,13 +26,14 @@ from pytest_gemm.api.protocols import CandidateBackend
 from pytest_gemm.api.registry import RegistryError
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CaseId
-from pytest_gemm.isolation.worker import Lane, Service, Worker
+from pytest_gemm.isolation.worker import Death, Lane, Service, Worker
 from pytest_gemm.machine import gpus, processor
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.outcome import Activity, Phase, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
-from pytest_gemm.tools.backend_command import WIDTH, Unanswered, answers, show, ticking
+from pytest_gemm.text import show
+from pytest_gemm.worker.death import manner
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
@@ -39,11 +43,76 @@ if TYPE_CHECKING:
 _SMOKE: Final = ("mm:f16:nt:32x64x128", "mm:f32:nn:32x64x128", "mm:f64:nn:64x48x1000", "int_mm:i8-i8-i32:nt:32x64x128")
 # Flags of the CPU that matter to a matrix product.
 _UNITS: Final = {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16"}
+# Characters of a line.
+_WIDTH: Final = 118
+# Between two looks for an answer, in seconds.
+_TICK: Final = 0.5
 
 
 def run(given: argparse.Namespace) -> int:
     """Show the report; returns 1 where something is broken, or a named backend cannot run."""
-    return show(given, report, run_limit=given.timeout)
+    words = [f"--gemm-backends={given.backends}", f"--gemm-device={given.device}"]
+    words += [f"--gemm-threads={given.threads}"] if given.threads else []
+    words += [f"--gemm-timeout={given.timeout},{given.timeout}"]
+    words += ["--gemm-allow=missing"] if given.allow_missing else []
+    words += [f"--gemm-set={one}" for one in given.set]
+    # Of an installed pytest-gemm pytest says that it is imported already; a project may turn warnings into errors.
+    words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    os.environ["PYTEST_ADDOPTS"] = ""  # it is about runs of tests
+    return int(pytest.main([*words, *given.pytest_args], plugins=[_Plugin()]))
+
+
+class _Screen:
+    """What a display needs of pytest's terminal reporter, which writes nothing outside of a session."""
+
+    def __init__(self) -> None:
+        self.isatty = sys.stdout.isatty()
+
+    def ensure_newline(self) -> None:
+        """All lines end with one."""
+
+    def write_line(self, text: str) -> None:
+        """A line that stays."""
+        show(f"{text}\n")
+        sys.stdout.flush()
+
+    def rewrite(self, text: str, erase: bool) -> None:
+        """A line that is written over; ``erase`` takes away what was there."""
+        show("\r" + "\x1b[K" * erase + text[:_WIDTH])
+        sys.stdout.flush()
+
+
+class _Plugin:
+    """Shows the report where pytest would run its session: the ini file is read, conftests are imported."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> int:
+        """Configure pytest as ``--fixtures`` does, show the report, and end."""
+        from pytest_gemm.config import CONFIG
+
+        config._do_configure()
+        try:
+            display = Display(_Screen(), quiet=config.option.verbose < 0, since=time.monotonic())
+            healthy = report(config.stash[CONFIG], display)
+        finally:
+            config._ensure_unconfigure()
+        return int(pytest.ExitCode.OK if healthy else pytest.ExitCode.TESTS_FAILED)
+
+
+def _answers(lane: Lane, request: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """The lines that a worker process answers, as they come; the last one says why there are no more."""
+    try:
+        for one in lane.answers(request):
+            if not isinstance(one, Death):
+                yield one
+            elif one.position is not None and one.position.ended == "timed-out":
+                limit = f"no answer within {one.position.limit:g} s; for more time give --timeout=SECONDS"
+                yield f"FAILED: {limit}", "failed"
+            else:
+                why = ": ".join([f"its process died: {manner(one.status)}", *one.said.splitlines()[-1:]])
+                yield f"FAILED: {why}", "failed"
+    except RuntimeError as error:
+        yield f"FAILED: {str(error).strip().splitlines()[-1]}", "failed"
 
 
 @dataclasses.dataclass
@@ -71,23 +140,17 @@ class _Check:
     def ask(self) -> _Check:
         """Wait for the answer."""
         started = time.perf_counter()
-        try:
-            for text, said in answers(self.lane, **self.request):
-                self._add(text, said)
-        except Unanswered as error:
-            self._add(f"FAILED: {error}", "failed")
+        for text, said in _answers(self.lane, self.request):
+            self.said = said or self.said
+            self.lines.insert(0 if said else len(self.lines), text)
         self.seconds = time.perf_counter() - started
         return self
-
-    def _add(self, text: str, said: str) -> None:
-        self.said = said or self.said
-        self.lines.insert(0 if said else len(self.lines), text)
 
     def show(self, display: Display) -> None:
         """Write the lines of the report."""
         head = f"{self.name:<10} {self.device:<5}{self.seconds:6.1f} s  "
         for text in self.lines:
-            for line in textwrap.wrap(text, WIDTH - len(head), subsequent_indent="  ", break_on_hyphens=False):
+            for line in textwrap.wrap(text, _WIDTH - len(head), subsequent_indent="  ", break_on_hyphens=False):
                 display.line(head + line)
                 head = " " * len(head)
 
@@ -124,13 +187,13 @@ def report(config: GemmConfig, display: Display) -> bool:
         checks += [_Check(name, device, next(lanes), {"backend": name}) for name, device in devices.items()]
         display.line(f"{len(checks)} checks at once")
         asked = {threads.submit(check.ask): check.name for check in checks}
-
-        def progress() -> None:
-            at_work = " ".join(name for one, name in asked.items() if not one.done())
-            display.progress(f"{time.monotonic() - started:.0f} s: {at_work} at work")
-
-        for done in ticking(futures.as_completed(asked), progress):
-            done.result().show(display)
+        while asked:
+            ended, _ = futures.wait(asked, _TICK, futures.FIRST_COMPLETED)
+            for one in ended:
+                del asked[one]
+                one.result().show(display)
+            if not ended:
+                display.progress(f"{time.monotonic() - started:.0f} s: {' '.join(asked.values())} at work")
     said = {check.said for check in checks}
     display.line(_total(checks, time.monotonic() - started))
     return "failed" not in said and ("missing" not in said or not config.named or "missing" in config.allow)

@@ -21,7 +21,6 @@ from pytest_gemm.isolation.journal import Journal
 from pytest_gemm.isolation.worker import Service
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.run.progress import Display
-from pytest_gemm.tools import backend_command
 from pytest_gemm.tools import doctor as doctor_module
 
 BACKENDS = """
@@ -126,9 +125,9 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bool, list[
         worker = SimpleNamespace(close=lambda: None, beside=[None] * len(names))
         monkeypatch.setattr(doctor_module, "Worker", lambda *_, **__: worker)
         monkeypatch.setattr(
-            doctor_module, "answers", lambda _, **asked: told(str(asked.get("backend") or asked["fact"]))
+            doctor_module, "_answers", lambda _, asked: told(str(asked.get("backend") or asked["fact"]))
         )
-        monkeypatch.setattr(backend_command, "_TICK", 0.05)
+        monkeypatch.setattr(doctor_module, "_TICK", 0.05)
         backends = {name: SimpleNamespace(name=name) for name in names}
         made: dict[str, Any] = {"named": True, "allow": set(), "generates": False, **options}
         made |= {"backends": [*backends.values()], "registry": Registry(), "device_of": lambda _: "cpu"}
