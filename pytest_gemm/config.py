@@ -377,15 +377,14 @@ def _apply_settings(given: Mapping[str, Given], registry: Registry) -> dict[str,
 
 
 def workers(config: pytest.Config) -> int:
-    """xdist's workers on this machine, which share its cores; 1 without xdist.  An option tells the controller."""
+    """xdist's workers, which share the cores; 1 without xdist.  An option tells the controller."""
     if hasattr(config, "workerinput"):
-        return int(config.workerinput.get("gemm_workers") or config.workerinput["workercount"])
+        return int(config.workerinput["workercount"])
     if str(getattr(config.option, "dist", "no")) == "no":
         return 1
     from xdist.workermanage import parse_tx_spec_config
 
-    specs: list[str] = parse_tx_spec_config(config)
-    return max(1, sum("popen" in spec.split("//") for spec in specs))
+    return max(1, len(parse_tx_spec_config(config)))
 
 
 def ledger(config: pytest.Config, registry: Registry | None = None) -> Ledger:

@@ -21,7 +21,6 @@ import pytest
 
 from pytest_gemm import config as config_module
 from pytest_gemm import effect, records, reports, review, selection, startup, supervisor, trace, xdist
-from pytest_gemm import remote as remote_module
 from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.case_id import threads_text
 from pytest_gemm.config import CONFIG, SPEED_WORKER
@@ -90,7 +89,6 @@ class GemmRun:
         division.register(config, self.state)
         self._review = review.Review(config, self.state)
         startup.register(config)
-        remote_module.register(config, self.state)
         timeline.register(config, self.state)
         if self._child is not None:
             names = [backend.name for backend in self.settings.registry]
@@ -393,7 +391,7 @@ class GemmRun:
         node, process = made.node, made.node.gateway.id
         position = self._journals.position(process) if self._journals else None
         earlier = self._journals.outcomes(crashitem) if self._journals else ()
-        outcomes = selection.crashed(crashitem, position, earlier, xdist.exit_status(node), remote_module.machine(node))
+        outcomes = selection.crashed(crashitem, position, earlier, xdist.exit_status(node))
         if not outcomes:
             return
         judged, use = self._explained(outcomes, position)

@@ -352,7 +352,7 @@ def test_name(nodeid: str) -> str:
 
 
 def crashed(
-    nodeid: str, position: Position | None, earlier: Sequence[Outcome], status: int | None, machine: str = ""
+    nodeid: str, position: Position | None, earlier: Sequence[Outcome], status: int | None
 ) -> tuple[Outcome, ...]:
     """The outcomes of a test whose process is gone and that no worker continues; none for a test of another plugin.
 
@@ -361,14 +361,13 @@ def crashed(
         position: the last entry of its process, ``None`` when it left none.
         earlier: what was judged of the test before.
         status: exit status of the process, negative for a signal, ``None`` where it is unknown.
-        machine: where it ran, "" for this one.
     """
     case = case_id(nodeid)
     if case is None:
         return ()
     if position is None or position.test != nodeid or position.activity is None:
         # Between the cases, or in none: the test's own code, its fixtures, a kernel that struck late.
-        last: tuple[Outcome, ...] = (death(Position(activity=Activity(case, Phase.TEST)), status, machine),)
+        last: tuple[Outcome, ...] = (death(Position(activity=Activity(case, Phase.TEST)), status),)
     elif position.ended == "lost-device":  # it has written down the case itself
         last = ()
     else:

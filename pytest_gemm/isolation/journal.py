@@ -69,13 +69,12 @@ class Earlier:
 _SECONDS: Final = {Phase.COMPILE: "compile", Phase.RUN: "run", Phase.RUN_AGAIN: "run"}
 
 
-def death(position: Position, status: int | None, machine: str = "") -> Outcome:
+def death(position: Position, status: int | None) -> Outcome:
     """The outcome of the case that a process ended with.
 
     Args:
         position: its last entry, which names an activity.
         status: its exit status, negative for a signal, ``None`` where it is unknown.
-        machine: where it ran, "" for this one.
     """
     doing = position.activity
     assert doing is not None, "a death without an activity belongs to no case"
@@ -88,8 +87,7 @@ def death(position: Position, status: int | None, machine: str = "") -> Outcome:
         seconds = Seconds(**{part: position.limit})
     else:
         where = f"after {doing.phase}" if position.over else f"in {doing.phase}"
-        who = f"the test process on {machine}" if machine else "the test process"
-        reason = Reason("process-died", f"{who} died {where}: {manner(status)}", remedy(status))
+        reason = Reason("process-died", f"the test process died {where}: {manner(status)}", remedy(status))
     return Outcome(
         doing.case,
         doing.distribution,

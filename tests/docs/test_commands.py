@@ -43,7 +43,6 @@ NEEDS: Final = {
     r"^git (init|add|commit)|^pytest test_speed\.py|baseline accept 'mine|baseline diff HEAD \.\.": (
         "the steps before it on its page"
     ),
-    r"--tx": "another machine; tests/plugin/test_remote.py pretends to have one",
     r"-backends=vendor": "the distribution of its page; tests/examples has it",
     r"-p onnxruntime_backend": "ONNX Runtime; tests/examples runs it where it is installed",
     r"-p nvmath_backend": "a CUDA device and nvmath-python; tests/examples runs it where they are",
