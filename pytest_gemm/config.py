@@ -106,7 +106,6 @@ class SpeedConfig:
         baselines: folder of the baselines.
         record, force, prune: write baselines; also from a changed tree; and drop those of cases that are gone.
         against: the other environment, "" for the stored baselines.
-        head: the environment that is timed, "" for the one of the run.
         wait: seconds to wait for another run that times on the same device; 0: no limit.
         samples: where session files are kept; ``None``: nowhere.  A recording run always keeps them.
     """
@@ -125,7 +124,6 @@ class SpeedConfig:
     force: bool = False
     prune: bool = False
     against: str = _option("against")
-    head: str = ""
     wait: float = 3600.0
     samples: Path | None = None
 
@@ -320,7 +318,6 @@ ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
     },
     "speed": {
         "windows": Setting("32", "N", "spans of a CPU session in which each case is timed", values.whole(3, 1000)),
-        "head": Setting("", "ENV", "environment that is timed in place of this one", str),
         "wait": Setting("3600", "SECONDS", "limit of the wait for another run that times here", values.seconds),
     },
 }
