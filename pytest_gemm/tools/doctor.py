@@ -28,10 +28,8 @@ from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.isolation.worker import Death, Lane, Service, Worker
 from pytest_gemm.machine import gpus, processor
-from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.outcome import Activity, Phase, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.progress import Display
 from pytest_gemm.text import show
 from pytest_gemm.worker.death import manner
 
@@ -45,8 +43,6 @@ _SMOKE: Final = ("mm:f16:nt:32x64x128", "mm:f32:nn:32x64x128", "mm:f64:nn:64x48x
 _UNITS: Final = {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16"}
 # Characters of a line.
 _WIDTH: Final = 118
-# Between two looks for an answer, in seconds.
-_TICK: Final = 0.5
 
 
 def run(given: argparse.Namespace) -> int:
@@ -62,26 +58,6 @@ def run(given: argparse.Namespace) -> int:
     return int(pytest.main([*words, *given.pytest_args], plugins=[_Plugin()]))
 
 
-class _Screen:
-    """What a display needs of pytest's terminal reporter, which writes nothing outside of a session."""
-
-    def __init__(self) -> None:
-        self.isatty = sys.stdout.isatty()
-
-    def ensure_newline(self) -> None:
-        """All lines end with one."""
-
-    def write_line(self, text: str) -> None:
-        """A line that stays."""
-        show(f"{text}\n")
-        sys.stdout.flush()
-
-    def rewrite(self, text: str, erase: bool) -> None:
-        """A line that is written over; ``erase`` takes away what was there."""
-        show("\r" + "\x1b[K" * erase + text[:_WIDTH])
-        sys.stdout.flush()
-
-
 class _Plugin:
     """Shows the report where pytest would run its session: the ini file is read, conftests are imported."""
 
@@ -92,8 +68,7 @@ class _Plugin:
 
         config._do_configure()
         try:
-            display = Display(_Screen(), quiet=config.option.verbose < 0, since=time.monotonic())
-            healthy = report(config.stash[CONFIG], display)
+            healthy = report(config.stash[CONFIG])
         finally:
             config._ensure_unconfigure()
         return int(pytest.ExitCode.OK if healthy else pytest.ExitCode.TESTS_FAILED)
@@ -146,28 +121,32 @@ class _Check:
         self.seconds = time.perf_counter() - started
         return self
 
-    def show(self, display: Display) -> None:
+    def show(self) -> None:
         """Write the lines of the report."""
         head = f"{self.name:<10} {self.device:<5}{self.seconds:6.1f} s  "
         for text in self.lines:
             for line in textwrap.wrap(text, _WIDTH - len(head), subsequent_indent="  ", break_on_hyphens=False):
-                display.line(head + line)
+                _line(head + line)
                 head = " " * len(head)
 
 
-def report(config: GemmConfig, display: Display) -> bool:
+def _line(text: str) -> None:
+    show(f"{text}\n")
+    sys.stdout.flush()  # the next line may take a while
+
+
+def report(config: GemmConfig) -> bool:
     """Write the whole report, check by check as they end.
 
     Args:
         config: which backends are asked for; its limits are those of each step of a check.
-        display: takes lines and progress.
 
     Returns:
         Whether all is well: every smoke product is right, and every backend that was named can run (``--allow-missing``
         forgives that).
     """
     started = time.monotonic()
-    display.line(f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
+    _line(f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
     facts = ["GPU", *(["Inductor"] if any(isinstance(one, CandidateBackend) for one in config.backends) else [])]
     devices = {backend.name: str(config.device_of(backend)) for backend in config.backends}
     if not config.named:  # what distributions ship is loaded by a worker process, which may die of it
@@ -178,24 +157,18 @@ def report(config: GemmConfig, display: Display) -> bool:
         worker = Worker(config, _answer, beside=len(facts) + len(devices) - 1)
         stack.callback(worker.close)
         machine = _Check("machine", "", worker, {"fact": "machine"}).ask()  # the others need its torch
-        machine.show(display)
+        machine.show()
         if machine.said == "failed":
-            display.line("nothing else was asked")
+            _line("nothing else was asked")
             return False
         lanes = iter((worker, *worker.beside))
         checks = [_Check(fact, "", next(lanes), {"fact": fact, "cpp": config.generates}) for fact in facts]
         checks += [_Check(name, device, next(lanes), {"backend": name}) for name, device in devices.items()]
-        display.line(f"{len(checks)} checks at once")
-        asked = {threads.submit(check.ask): check.name for check in checks}
-        while asked:
-            ended, _ = futures.wait(asked, _TICK, futures.FIRST_COMPLETED)
-            for one in ended:
-                del asked[one]
-                one.result().show(display)
-            if not ended:
-                display.progress(f"{time.monotonic() - started:.0f} s: {' '.join(asked.values())} at work")
+        _line(f"{len(checks)} checks at once")
+        for done in futures.as_completed([threads.submit(check.ask) for check in checks]):
+            done.result().show()
     said = {check.said for check in checks}
-    display.line(_total(checks, time.monotonic() - started))
+    _line(_total(checks, time.monotonic() - started))
     return "failed" not in said and ("missing" not in said or not config.named or "missing" in config.allow)
 
 
@@ -284,24 +257,7 @@ def _inductor(request: Mapping[str, Any]) -> Iterator[str]:
 
     yield from list(torch_compat.lacks()) or ["nothing is missing in this torch"]
     if request["cpp"]:
-        taken = levels()
         yield f"its C++ is vectorised for {cpu_isa.vector_isa()}"
-        yield taken
-
-
-def levels() -> str:
-    """What ``--gemm-isa`` takes here, and why it takes no more."""
-    from pytest_gemm.backends.inductor import cpu_isa, torch_compat
-    from pytest_gemm.backends.inductor.backend import cache_dir
-
-    executed = isa_module.isas(processor.cpu().flags)
-    # Each answer is a compile and a process that loads its result: a minute one after the other on an AMX machine.
-    with torch_compat.loads_remembered(str(cache_dir())), futures.ThreadPoolExecutor() as pool:
-        lacks = dict.fromkeys(isa_module.ISAS, "not in this CPU")
-        lacks |= zip(executed, pool.map(cpu_isa.lacks_isa, executed), strict=True)
-    names = {why: ", ".join(isa for isa in lacks if lacks[isa] == why) for why in lacks.values()}
-    here = ", ".join(["native", *(isa for isa in lacks if not lacks[isa])])
-    return f"--gemm-isa takes {here}{''.join(f'; {some}: {why}' for why, some in names.items() if why)}"
 
 
 _FACTS: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[str]]]] = {
