@@ -161,7 +161,6 @@ class GemmConfig:
         threads: CPU threads of this process.
         seed: of all values.
         shard: K and N where only the tests of shard K of N are run; ``None``: all.
-        durations: a run record by whose seconds shards are divided, "" for none.
         fork: whether workers are forks of one process.
         inline: whether kernels run in pytest's own process.
         fuzz: how long to draw problems, in seconds; 0: not at all.
@@ -199,7 +198,6 @@ class GemmConfig:
     threads: int = 1
     seed: int = _option("seed", values.whole(0))
     shard: tuple[int, int] | None = _option("shard", values.shard)
-    durations: str = ""
     fork: bool = True
     inline: bool = False
     fuzz: float = _option("fuzz", values.fuzz)
@@ -272,7 +270,7 @@ class GemmConfig:
     @property
     def deciding(self) -> dict[str, str]:
         """The options and settings that decide what is judged and how, as text."""
-        idle = {"output", "shard", "profile", "run.durations", "run.github", "run.supervise", "run.fork", "run.inline"}
+        idle = {"output", "shard", "profile", "run.github", "run.supervise", "run.fork", "run.inline"}
         return {
             name: text
             for name, text in {**self.options, **self.settings}.items()
@@ -313,7 +311,6 @@ ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
         "github": Setting("auto", "auto|yes|no", "annotations and summary", api_settings.one_of("auto", "yes", "no")),
         "inline": Setting("no", "yes|no", "kernels run in pytest's process", api_settings.one_of("yes", "no")),
         "fork": Setting("yes", "yes|no", "workers are forks of one process", api_settings.one_of("yes", "no")),
-        "durations": Setting("", "RECORD", "run record by whose seconds shards are divided", str),
         "stream": Setting("default", "default|side", "CUDA stream of a run", api_settings.one_of("default", "side")),
     },
     "speed": {
@@ -457,7 +454,6 @@ def read(config: pytest.Config) -> GemmConfig:
         ledger=ledger(config, registry),
         stream=settings["run"]["stream"],
         github=settings["run"]["github"],
-        durations=settings["run"]["durations"],
         fork=settings["run"]["fork"] == "yes",
         inline=settings["run"]["inline"] == "yes",
         options={name: str(text) for name, text in texts.items()},
