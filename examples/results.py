@@ -1,11 +1,11 @@
-"""Rewrite the tables of docs/results/libraries.md from run records and fingerprints.
+"""Rewrite the tables of docs/results/libraries.md from run records.
 
-    python examples/results.py docs/results/libraries.md OUT [OUT ...] --fingerprints=DIR
+    python examples/results.py docs/results/libraries.md OUT [OUT ...]
     python examples/results.py docs/results/libraries.md OUT [OUT ...] --block=libraries-gpu
 
-OUT is a folder of ``--gemm-output``: of a run of the suite, or of ``pytest perf``, which has samples; DIR that of
-``pytest-gemm fingerprint --output``.  The page has a block of tables between two marks for the libraries on a CPU, and
-one for those on a GPU.  A record counts problems, each under the worst of its cases.
+OUT is a folder of ``--gemm-output``: of a run of the suite, or of ``pytest perf``, which has samples.  The page has a
+block of tables between two marks for the libraries on a CPU, and one for those on a GPU.  A record counts problems,
+each under the worst of its cases.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from pathlib import Path
 from pytest_gemm.run.record import Record, read
 from pytest_gemm.speed.data import by_case, read_session
 from pytest_gemm.text import table
-from pytest_gemm.tools.fingerprint import load
 
-HEAD = ("library", "release", "judged", "cases", "right", "wrong", "refused", "ops", "arithmetic", "seconds")
+HEAD = ("library", "release", "judged", "cases", "right", "wrong", "refused", "ops", "seconds")
 # Where the name of a backend is not a part of its distribution's, without hyphens.
 DISTRIBUTIONS = {"cutile": "cuda-tile"}
 
@@ -33,7 +32,7 @@ def release_of(backend: str, versions: Mapping[str, str]) -> str:
     return versions.get(name) or next((v for one, v in versions.items() if name in one.replace("-", "")), "?")
 
 
-def row(backend: str, records: Iterable[Record], traits: Mapping[str, str]) -> tuple[str, ...]:
+def row(backend: str, records: Iterable[Record]) -> tuple[str, ...]:
     """What the records of one backend say."""
     found = list(records)
     seconds = sum(one.totals.wall_seconds for one in found if one.totals)
@@ -46,28 +45,7 @@ def row(backend: str, records: Iterable[Record], traits: Mapping[str, str]) -> t
     ops = {problem.partition(":")[0] for problem in problems}
     counts = [str(len(each)) for each in (problems, cases, problems - wrong, wrong, refused, ops)]
     release = release_of(backend, found[0].run.versions)
-    return (backend, release, *counts, traits.get(backend, ""), f"{seconds:.0f}" if seconds else "")
-
-
-def arithmetic(folder: Path | None) -> dict[str, str]:
-    """How f32 is summed and what becomes of subnormal numbers, or how i8 is without f32, by the fingerprints."""
-    found = {}
-    for path in sorted(folder.rglob("*.fingerprint.json")) if folder else ():
-        one = load(path)
-        traits = {column.column: column.traits for column in one.columns} if one else {}
-        name = next((name for name in ("f32", "i8") if traits.get(name)), "")
-        if one and name:
-            own, long = traits[name], traits.get(f"{name} long", {})
-            blocks, kept = long.get("blocks", ""), own.get("subnormals", "")
-            kept = re.sub("no (.*)", r"flushed (\1)", kept)
-            rows = [
-                own.get("accumulator"),
-                own.get("order"),
-                blocks and f"blocks of {blocks}",
-                kept and f"subnormals {kept}",
-            ]
-            found[one.backend] = f"{name}: {', '.join(filter(None, rows))}"
-    return found
+    return (backend, release, *counts, f"{seconds:.0f}" if seconds else "")
 
 
 def speed(folders: Iterable[Path]) -> list[str]:
@@ -91,7 +69,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path)
     parser.add_argument("records", type=Path, nargs="+")
-    parser.add_argument("--fingerprints", type=Path)
     parser.add_argument("--block", default="libraries", help="the name in the mark before the tables")
     given = parser.parse_args()
     timed = [folder for folder in given.records if (folder / "samples").is_dir()]
@@ -100,12 +77,8 @@ def main() -> int:
         if folder not in timed:
             record = read(folder / "run.jsonl" if folder.is_dir() else folder)
             records.setdefault(record.outcomes[0].backend, []).append(record)
-    traits = arithmetic(given.fingerprints)
-    rows = [row(name, found, traits) for name, found in records.items()]
-    kept = [place for place, name in enumerate(HEAD) if name != "arithmetic" or traits]
-    rows = [tuple(one[place] for place in kept) for one in (HEAD, *rows)]
-    right = [place for place, name in enumerate(rows[0]) if name not in {"library", "release", "arithmetic"}]
-    lines = "\n".join([*table(rows[0], rows[1:], right, markdown=True), *speed(timed)])
+    rows = [row(name, found) for name, found in records.items()]
+    lines = "\n".join([*table(HEAD, rows, range(2, len(HEAD)), markdown=True), *speed(timed)])
     text = given.page.read_text(encoding="utf-8")
     block = re.compile(rf"(<!-- generated: {re.escape(given.block)} -->\n).*?(<!-- end -->)", re.DOTALL)
     text, count = block.subn(lambda m: f"{m[1]}{lines}\n{m[2]}", text)

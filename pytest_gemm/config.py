@@ -106,7 +106,6 @@ class SpeedConfig:
         baselines: folder of the baselines.
         record, force, prune: write baselines; also from a changed tree; and drop those of cases that are gone.
         against: the other environment, "" for the stored baselines.
-        head: the environment that is timed, "" for the one of the run.
         wait: seconds to wait for another run that times on the same device; 0: no limit.
         samples: where session files are kept; ``None``: nowhere.  A recording run always keeps them.
     """
@@ -125,7 +124,6 @@ class SpeedConfig:
     force: bool = False
     prune: bool = False
     against: str = _option("against")
-    head: str = ""
     wait: float = 3600.0
     samples: Path | None = None
 
@@ -163,7 +161,6 @@ class GemmConfig:
         threads: CPU threads of this process.
         seed: of all values.
         shard: K and N where only the tests of shard K of N are run; ``None``: all.
-        durations: a run record by whose seconds shards are divided, "" for none.
         fork: whether workers are forks of one process.
         inline: whether kernels run in pytest's own process.
         fuzz: how long to draw problems, in seconds; 0: not at all.
@@ -201,7 +198,6 @@ class GemmConfig:
     threads: int = 1
     seed: int = _option("seed", values.whole(0))
     shard: tuple[int, int] | None = _option("shard", values.shard)
-    durations: str = ""
     fork: bool = True
     inline: bool = False
     fuzz: float = _option("fuzz", values.fuzz)
@@ -274,7 +270,7 @@ class GemmConfig:
     @property
     def deciding(self) -> dict[str, str]:
         """The options and settings that decide what is judged and how, as text."""
-        idle = {"output", "shard", "profile", "run.durations", "run.github", "run.fork", "run.inline"}
+        idle = {"output", "shard", "profile", "run.github", "run.fork", "run.inline"}
         return {
             name: text
             for name, text in {**self.options, **self.settings}.items()
@@ -314,12 +310,10 @@ ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
         "github": Setting("auto", "auto|yes|no", "annotations and summary", api_settings.one_of("auto", "yes", "no")),
         "inline": Setting("no", "yes|no", "kernels run in pytest's process", api_settings.one_of("yes", "no")),
         "fork": Setting("yes", "yes|no", "workers are forks of one process", api_settings.one_of("yes", "no")),
-        "durations": Setting("", "RECORD", "run record by whose seconds shards are divided", str),
         "stream": Setting("default", "default|side", "CUDA stream of a run", api_settings.one_of("default", "side")),
     },
     "speed": {
         "windows": Setting("32", "N", "spans of a CPU session in which each case is timed", values.whole(3, 1000)),
-        "head": Setting("", "ENV", "environment that is timed in place of this one", str),
         "wait": Setting("3600", "SECONDS", "limit of the wait for another run that times here", values.seconds),
     },
 }
@@ -376,15 +370,14 @@ def _apply_settings(given: Mapping[str, Given], registry: Registry) -> dict[str,
 
 
 def workers(config: pytest.Config) -> int:
-    """xdist's workers on this machine, which share its cores; 1 without xdist.  An option tells the controller."""
+    """xdist's workers, which share the cores; 1 without xdist.  An option tells the controller."""
     if hasattr(config, "workerinput"):
-        return int(config.workerinput.get("gemm_workers") or config.workerinput["workercount"])
+        return int(config.workerinput["workercount"])
     if str(getattr(config.option, "dist", "no")) == "no":
         return 1
     from xdist.workermanage import parse_tx_spec_config
 
-    specs: list[str] = parse_tx_spec_config(config)
-    return max(1, sum("popen" in spec.split("//") for spec in specs))
+    return max(1, len(parse_tx_spec_config(config)))
 
 
 def ledger(config: pytest.Config, registry: Registry | None = None) -> Ledger:
@@ -460,7 +453,6 @@ def read(config: pytest.Config) -> GemmConfig:
         ledger=ledger(config, registry),
         stream=settings["run"]["stream"],
         github=settings["run"]["github"],
-        durations=settings["run"]["durations"],
         fork=settings["run"]["fork"] == "yes",
         inline=settings["run"]["inline"] == "yes",
         options={name: str(text) for name, text in texts.items()},

@@ -76,8 +76,6 @@ def check_backends(config: GemmConfig) -> None:
         raise _has_no_effect(config, name, f"--gemm-{kind} ignores it")
     if kind == "fuzz" and config.thread_axis:
         raise _has_no_effect(config, "threads", "--gemm-fuzz accepts one --gemm-threads value", "give one")
-    if "run.durations" in config.typed and config.shard is None:
-        raise _has_no_effect(config, "run.durations", "the tests are not divided", "add --gemm-shard=K/N")
     for name in sorted(config.typed):
         if any(applies(name, config, backend) for backend in config.backends):
             continue

@@ -18,7 +18,6 @@ import pytest
 
 from pytest_gemm import config as config_module
 from pytest_gemm import effect, reports, review, selection, startup, trace, xdist
-from pytest_gemm import remote as remote_module
 from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.case_id import threads_text
 from pytest_gemm.config import CONFIG, SPEED_WORKER
@@ -29,7 +28,7 @@ from pytest_gemm.run import precompile, progress, timeline
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run.state import RunState
 from pytest_gemm.sharding import division
-from pytest_gemm.storage import cache, digests, files
+from pytest_gemm.storage import cache, files
 from pytest_gemm.text import message
 from pytest_gemm.worker.keeper import KEEPER
 
@@ -74,7 +73,6 @@ class GemmRun:
         self._guarded: GuardedJudge | None = None
         self._fuzzed: list[str] = []
         self._pages: list[Path] = []
-        self._damaged, self._noted = list[str](), digests.noted()
         self._shown_header = False
         self.settings = dataclasses.replace(config_module.read(config), loading=effect.loading(config))
         effect.check_backends(self.settings)
@@ -83,7 +81,6 @@ class GemmRun:
         division.register(config, self.state)
         self._review = review.Review(config, self.state)
         startup.register(config)
-        remote_module.register(config, self.state)
         timeline.register(config, self.state)
         if not self._is_worker and not config.pluginmanager.has_plugin(SPEED_WORKER):
             try:
@@ -442,9 +439,8 @@ class GemmRun:
             counts = {backend.name: dataclasses.asdict(backend.store.counts) for backend in compiling}
             session.config.workeroutput["gemm_kernels"] = counts  # type: ignore[attr-defined]  # xdist's
             return
-        self._damaged = digests.notes(self._noted)
         counted = {backend.name: backend.store.counts for backend in compiling}
-        state.notes += [*self._damaged, *precompile.notes(self._harvest or [], counted)]
+        state.notes += precompile.notes(self._harvest or [], counted)
         if self._termination is not None and self._termination.received:
             session.exitstatus = STATUS
         state.close_record(session.exitstatus)
@@ -467,11 +463,9 @@ class GemmRun:
         lines = [line for harvest in harvests for line in precompile.table(harvest)]
         if settings.fuzz:
             lines += self._fuzzed
-            lines += [*self._damaged, *(f"{name} cannot run: {reason}" for name, reason in state.missing.items())]
+            lines += [f"{name} cannot run: {reason}" for name, reason in state.missing.items()]
         elif not self._measured or any(o.tier or o.status is not Status.PASSED for o in state.outcomes):
             lines += state.summary()
-        else:
-            lines += self._damaged
         lines += state.incomplete()
         if lines:
             terminalreporter.section("GEMM backends")

@@ -1,4 +1,4 @@
-"""Another environment: an interpreter, and a folder that it imports from first."""
+"""Another environment: the interpreter that runs in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -21,64 +20,37 @@ class Environment:
     Attributes:
         label: for people.
         python: its interpreter.
-        first: folder to import from before all others; ``None``: nothing special.
     """
 
     label: str = "this environment"
     python: str = sys.executable
-    first: Path | None = None
 
     @property
     def folder(self) -> str:
-        """Where its packages lie: the folder that comes first, or that of the interpreter's environment."""
-        return str(self.first or Path(self.python).parent.parent)
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The environment variables of a process: those of this one, with the folder in front of ``PYTHONPATH``."""
-        if self.first is None:
-            return dict(os.environ)
-        before = os.environ.get("PYTHONPATH")
-        path = os.pathsep.join([str(self.first), *([before] if before else [])])
-        return {**os.environ, "PYTHONPATH": path}
+        """Where its packages lie."""
+        return str(Path(self.python).parent.parent)
 
 
 THIS: Final = Environment()
 
 
-def resolve(text: str, scratch: Path) -> Environment:
+def resolve(text: str) -> Environment:
     """The environment that a user names.
 
     Args:
-        text: an interpreter, a virtual environment, a wheel, or a folder to import from first.
-        scratch: where a wheel is unpacked.
+        text: an interpreter or a virtual environment.
 
     Raises:
-        ValueError: when it is none of these, or its interpreter has another pytest-gemm or none.
+        ValueError: when it is neither, or its interpreter has no torch, another pytest-gemm or none.
     """
-    path, found = Path(text).absolute(), Environment(text)
-    if path.is_file() and path.suffix == ".whl":
-        target = tempfile.mkdtemp(prefix="wheel-", dir=scratch)
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ValueError(f"pip cannot unpack the wheel: {done.stderr.strip()[-300:]}")
-        found = dataclasses.replace(found, first=Path(target))
-    elif path.is_dir():
-        python = path / "bin" / "python"
-        found = dataclasses.replace(found, **({"python": str(python)} if python.exists() else {"first": path}))
-    elif (program := shutil.which(text)) is not None:
-        found = dataclasses.replace(found, python=str(Path(program).absolute()))
-    else:
-        raise ValueError("name an interpreter, a virtual environment, a wheel, or a folder to import from first")
-    if found.first is not None and not (found.first / "torch" / "__init__.py").is_file():
-        raise ValueError(
-            "holds no torch, so that of this environment would run in its place; name where one is installed "
-            "(pip install --target), or a virtual environment"
-        )
-    if found.python != sys.executable and (lack := _lack(found.python)):
+    inside = Path(text).absolute() / "bin" / "python"
+    program = str(inside) if inside.exists() else shutil.which(text)
+    if program is None:
+        raise ValueError("name an interpreter or a virtual environment")
+    python = str(Path(program).absolute())
+    if python != sys.executable and (lack := _lack(python)):
         raise ValueError(lack)
-    return found
+    return Environment(text, python)
 
 
 def _lack(python: str) -> str:

@@ -1,4 +1,4 @@
-"""How far a long wait is, and how long it still takes: precompiling, timing, fuzzing, fingerprints, the doctor."""
+"""How far a long wait is, and how long it still takes: precompiling, timing, fuzzing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ class Display:
     Args:
         reporter: pytest's terminal reporter, ``None`` for silence.
         quiet: show no progress, only the lines that stay.
-        since: the first line of progress comes so many seconds after this moment, by ``time.monotonic()``, where the
-            output is no terminal; ``None``: it comes at once.
     """
 
-    def __init__(self, reporter: Any, *, quiet: bool = False, since: float | None = None) -> None:
+    def __init__(self, reporter: Any, *, quiet: bool = False) -> None:
         self._reporter = reporter
         self._quiet = quiet or reporter is None
-        self._next = since + INTERVAL if since is not None and not self._quiet and not reporter.isatty else 0.0
+        self._next = 0.0
         self._open = False
 
     @classmethod

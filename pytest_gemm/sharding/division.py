@@ -6,9 +6,7 @@ stays together, as it stays on one worker of pytest-xdist.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import statistics
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,58 +15,33 @@ from typing import Any, Final
 import pytest
 
 from pytest_gemm import records, selection, xdist
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.config import CONFIG, GemmConfig
-from pytest_gemm.run import record
+from pytest_gemm.config import CONFIG
 from pytest_gemm.run.record import Division
 from pytest_gemm.run.state import RunState
-
-Seconds = Mapping[tuple[str, CaseId], float]
-"""What a test took in an earlier run, by its function and case."""
 
 _SENT: Final = "gemm_division"
 
 
-def recorded(path: Path) -> Seconds:
-    """The seconds in a run record.
-
-    Args:
-        path: of the record, or of the folder of a ``--gemm-output``.
-
-    Raises:
-        ValueError: where it is no run record; it names the file.
-    """
-    found: dict[tuple[str, CaseId], float] = defaultdict(float)
-    for one in record.read(path / "run.jsonl" if path.is_dir() else path).outcomes:
-        seconds = one.seconds
-        case = dataclasses.replace(one.case, candidate="", guard="")
-        found[one.test, case] += seconds.compile + seconds.run + seconds.reference
-    return found
-
-
-def divide(ids: Iterable[str], total: int, seconds: Seconds) -> dict[str, int]:
+def divide(ids: Iterable[str], total: int) -> dict[str, int]:
     """The number of each test's shard, from 1 on.
 
-    With recorded seconds each group of tests goes to the shard that has the least of them; a test without a record
-    counts as the median of its backend.  Otherwise each shard gets as many groups of each op with the same backends.
+    Each shard gets as many groups of each op with the same backends.
 
     Args:
         ids: of all tests.
         total: number of shards.
-        seconds: as recorded; empty where there are none.
     """
     groups: dict[str, list[str]] = defaultdict(list)
     for nodeid in sorted(ids):
         groups[xdist.scope(nodeid)].append(nodeid)
-    weights = _weights(groups, seconds)
-    loads: dict[Any, float] = defaultdict(float)
+    loads: dict[Any, int] = defaultdict(int)
     found = {}
     # In the order of a hash: neighbours in the alphabet cost alike, and every third may be the largest.
-    for scope, tests in sorted(groups.items(), key=lambda item: (-weights[item[0]], _hash(item[0]))):
-        kind = "" if seconds else _kind(tests)
+    for _, tests in sorted(groups.items(), key=lambda item: (-len(item[1]), _hash(item[0]))):
+        kind = _kind(tests)
         number = min(range(1, total + 1), key=lambda n: (loads[kind, n], loads[n], n))
-        loads[kind, number] += weights[scope] if seconds else 1
-        loads[number] += weights[scope]
+        loads[kind, number] += 1
+        loads[number] += len(tests)
         found.update(dict.fromkeys(tests, number))
     return found
 
@@ -78,25 +51,6 @@ def _kind(tests: Sequence[str]) -> tuple[str, ...]:
     cases = [case for case in map(selection.case_id, tests) if case is not None]
     ops = {case.problem.partition(":")[0] for case in cases}
     return (*sorted(ops), *sorted({case.who for case in cases})) or (tests[0].partition("::")[0],)
-
-
-def _weights(groups: Mapping[str, Sequence[str]], seconds: Seconds) -> dict[str, float]:
-    """What each group costs: seconds, or the number of its tests where none are recorded."""
-    if not seconds:
-        return {scope: float(len(tests)) for scope, tests in groups.items()}
-    known: dict[str, list[float]] = defaultdict(list)
-    for (_, case), took in seconds.items():
-        known[case.who].append(took)
-    usual = {who: statistics.median(took) for who, took in known.items()}
-    other = statistics.median(seconds.values())
-
-    def weight(nodeid: str) -> float:
-        case = selection.case_id(nodeid)
-        if case is None:
-            return 0.0
-        return seconds.get((selection.test_name(nodeid), case), usual.get(case.who, other))
-
-    return {scope: sum(map(weight, tests)) for scope, tests in groups.items()}
 
 
 def _digest(numbers: Mapping[str, int]) -> str:
@@ -117,27 +71,17 @@ def _split(numbers: Mapping[str, int]) -> list[tuple[tuple[str, str, str], int]]
 
 
 def register(config: pytest.Config, state: RunState) -> None:
-    """Have pytest run the tests of one shard where ``--gemm-shard`` asks for that.
-
-    Raises:
-        pytest.UsageError: where the record of the seconds cannot be read.
-    """
+    """Have pytest run the tests of one shard where ``--gemm-shard`` asks for that."""
     settings = config.stash[CONFIG]
     if settings.shard is not None:
-        config.pluginmanager.register(_Shard(config, settings, state, *settings.shard), "gemm-shard")
+        config.pluginmanager.register(_Shard(state, *settings.shard), "gemm-shard")
 
 
 class _Shard:
     """The hooks of a run of one shard."""
 
-    def __init__(self, config: pytest.Config, settings: GemmConfig, state: RunState, number: int, total: int) -> None:
+    def __init__(self, state: RunState, number: int, total: int) -> None:
         self._state, self._number, self._total = state, number, total
-        self._seconds: Seconds = {}
-        if settings.durations:
-            try:
-                self._seconds = recorded(config.invocation_params.dir / settings.durations)
-            except ValueError as error:
-                raise pytest.UsageError(f"--gemm-set=run.durations: {error}") from None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
@@ -149,7 +93,7 @@ class _Shard:
                 f"--gemm-shard={self._number}/{self._total}: timed tests are not divided, for a baseline is of one "
                 "machine; leave out the option, or the timed tests"
             )
-        numbers = divide([item.nodeid for item in items], self._total, self._seconds)
+        numbers = divide([item.nodeid for item in items], self._total)
         places = {item.nodeid: i for i, item in enumerate(items) if numbers[item.nodeid] == self._number}
         self._state.division = Division(_digest(numbers), len(items), places)
         gone = [item for item in items if item.nodeid not in places]

@@ -24,7 +24,7 @@ import pytest
 from pytest_gemm import trace
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import key as key_module
-from pytest_gemm.machine.environment import THIS, Environment, resolve
+from pytest_gemm.machine.environment import Environment, resolve
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import roofline
@@ -69,9 +69,9 @@ def measure(
     found = []
     with tempfile.TemporaryDirectory(prefix="pytest-gemm-") as name:
         scratch = Path(name)
-        groups = [Group("head", _resolved("--gemm-set=speed.head", config.speed.head, scratch))]
+        groups = [Group("head")]
         if config.speed.against:
-            groups.append(Group("base", _resolved("--gemm-against", config.speed.against, scratch)))
+            groups.append(Group("base", _other(config.speed.against)))
         try:
             for device, those in of_device.items():
                 with timed_apart(device, display, config.speed.wait):
@@ -88,12 +88,12 @@ def measure(
     return found
 
 
-def _resolved(option: str, text: str, scratch: Path) -> Environment:
-    """The environment that an option names; "" for the one of the run."""
+def _other(text: str) -> Environment:
+    """The environment that an option names."""
     try:
-        return resolve(text, scratch) if text else THIS
+        return resolve(text)
     except ValueError as error:
-        raise pytest.UsageError(f"{option}={text}: {error}") from None
+        raise pytest.UsageError(f"--gemm-against={text}: {error}") from None
 
 
 class _Measurement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import random
 import signal
 import socket
@@ -309,7 +310,7 @@ class Runner:
         folder.mkdir()
         other = "" if group.environment == THIS else group.environment.folder
         (folder / REQUEST).write_bytes(msgspec.json.encode(replace(request, project=self.project, environment=other)))
-        environment = {**group.environment.variables, "PYTEST_ADDOPTS": ""}
+        environment = {**os.environ, "PYTEST_ADDOPTS": ""}
         if self.device == "cpu" and request.timed:
             environment = {**_BOUND, **_HUGE_PAGES, **environment}
         with (folder / "log.txt").open("ab") as log:

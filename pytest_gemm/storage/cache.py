@@ -103,23 +103,13 @@ class Limits:
         Raises:
             ValueError: when one is no number.
         """
-        names = ("PYTEST_GEMM_CACHE_DAYS", "PYTEST_GEMM_CACHE_GB")
-        return cls(**cls.given(*((name, os.environ.get(name, "")) for name in names)))
-
-    @staticmethod
-    def given(days: tuple[str, str], gigabytes: tuple[str, str]) -> dict[str, float]:
-        """The limits that are set, each from the name of its setting and a text; "" is not set.
-
-        Raises:
-            ValueError: when one is no number.
-        """
         found = {}
-        for field, (name, text) in {"days": days, "gigabytes": gigabytes}.items():
-            if text and not re.fullmatch(r"\d{1,12}(\.\d{1,12})?", text):
-                raise ValueError(f"{name}={text}: give a number, 0 for no limit")
-            if text:
+        for field, name in (("days", "PYTEST_GEMM_CACHE_DAYS"), ("gigabytes", "PYTEST_GEMM_CACHE_GB")):
+            if text := os.environ.get(name, ""):
+                if not re.fullmatch(r"\d{1,12}(\.\d{1,12})?", text):
+                    raise ValueError(f"{name}={text}: give a number, 0 for no limit")
                 found[field] = float(text)
-        return found
+        return cls(**found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,12 +264,7 @@ def run(given: argparse.Namespace) -> int:
         ValueError: for a limit that is no number.
     """
     folder = home()
-    limits = Limits.from_environment()
-    if given.task == "clear":
-        limits = Limits(days=-1.0)  # what is used now goes too
-    elif given.task == "prune":
-        changes = Limits.given(("--older-than", given.older_than), ("--max-size", given.max_size))
-        limits = dataclasses.replace(limits, **changes)
+    limits = Limits(days=-1.0) if given.task == "clear" else Limits.from_environment()  # what is used now goes too
     if given.task == "show":
         show(_show(folder))
         return 0

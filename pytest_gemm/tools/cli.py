@@ -37,9 +37,7 @@ class Parser(argparse.ArgumentParser):
 
     def fill(self, command: Mapping[str, Any]) -> None:
         """Add the arguments and the tasks of a command of :data:`COMMANDS`."""
-        also = COMMANDS[command["also"]]["arguments"] if "also" in command else []
-        # One of the same name as another command's takes its place.
-        for argument in {one["name"]: one for one in [*also, *command.get("arguments", [])]}.values():
+        for argument in command.get("arguments", []):
             options = {key: _named(value) if key in {"type", "choices"} else value for key, value in argument.items()}
             self.add_argument(options.pop("name"), **options)
         if tasks := command.get("tasks"):

@@ -11,11 +11,14 @@ import contextlib
 import functools
 import os
 import platform
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Final
+
+import pytest
 
 from pytest_gemm import __version__
 from pytest_gemm.api import settings
@@ -24,11 +27,9 @@ from pytest_gemm.api.registry import RegistryError
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import gpus, processor
-from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.outcome import Activity, Phase, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.progress import Display
-from pytest_gemm.tools.backend_command import WIDTH, show, ticking
+from pytest_gemm.text import show
 from pytest_gemm.worker.keeper import Keeper
 from pytest_gemm.worker.messages import Died, Thrown
 from pytest_gemm.worker.process import Process
@@ -41,15 +42,45 @@ if TYPE_CHECKING:
 _SMOKE: Final = ("mm:f16:nt:32x64x128", "mm:f32:nn:32x64x128", "mm:f64:nn:64x48x1000", "int_mm:i8-i8-i32:nt:32x64x128")
 # Flags of the CPU that matter to a matrix product.
 _UNITS: Final = {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16"}
+# Characters of a line.
+_WIDTH: Final = 118
 
 
 def run(given: argparse.Namespace) -> int:
     """Show the report; returns 1 where something is broken, or a named backend cannot run."""
-    return show(given, report, run_limit=given.timeout)
+    words = [f"--gemm-backends={given.backends}", f"--gemm-device={given.device}"]
+    words += [f"--gemm-threads={given.threads}"] if given.threads else []
+    words += [f"--gemm-timeout={given.timeout},{given.timeout}"]
+    words += ["--gemm-allow=missing"] if given.allow_missing else []
+    words += [f"--gemm-set={one}" for one in given.set]
+    # Of an installed pytest-gemm pytest says that it is imported already; a project may turn warnings into errors.
+    words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    os.environ["PYTEST_ADDOPTS"] = ""  # it is about runs of tests
+    return int(pytest.main([*words, *given.pytest_args], plugins=[_Plugin()]))
+
+
+class _Plugin:
+    """Shows the report where pytest would run its session: the ini file is read, conftests are imported."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> int:
+        """Configure pytest as ``--fixtures`` does, show the report, and end."""
+        from pytest_gemm.config import CONFIG
+
+        config._do_configure()
+        try:
+            healthy = report(config.stash[CONFIG])
+        finally:
+            config._ensure_unconfigure()
+        return int(pytest.ExitCode.OK if healthy else pytest.ExitCode.TESTS_FAILED)
 
 
 class _Check:
     """Questions to a worker.
+
+    Args:
+        questions: names of the functions that are asked one after the other, until there is a verdict.
+        process: where they are asked.
 
     Attributes:
         name: of the backend, or of what is asked of the machine.
@@ -57,10 +88,6 @@ class _Check:
         lines: the answers, the verdict first.
         said: the verdict: ``works``, ``missing``, ``failed``, or "" for none.
         seconds: how long they took.
-
-    Args:
-        questions: names of the functions that are asked one after the other, until there is a verdict.
-        process: where they are asked.
     """
 
     def __init__(self, name: str, device: str, process: Process, *questions: str) -> None:
@@ -88,12 +115,12 @@ class _Check:
         self.said = said or self.said
         self.lines.insert(0 if said else len(self.lines), text)
 
-    def show(self, display: Display) -> None:
+    def show(self) -> None:
         """Write the lines of the report."""
         head = f"{self.name:<10} {self.device:<5}{self.seconds:6.1f} s  "
         for text in self.lines:
-            for line in textwrap.wrap(text, WIDTH - len(head), subsequent_indent="  ", break_on_hyphens=False):
-                display.line(head + line)
+            for line in textwrap.wrap(text, _WIDTH - len(head), subsequent_indent="  ", break_on_hyphens=False):
+                _line(head + line)
                 head = " " * len(head)
 
 
@@ -105,19 +132,23 @@ def _why(error: Died | Thrown) -> str:
     return ": ".join([error.reason.text, *error.details.splitlines()[-1:]])
 
 
-def report(config: GemmConfig, display: Display) -> bool:
+def _line(text: str) -> None:
+    show(f"{text}\n")
+    sys.stdout.flush()  # the next line may take a while
+
+
+def report(config: GemmConfig) -> bool:
     """Write the whole report, check by check as they end.
 
     Args:
         config: which backends are asked for; its limits are those of each step of a check.
-        display: takes lines and progress.
 
     Returns:
         Whether all is well: every smoke product is right, and every backend that was named can run (``--allow-missing``
         forgives that).
     """
     started = time.monotonic()
-    display.line(f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
+    _line(f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
     facts = ["GPU", *(["Inductor"] if any(isinstance(one, CandidateBackend) for one in config.backends) else [])]
     devices = {backend.name: str(config.device_of(backend)) for backend in config.backends}
     if not config.named:  # what distributions ship is loaded by a worker process, which may die of it
@@ -132,23 +163,17 @@ def report(config: GemmConfig, display: Display) -> bool:
 
     with contextlib.closing(keeper), futures.ThreadPoolExecutor(len(facts) + len(devices)) as threads:
         machine = check("machine", "", "fact").ask()  # the others need its torch
-        machine.show(display)
+        machine.show()
         if machine.said == "failed":
-            display.line("nothing else was asked")
+            _line("nothing else was asked")
             return False
         checks = [check(fact, "", "fact") for fact in facts]
         checks += [check(name, device, "can run", "product") for name, device in devices.items()]
-        display.line(f"{len(checks)} checks at once")
-        asked = {threads.submit(one.ask): one.name for one in checks}
-
-        def progress() -> None:
-            at_work = " ".join(name for one, name in asked.items() if not one.done())
-            display.progress(f"{time.monotonic() - started:.0f} s: {at_work} at work")
-
-        for done in ticking(futures.as_completed(asked), progress):
-            done.result().show(display)
+        _line(f"{len(checks)} checks at once")
+        for done in futures.as_completed([threads.submit(check.ask) for check in checks]):
+            done.result().show()
     said = {check.said for check in checks}
-    display.line(_total(checks, time.monotonic() - started))
+    _line(_total(checks, time.monotonic() - started))
     return "failed" not in said and ("missing" not in said or not config.named or "missing" in config.allow)
 
 
@@ -241,24 +266,7 @@ def _inductor(config: GemmConfig) -> Iterator[str]:
 
     yield from list(torch_compat.lacks()) or ["nothing is missing in this torch"]
     if config.generates:
-        taken = levels()
         yield f"its C++ is vectorised for {cpu_isa.vector_isa()}"
-        yield taken
-
-
-def levels() -> str:
-    """What ``--gemm-isa`` takes here, and why it takes no more."""
-    from pytest_gemm.backends.inductor import cpu_isa, torch_compat
-    from pytest_gemm.backends.inductor.backend import cache_dir
-
-    executed = isa_module.isas(processor.cpu().flags)
-    # Each answer is a compile and a process that loads its result: a minute one after the other on an AMX machine.
-    with torch_compat.loads_remembered(str(cache_dir())), futures.ThreadPoolExecutor() as pool:
-        lacks = dict.fromkeys(isa_module.ISAS, "not in this CPU")
-        lacks |= zip(executed, pool.map(cpu_isa.lacks_isa, executed), strict=True)
-    names = {why: ", ".join(isa for isa in lacks if lacks[isa] == why) for why in lacks.values()}
-    here = ", ".join(["native", *(isa for isa in lacks if not lacks[isa])])
-    return f"--gemm-isa takes {here}{''.join(f'; {some}: {why}' for why, some in names.items() if why)}"
 
 
 _FACTS: Final[Mapping[str, Callable[[GemmConfig], Iterator[str]]]] = {

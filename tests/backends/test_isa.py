@@ -39,7 +39,6 @@ from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.state import RunState
-from pytest_gemm.tools import doctor
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 TWIN = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, isa="avx2"), "rand", 0, Status.INCORRECT)
@@ -345,14 +344,6 @@ def test_a_level_that_the_cpu_or_the_compiler_lacks_is_refused_with_its_reason(m
     assert "this CPU does not execute avx2" in judged(here=lambda _: ())
     assert "no compiler for it" in judged(lack=lambda _: "no compiler for it")
     assert "apt-get install binutils" in judged(lack=lambda _: "", tool=lambda: "")
-
-
-def test_the_doctor_says_what_the_option_takes_and_why_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isa_module, "isas", lambda _: ("avx2", "avx512"))
-    monkeypatch.setattr(cpu_isa, "lacks_isa", lambda isa: "the compiler is too old" if isa == "avx512" else "")
-    assert doctor.levels() == (
-        "--gemm-isa takes native, avx2; avx512: the compiler is too old; avx512_vnni, amx, amx_fp16: not in this CPU"
-    )
 
 
 @pytest.mark.compiler

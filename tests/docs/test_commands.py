@@ -43,16 +43,13 @@ NEEDS: Final = {
     r"^git (init|add|commit)|^pytest test_speed\.py|baseline accept 'mine|baseline diff HEAD \.\.": (
         "the steps before it on its page"
     ),
-    r"--tx": "another machine; tests/plugin/test_remote.py pretends to have one",
     r"-backends=vendor": "the distribution of its page; tests/examples has it",
     r"-p onnxruntime_backend": "ONNX Runtime; tests/examples runs it where it is installed",
     r"-p nvmath_backend": "a CUDA device and nvmath-python; tests/examples runs it where they are",
     r"^python examples/results\.py": "records of libraries; tests/examples makes a page of some",
     r"pytest-gemm merge": "the shards of its page; tests/sharding/test_merge.py has some",
     r"^git grep -lz": "it changes files of this repository",
-    r"^git (bisect|submodule)|\.\./venv/bin/pytest-gemm bisect": "a source build of PyTorch",
     r"-candidates='\*,": "half a minute of compilation; tests/backends/test_micro_kernels.py has such patterns",
-    r"pytest-gemm bisect .*(BAD|nightlies\.txt)": "environments that differ; tests/tools/test_bisect.py has some",
     r"pytest tests": "minutes: .ci/run runs these tests",
     r"python tests/\w+\.py$": "what it writes anew, files of this repository that tests compare",
     r"^python tests/studies/": "the folder tests; tests of their own run these scripts",
@@ -88,8 +85,6 @@ CHANGED: Final = [
     (r"-isa=(all|native)", "isa=[a-z0-9,]+", "isa=avx2", "one instruction set stands for the others"),
     (r"-problem=[^,\s]+,", r"(-problem=[^,\s]+),\S+", r"\1", "one problem stands for the others"),
     (r"64x512x512|1000x1024x1000", r"\d+x\d+x\d+", "17x65x128", "the size changes the time alone"),
-    (r"pytest-gemm fingerprint$", "$", " --backends=aten", "one backend stands for the others"),
-    (r"fingerprint .*cpp", "(aten,)?cpp", "aten", "ATen compiles nothing"),
     (r"-(fuzz|guard|junit-xml)|(old|new)/bin|-level=full", "(aten,)?cpp", "aten", "ATen compiles nothing"),
     (r"pytest( perf| --pyargs pytest_gemm\.perf)", "$", " --gemm-undecided=100", "times are made up"),
     (r"pytest( perf| --pyargs pytest_gemm\.perf)(?!.*-sessions)", "$", " --gemm-sessions=2", "a gate needs more"),
@@ -314,7 +309,7 @@ def test_the_options_of_a_run_are_accepted(
 
 def test_what_a_page_shows() -> None:
     text = "Run\n\n    pytest perf \\\n      -x   # all\n    3 passed\n\n"
-    text += "or `pip list`, see `pytest-gemm bisect` and `git`.\n"
+    text += "or `pip list`, see `pytest-gemm compare` and `git`.\n"
     text += "```console\n$ pytest -k '# a'\npytest is run\n```\n```yaml\npytest\n```\n"
     text += "    for a in b; do\n      pytest $a\n    done; wait\n"
     found = [one.text for one in commands_of(text)]

@@ -39,10 +39,8 @@ class Clock:
     ("isatty", "options", "lines", "rewritten"),
     [
         (False, {}, ["at 0", "at 30", "done"], []),
-        (False, {"since": 0.0}, ["at 30", "done"], []),
         (False, {"quiet": True}, ["done"], []),
         (True, {}, ["done"], [f"at {second}" for second in range(60)] + [""]),
-        (True, {"since": 0.0}, ["done"], [f"at {second}" for second in range(60)] + [""]),
         (True, {"quiet": True}, ["done"], []),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import selection
-from pytest_gemm.sharding.division import divide, recorded
+from pytest_gemm.sharding.division import divide
 
 IDS = [
     f"test_it.py::test_{test}[{backend}-{op}:f32:nn:{m}x8x8]"
@@ -28,15 +28,15 @@ def case(nodeid: str) -> Any:
 
 
 def test_every_test_is_in_one_shard_whatever_the_order() -> None:
-    found = divide(IDS, 3, {})
+    found = divide(IDS, 3)
     assert found.keys() == set(IDS)
     assert set(found.values()) == {1, 2, 3}
     for seed in range(5):
-        assert divide(random.Random(seed).sample(IDS, len(IDS)), 3, {}) == found
+        assert divide(random.Random(seed).sample(IDS, len(IDS)), 3) == found
 
 
 def test_a_problem_stays_together_and_ops_are_divided_evenly() -> None:
-    found = divide(IDS, 3, {})
+    found = divide(IDS, 3)
     shards: dict[str, set[int]] = {}
     for nodeid, number in found.items():
         if (one := case(nodeid)) is not None:
@@ -44,21 +44,6 @@ def test_a_problem_stays_together_and_ops_are_divided_evenly() -> None:
     assert all(len(numbers) == 1 for numbers in shards.values())
     mm = Counter(number for problem, (number,) in shards.items() if problem.startswith("mm:"))
     assert max(mm.values()) - min(mm.values()) <= 1
-
-
-def test_recorded_seconds_are_divided_evenly() -> None:
-    seconds = {(selection.test_name(one), case(one)): 1.0 for one in IDS[:-1]}
-    slow = (selection.test_name(IDS[0]), case(IDS[0]))
-    seconds[slow] = 20.0
-    found = divide(IDS, 2, seconds)
-    took = Counter[int]()
-    for nodeid, number in found.items():
-        took[number] += int(seconds.get((selection.test_name(nodeid), case(nodeid)), 0.0))
-    assert abs(took[1] - took[2]) <= 4
-    assert Counter(found.values())[found[IDS[0]]] < len(IDS) / 2 - 5
-    del seconds[slow]  # which counts as the median then
-    counts = Counter(divide(IDS, 2, seconds).values())
-    assert abs(counts[1] - counts[2]) <= 5
 
 
 CONFTEST = """
@@ -149,17 +134,6 @@ def test_workers_divide_alike(project: pytest.Pytester) -> None:
     assert alone["tests"] == workers["tests"] == 5
 
 
-def test_a_record_divides_by_seconds(project: pytest.Pytester) -> None:
-    assert run(project, "--gemm-output=before", "--gemm-distributions=rand").ret == 0
-    assert set(recorded(project.path / "before")) == set(recorded(project.path / "before" / "run.jsonl"))
-    by_rule = shard(project, "--gemm-shard=1/2")
-    by_seconds = shard(project, "--gemm-shard=1/2", "--gemm-set=run.durations=before")
-    assert by_rule["tests"] == by_seconds["tests"]
-    result = run(project, "--gemm-shard=1/2", "--gemm-set=run.durations=absent.jsonl")
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(["*--gemm-set=run.durations*absent.jsonl*cannot be read*"])
-
-
 @pytest.mark.parametrize("value", ["3", "0/3", "4/3", "1/2000", "a/b"])
 def test_a_wrong_shard_is_a_usage_error(project: pytest.Pytester, value: str) -> None:
     result = run(project, f"--gemm-shard={value}")
@@ -167,17 +141,10 @@ def test_a_wrong_shard_is_a_usage_error(project: pytest.Pytester, value: str) ->
     result.stderr.fnmatch_lines([f"*--gemm-shard={value}: give K/N, 2/3 for shard 2 of 3*"])
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--gemm-set=run.durations=x"], "*the tests are not divided; add --gemm-shard=K/N*"),
-        (["--gemm-shard=1/2", "--gemm-fuzz=1"], "*--gemm-fuzz ignores it*"),
-    ],
-)
-def test_options_without_effect(project: pytest.Pytester, options: list[str], words: str) -> None:
-    result = run(project, *options)
+def test_a_shard_of_fuzzing_is_refused(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-shard=1/2", "--gemm-fuzz=1")
     assert result.ret == 4
-    result.stderr.fnmatch_lines([words])
+    result.stderr.fnmatch_lines(["*--gemm-fuzz ignores it*"])
 
 
 def test_timed_tests_are_not_divided(project: pytest.Pytester) -> None:
