@@ -28,7 +28,7 @@ from pytest_gemm.run import precompile, progress, timeline
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run.state import RunState
 from pytest_gemm.sharding import division
-from pytest_gemm.storage import cache, files
+from pytest_gemm.storage import cache, digests, files
 from pytest_gemm.text import message
 from pytest_gemm.worker.keeper import KEEPER
 
@@ -73,6 +73,7 @@ class GemmRun:
         self._guarded: GuardedJudge | None = None
         self._fuzzed: list[str] = []
         self._pages: list[Path] = []
+        self._damaged, self._noted = list[str](), digests.noted()
         self._shown_header = False
         self.settings = dataclasses.replace(config_module.read(config), loading=effect.loading(config))
         effect.check_backends(self.settings)
@@ -439,8 +440,9 @@ class GemmRun:
             counts = {backend.name: dataclasses.asdict(backend.store.counts) for backend in compiling}
             session.config.workeroutput["gemm_kernels"] = counts  # type: ignore[attr-defined]  # xdist's
             return
+        self._damaged = digests.notes(self._noted)
         counted = {backend.name: backend.store.counts for backend in compiling}
-        state.notes += precompile.notes(self._harvest or [], counted)
+        state.notes += [*self._damaged, *precompile.notes(self._harvest or [], counted)]
         if self._termination is not None and self._termination.received:
             session.exitstatus = STATUS
         state.close_record(session.exitstatus)
@@ -463,9 +465,11 @@ class GemmRun:
         lines = [line for harvest in harvests for line in precompile.table(harvest)]
         if settings.fuzz:
             lines += self._fuzzed
-            lines += [f"{name} cannot run: {reason}" for name, reason in state.missing.items()]
+            lines += [*self._damaged, *(f"{name} cannot run: {reason}" for name, reason in state.missing.items())]
         elif not self._measured or any(o.tier or o.status is not Status.PASSED for o in state.outcomes):
             lines += state.summary()
+        else:
+            lines += self._damaged
         lines += state.incomplete()
         if lines:
             terminalreporter.section("GEMM backends")

@@ -85,7 +85,7 @@ def loads(call: Callable[[Any, str], bool], vectors: Any, code: str) -> bool:
         if remembered.exists():
             return True
         importing = _load_libraries()
-        with stored.probing():
+        with stored.probing(os.environ["TORCHINDUCTOR_CACHE_DIR"]):
             found = call(vectors, code)
             if importing and not found:
                 with _IMPORTING, patched([(cpu_vec_isa.VecISA, "_avx_py_load", importing)]):
