@@ -257,7 +257,7 @@ class GemmRun:
         """With ``--gemm-compile-only`` nothing runs."""
         keeper = self._config.stash.get(KEEPER, None)
         if keeper is not None and not self._is_worker and any(map(selection.parameter_of, session.items)):
-            keeper.prepare()
+            keeper.prepare(cuda="cuda" in self.settings.devices.values())
         return True if self.settings.compile_only else None
 
     # -- xdist

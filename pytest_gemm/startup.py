@@ -247,12 +247,12 @@ class _Worker:
         timed = any(map(selection.timed, session.items))  # its processes must not be disturbed
         if session.config.option.collectonly or few or timed:
             return
-        keeper = session.config.stash.get(KEEPER, None)
-        if keeper is not None:
-            keeper.prepare()
         backends = [settings.registry[name] for name in dict.fromkeys(one.case.backend for one in cases)]
         compiling = any(honours(backend, Capability.USER_CACHES) for backend in backends)
         cuda = any(settings.device_of(backend) == "cuda" for backend in backends)
+        keeper = session.config.stash.get(KEEPER, None)
+        if keeper is not None:
+            keeper.prepare(cuda=cuda)
         with trace.span("import of torch"), ThreadPoolExecutor(1) as beside, contextlib.suppress(Exception):
             for name in _JUDGING:
                 import_module(name)

@@ -517,7 +517,7 @@ class _Plugin:
 def answer(request: Request, folder: Path, config: GemmConfig, keeper: Keeper | None = None) -> None:
     """Time the cases of a request and write their samples."""
     if keeper is not None:
-        keeper.prepare()
+        keeper.prepare(cuda=request.device == "cuda")
     import torch
 
     from pytest_gemm.judging.case import Case

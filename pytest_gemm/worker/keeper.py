@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG: Final = 1
 # Seconds that a process has to end when it was told to.
 GRACE: Final = 5.0
-# What the keeper is told: to import, and to fork a worker with the socket that comes along.
-_IMPORT, _START = b"i", b"s"
+# What the keeper is told: to fork a worker with the files that come along, or one that starts CUDA at once.
+_START, _START_CUDA = b"s", b"c"
 
 # Of PyTorch: whether there is a device is asked without CUDA, which a fork could not use any more.
 _WITHOUT_CUDA: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -59,11 +59,15 @@ class Started:
         pid: of the process, and of its group.
         end: the socket that it listens to.
         status: where its exit status is told.
+        said: open file of what it writes to stdout and stderr.
+        stack: open file of where Python was when it ended.
     """
 
     pid: int
     end: socket.socket
     status: socket.socket
+    said: int
+    stack: int
 
     def has_ended(self, wait: float = 0.0) -> bool:
         """Whether it has ended, in so many seconds at most."""
@@ -74,13 +78,20 @@ class Started:
         ready = connection.wait([self.end, self.status], limit or None)
         return None if ready == [self.status] else bool(ready)
 
+    def close(self) -> None:
+        """Forget what it has said."""
+        self.end.close()
+        self.status.close()
+        os.close(self.said)
+        os.close(self.stack)
+
     def signal(self, number: int) -> None:
         """Send it a signal."""
         with contextlib.suppress(OSError):
             os.kill(self.pid, number)
 
     def reap(self) -> int | None:
-        """End its group; the exit status, negative for a signal, ``None`` where it is unknown."""
+        """End its group; the exit status, negative for a signal, ``None`` where it is unknown.  The files stay open."""
         self.end.close()
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -114,6 +125,7 @@ class Keeper:
     ) -> None:
         self.backends, self.threads, self.modules, self.calls = backends, threads, modules, calls
         self._lock = threading.Lock()
+        self._first: Started | None = None
         self._control, there = socket.socketpair()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python 3.12 warns when there are threads; none of them is needed there
@@ -123,35 +135,39 @@ class Keeper:
             _keep(there, self)
         there.close()
 
-    def prepare(self) -> None:
-        """Begin with the imports."""
-        with contextlib.suppress(OSError):
-            self._control.sendall(_IMPORT)
+    def prepare(self, *, cuda: bool = False) -> None:
+        """Begin with the imports and the first worker; with ``cuda`` it starts CUDA meanwhile."""
+        if self._first is None:
+            self._first = self._begun(_START_CUDA if cuda else _START)
 
-    def start(self, said: int, stack: int) -> Started | None:
-        """A new worker; ``None`` where the keeper is gone.
-
-        Args:
-            said: open file of what it writes to stdout and stderr.
-            stack: open file of where Python was when it ended.
-        """
-        here, there = socket.socketpair()
-        status, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # its process id, and its exit status
+    def start(self) -> Started | None:
+        """A new worker; ``None`` where the keeper is gone."""
+        with self._lock:
+            begun, self._first = self._first or self._begun(_START), None
         pid = b""
         with contextlib.suppress(OSError):
-            with self._lock:
-                socket.send_fds(self._control, [_START], [there.fileno(), told.fileno(), said, stack])
-            there.close()
-            told.close()
-            pid = status.recv(64)
+            pid = begun.status.recv(64)
         if pid:
-            return Started(int(pid), here, status)
-        for one in (here, there, status, told):
-            one.close()
+            return dataclasses.replace(begun, pid=int(pid))
+        begun.close()
         return None
+
+    def _begun(self, how: bytes) -> Started:
+        """A worker that is not there yet."""
+        here, there = socket.socketpair()
+        status, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # its process id, and its exit status
+        # Files without a name: whatever ends this process, nothing is left.
+        said, stack = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "stack"))
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._control, [how], [there.fileno(), told.fileno(), said, stack])
+        there.close()
+        told.close()
+        return Started(0, here, status, said, stack)
 
     def close(self) -> None:
         """End the keeper."""
+        if self._first is not None:
+            self._first.close()
         self._control.close()
         with contextlib.suppress(OSError):
             os.kill(self._keeper, signal.SIGKILL)
@@ -193,10 +209,10 @@ def _keep(control: socket.socket, told: Keeper) -> NoReturn:
             modules = ()
             # The worker's parent is a process of its own: a kernel may end it.
             parent = os.getpid()
-            if word == _START and os.fork() == 0:
+            if os.fork() == 0:
                 control.close()
                 _die_with(parent)
-                _watch(*files, keeper=told)
+                _watch(*files, keeper=told, cuda=word == _START_CUDA)
                 os._exit(0)
             for one in files:
                 os.close(one)
@@ -216,7 +232,7 @@ def _import(modules: Sequence[str]) -> None:
         os.environ[_WITHOUT_CUDA] = before
 
 
-def _watch(file: int, told: int, said: int, stack: int, *, keeper: Keeper) -> None:
+def _watch(file: int, told: int, said: int, stack: int, *, keeper: Keeper, cuda: bool) -> None:
     """Start a worker, wait for its end, and tell it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (1, 2):
@@ -227,7 +243,7 @@ def _watch(file: int, told: int, said: int, stack: int, *, keeper: Keeper) -> No
         os.close(told)
         os.setpgid(0, 0)
         try:
-            _work(file, stack, keeper)
+            _work(file, stack, keeper, cuda=cuda)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -238,16 +254,17 @@ def _watch(file: int, told: int, said: int, stack: int, *, keeper: Keeper) -> No
     os.write(told, str(status).encode())
 
 
-def _work(file: int, stack: int, keeper: Keeper) -> None:
+def _work(file: int, stack: int, keeper: Keeper, *, cuda: bool) -> None:
     """Be a worker."""
     from pytest_gemm.worker.server import serve
 
-    os.ftruncate(stack, 0)
-    os.lseek(stack, 0, os.SEEK_SET)
     # In a thread of its own: OpenMP keeps the threads of a thread that has computed, and a fork has none of these; what
     # may have computed before the fork is pytest's main thread.
     served = threading.Thread(target=serve, args=(socket.socket(fileno=file), keeper, stack))
     served.start()
+    if cuda:
+        with contextlib.suppress(Exception):  # what fails here, fails in the first question with its reason
+            importlib.import_module("torch").zeros(1, device="cuda")
     served.join()
 
 

@@ -74,8 +74,6 @@ class Process:
         self.pages: GuardPages | None = None
         self.ended: int | None = None
         self.deaths = 0
-        # Files without a name: whatever ends this process, nothing is left.
-        self._said, self._stack = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "stack"))
         self._arenas: dict[int, memory.Arena] = {}
         self._loaded: set[int] = set()
         self._forgotten: list[int] = []  # what was built and is not needed any more; 0: all of it
@@ -165,8 +163,6 @@ class Process:
         self._drop()
         if self._pool is not None:
             self._pool.close()
-        os.close(self._said)
-        os.close(self._stack)
 
     # -- parts
 
@@ -179,7 +175,8 @@ class Process:
         """
         if given is not None and given.device == "cuda" and self._is_staged is None:
             self._share()
-        worker, said = self._started(), os.fstat(self._said).st_size
+        worker = self._started()
+        said = os.fstat(worker.said).st_size
         files: list[int] = []
         load = None if given is None else self._load(given, files)
         asked = memory.pickled((question, more, load, self._forgotten), self._names)
@@ -296,7 +293,7 @@ class Process:
             self._gone()  # between two questions
         if self._worker is None:
             self._loaded.clear()
-            self._worker = self._keeper.start(self._said, self._stack)
+            self._worker = self._keeper.start()
             if self._worker is None:
                 raise Died(Reason("no-worker", "the process that starts workers is gone: a kernel has ended it"))
         return self._worker
@@ -307,34 +304,39 @@ class Process:
         if worker is None:
             return None
         self.deaths += 1
-        return worker.reap()
+        status = worker.reap()
+        worker.close()
+        return status
 
     def _dead(self, worker: Started, said: int) -> Died:
         """The end of the worker by what it was doing."""
         ended = worker.has_ended(_BRIEFLY)
+        begin = max(said, os.fstat(worker.said).st_size - _LAST_WORDS)
+        words = os.pread(worker.said, _LAST_WORDS, begin).decode(errors="replace").strip()
+        frames = _frames(worker)
         self.ended = status = self._gone()
-        begin = max(said, os.fstat(self._said).st_size - _LAST_WORDS)
-        words = os.pread(self._said, _LAST_WORDS, begin).decode(errors="replace").strip()
         if not ended:
             text = f"the kernel's process closed its connection or wrote into it in {self._phase}"
             return Died(Reason("process-died", text), words)
         text = f"the kernel's process died in {self._phase}: {manner(status)}"
-        details = "\n".join(filter(None, (self._frames(), words)))
+        details = "\n".join(filter(None, (frames, words)))
         return Died(Reason("process-died", text, remedy(status)), details, status=status)
 
     def _too_late(self, worker: Started) -> Died:
         """The end of a worker whose limit has run out."""
         worker.signal(signal.SIGABRT)  # faulthandler writes where Python is
         worker.has_ended(GRACE)
+        frames = _frames(worker)
         self._gone()
         option = "--gemm-timeout=RUN" if self._phase.is_run else "--gemm-timeout=RUN,COMPILE"
         text = f"no end in {self._phase} within {self._limit:g} s"
         reason = Reason("no-end", text, f"raise {option} if it is only slow")
-        return Died(reason, self._frames(), self._limit)
+        return Died(reason, frames, self._limit)
 
-    def _frames(self) -> str:
-        """Where Python was in the worker when it ended."""
-        return stack_frames(os.pread(self._stack, os.fstat(self._stack).st_size, 0).decode(errors="replace"))
+
+def _frames(worker: Started) -> str:
+    """Where Python was in the worker when it ended."""
+    return stack_frames(os.pread(worker.stack, os.fstat(worker.stack).st_size, 0).decode(errors="replace"))
 
 
 class Workers:
