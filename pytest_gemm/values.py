@@ -282,17 +282,6 @@ def candidates(text: str) -> str:
     return str(text)
 
 
-def record(text: str) -> tuple[str, ...]:
-    """How to record: empty for not at all, or ``yes`` with ``force`` and ``prune``."""
-    if text in {"yes", "no"}:
-        return ("yes",) if text == "yes" else ()
-    parts = parts_of(text)
-    if unknown := [part for part in parts if part not in {"force", "prune"}]:
-        hint = did_you_mean(unknown[0], ("yes", "force", "prune"))
-        raise ValueError(f"not a value{hint}; choose yes, no, force, prune or force,prune")
-    return ("yes", *parts)
-
-
 def is_yes(text: str) -> bool:
     """Whether a switch is on."""
     return text == "yes"
