@@ -14,7 +14,7 @@ import platform
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +22,6 @@ import pytest
 
 from pytest_gemm import __version__
 from pytest_gemm.api import settings
-from pytest_gemm.api.protocols import CandidateBackend
 from pytest_gemm.api.registry import RegistryError
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CaseId
@@ -95,7 +94,7 @@ class _Check:
     """A question to a worker process.
 
     Attributes:
-        name: of the backend, or of what is asked of the machine.
+        name: of the backend, or ``machine``.
         device: of the backend, "" for the machine.
         lane: where it is asked.
         request: as :func:`_answer` takes it.
@@ -147,23 +146,21 @@ def report(config: GemmConfig) -> bool:
     """
     started = time.monotonic()
     _line(f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
-    facts = ["GPU", *(["Inductor"] if any(isinstance(one, CandidateBackend) for one in config.backends) else [])]
     devices = {backend.name: str(config.device_of(backend)) for backend in config.backends}
     if not config.named:  # what distributions ship is loaded by a worker process, which may die of it
         devices |= {name: "" for name in config.registry.shipped() if name not in devices}
     with contextlib.ExitStack() as stack:
         # The threads end when their worker does, so that is closed first.
-        threads = stack.enter_context(futures.ThreadPoolExecutor(len(facts) + len(devices)))
-        worker = Worker(config, _answer, beside=len(facts) + len(devices) - 1)
+        threads = stack.enter_context(futures.ThreadPoolExecutor(len(devices)))
+        worker = Worker(config, _answer, beside=len(devices) - 1)
         stack.callback(worker.close)
-        machine = _Check("machine", "", worker, {"fact": "machine"}).ask()  # the others need its torch
+        machine = _Check("machine", "", worker, {}).ask()  # the others need its torch
         machine.show()
         if machine.said == "failed":
             _line("nothing else was asked")
             return False
         lanes = iter((worker, *worker.beside))
-        checks = [_Check(fact, "", next(lanes), {"fact": fact, "cpp": config.generates}) for fact in facts]
-        checks += [_Check(name, device, next(lanes), {"backend": name}) for name, device in devices.items()]
+        checks = [_Check(name, device, next(lanes), {"backend": name}) for name, device in devices.items()]
         _line(f"{len(checks)} checks at once")
         for done in futures.as_completed([threads.submit(check.ask) for check in checks]):
             done.result().show()
@@ -186,11 +183,11 @@ def _total(checks: Sequence[_Check], seconds: float) -> str:
 def _answer(service: Service, request: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The lines that answer a request."""
     case = CaseId(request.get("backend", ""), "")
-    if "fact" in request:
+    if not case.backend:
         with service.watch(Activity(case, Phase.COMPILE)):
-            yield from ((line, "") for line in _FACTS[request["fact"]](request))
+            yield from ((line, "") for line in _machine())
         return
-    registry, name = service.config.registry, request["backend"]
+    registry, name = service.config.registry, case.backend
     with service.watch(Activity(case, Phase.COMPILE)):
         loads = name in registry.shipped() and registry.origin(name) is None
         try:
@@ -229,39 +226,12 @@ def _answer(service: Service, request: Mapping[str, Any]) -> Iterator[tuple[str,
         yield f"kernel {', '.join(worst.kernels)}", ""
 
 
-def _machine(_: Mapping[str, Any]) -> Iterator[str]:
+def _machine() -> Iterator[str]:
     import torch
 
     cpu, cores = processor.cpu(), len(os.sched_getaffinity(0))
     units = [flag for flag in cpu.flags if flag in _UNITS]
     yield f"torch {torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'built without CUDA'}"
     yield f"CPU: {cpu.name}, {cores} cores, {', '.join(units) or 'no matrix units'}"
-
-
-def _gpus(_: Mapping[str, Any]) -> Iterator[str]:
-    import torch
-
-    if not torch.cuda.is_available():
-        yield "none that PyTorch sees"
-        return
-    driver = next((gpu.driver for gpu in gpus.gpus()), "unknown")
-    for index in range(torch.cuda.device_count()):
-        found = torch.cuda.get_device_properties(index)
-        memory = f"{found.total_memory / 2**30:.0f} GiB"
-        yield f"{index}: {found.name}, sm_{found.major}{found.minor}, {memory}, driver {driver}"
-
-
-def _inductor(request: Mapping[str, Any]) -> Iterator[str]:
-    """What this torch lacks, and what Inductor's C++ is vectorised for."""
-    from pytest_gemm.backends.inductor import cpu_isa, torch_compat
-
-    yield from list(torch_compat.lacks()) or ["nothing is missing in this torch"]
-    if request["cpp"]:
-        yield f"its C++ is vectorised for {cpu_isa.vector_isa()}"
-
-
-_FACTS: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[str]]]] = {
-    "machine": _machine,
-    "GPU": _gpus,
-    "Inductor": _inductor,
-}
+    for gpu in gpus.gpus():
+        yield f"GPU {gpu.index}: {gpu.name}, sm_{gpu.architecture}, driver {gpu.driver}"
