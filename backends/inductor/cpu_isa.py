@@ -25,7 +25,6 @@ from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.storage import files
 from pytest_gemm.storage.datafile import document
 
-
 # -- another instruction set of the CPU ------------------------------------------------------------------
 
 _LEVELS: Mapping[str, Any] = {one["name"]: one for one in document(Path(__file__).with_name("pytorch.toml"))["level"]}
