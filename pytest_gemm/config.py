@@ -104,7 +104,7 @@ class SpeedConfig:
         allow: what does not fail the run, ``slower`` and ``no-baseline`` among it.
         undecided_share: of the compared cases, beyond which the run fails for what stays undecided.
         baselines: folder of the baselines.
-        record, force, prune: write baselines; also from a changed tree; and drop those of cases that are gone.
+        record, force: write baselines; also from a changed tree.
         against: the other environment, "" for the stored baselines.
         wait: seconds to wait for another run that times on the same device; 0: no limit.
         samples: where session files are kept; ``None``: nowhere.  A recording run always keeps them.
@@ -122,7 +122,6 @@ class SpeedConfig:
     baselines: Path = Path("baselines")
     record: bool = False
     force: bool = False
-    prune: bool = False
     against: str = _option("against")
     wait: float = 3600.0
     samples: Path | None = None
@@ -435,7 +434,7 @@ def read(config: pytest.Config) -> GemmConfig:
     texts = {option.name: values.value(config, option.name) for option in OPTIONS if option.repeat != "append"}
     given = settings_given(config)
     found, speed = _parsed(GemmConfig, texts), _parsed(SpeedConfig, texts)
-    recording = values.parsed(texts["record"], values.record)
+    recording = texts["record"] != "no"
     backends, named = _backends(texts["backends"], registry)
     comparator = _comparator(texts["comparator"], registry)
     settings = _apply_settings(given, registry)
@@ -464,9 +463,8 @@ def read(config: pytest.Config) -> GemmConfig:
             shapes=_shapes(texts["shapes"], config.rootpath),
             comparator=comparator,
             baselines=config.rootpath / texts["baselines"],
-            record=bool(recording),
-            force="force" in recording,
-            prune="prune" in recording,
+            record=recording,
+            force=texts["record"] == "force",
             # What a recording measured is kept, so that "pytest-gemm baseline accept" can store a slower case later.
             samples=output / "samples" if output else (cache.last_recording() if recording else None),
             **speed,

@@ -23,7 +23,6 @@ from pytest_gemm.case_id import threads_text
 from pytest_gemm.config import CONFIG, SPEED_WORKER
 from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.outcome import Status
-from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.run import precompile, progress, timeline
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run.state import RunState
@@ -232,10 +231,9 @@ class GemmRun:
         from pytest_gemm.speed import controller
         from pytest_gemm.speed.request import Project
 
-        whole = not state.narrowed and settings.level == LEVELS[-1] and not settings.speed.shapes
         state.narrowed = True  # a few shapes do not show that an entry of the ledger is stale
         cases = {(backend, line): test for backend, line, test in timed}
-        measured += controller.measure(settings, cases, Project.of(config), self._display(), whole=whole)
+        measured += controller.measure(settings, cases, Project.of(config), self._display())
         state.undecided = any(made.decided_too_little for made in measured)
         for made in measured:
             state.lose(made.lost)

@@ -76,29 +76,13 @@ def parsed(text: Given, parse: Callable[[str], T]) -> T:
 # -- names of options --------------------------------------------------------------------------------------
 
 
-def check_names(parser: pytest.Parser, args: Sequence[str]) -> None:
-    """Answer an undeclared option that looks like one of these, before argparse does.
-
-    Raises:
-        pytest.UsageError: naming it and the option that was probably meant.
-    """
-    for word in parser.parse_known_and_unknown_args(list(args))[1]:
-        flag = word.partition("=")[0]
-        if flag.startswith("--gemm"):
-            raise _unknown(word, flag, "option", [option.flag for option in OPTIONS])
-
-
 def check_ini_names(config: pytest.Config) -> None:
     """Refuse an unknown key of the ini file; pytest itself only warns."""
     unknown: Iterable[str] = getattr(config, "_get_unknown_ini_keys", set)()  # of pytest 8 and 9
     for key in sorted(unknown):
         if key.startswith(("gemm_", "gemm-")):
-            raise _unknown(f"{key} (ini)", key, "key", [option.ini for option in OPTIONS])
-
-
-def _unknown(word: str, name: str, kind: str, known: Sequence[str]) -> pytest.UsageError:
-    hint = did_you_mean(name, known)
-    return pytest.UsageError(f"{shown(word)}: there is no {kind} {shown(name)}{hint}; pytest --help lists them")
+            hint = did_you_mean(key, [option.ini for option in OPTIONS])
+            raise pytest.UsageError(f"{shown(key)} (ini): there is no such key{hint}; pytest --help lists them")
 
 
 # -- one value ---------------------------------------------------------------------------------------------
@@ -296,17 +280,6 @@ def candidates(text: str) -> str:
     if text and not number and (is_numeric or hint):
         raise ValueError(f"give one, winner, all, a number from 1 on, or a candidate's name{hint}")
     return str(text)
-
-
-def record(text: str) -> tuple[str, ...]:
-    """How to record: empty for not at all, or ``yes`` with ``force`` and ``prune``."""
-    if text in {"yes", "no"}:
-        return ("yes",) if text == "yes" else ()
-    parts = parts_of(text)
-    if unknown := [part for part in parts if part not in {"force", "prune"}]:
-        hint = did_you_mean(unknown[0], ("yes", "force", "prune"))
-        raise ValueError(f"not a value{hint}; choose yes, no, force, prune or force,prune")
-    return ("yes", *parts)
 
 
 def is_yes(text: str) -> bool:

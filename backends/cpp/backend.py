@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 # Multiplications of a product up to which the reference micro-kernel is judged: it takes about 1 ns for each.
 _REFERENCE_UP_TO = 1 << 28
-# Constants of up to so many elements are written into a kernel's text (GraphLowering.get_attr).
-_INLINED = 8
 
 
 def compiler() -> str:

@@ -25,14 +25,6 @@ from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.storage import files
 from pytest_gemm.storage.datafile import document
 
-
-def vector_isa() -> str:
-    """The instruction set that C++ kernels are generated for, ``avx512`` for instance."""
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    return str(pick_vec_isa())
-
-
 # -- another instruction set of the CPU ------------------------------------------------------------------
 
 _LEVELS: Mapping[str, Any] = {one["name"]: one for one in document(Path(__file__).with_name("pytorch.toml"))["level"]}

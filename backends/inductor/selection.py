@@ -89,7 +89,6 @@ class Listed(Exception):
     """The candidates are known, or there was no selection: ends a compile inside Inductor that was to list them."""
 
 
-_NO_TIME = "its benchmark gave no time"
 _IN_WORKER = "its benchmark, in a process of its own, failed or took too long"
 
 

@@ -182,10 +182,6 @@ class Problem(Facts):
             return ("the first result", "the second result")
         return ("the intermediate value", "the result") if self.has("program.multi_output") else ("",)
 
-    def with_m(self, m: int) -> Problem:
-        """The same problem at another M; with ``m.dynamic`` both belong to one artifact."""
-        return self.resized({"m": m})
-
     def resized(self, sizes: Mapping[str, int]) -> Problem:
         """The same problem at other sizes, by name: ``m n k batch``."""
         return dataclasses.replace(self, shape=dataclasses.replace(self.shape, **sizes))

@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
 
 
-def measure(
-    config: GemmConfig, cases: Mapping[Timed, str], project: Project, display: Display, *, whole: bool
-) -> list[Run]:
+def measure(config: GemmConfig, cases: Mapping[Timed, str], project: Project, display: Display) -> list[Run]:
     """Time the cases and come to verdicts, device by device.
 
     Args:
@@ -51,18 +49,11 @@ def measure(
         cases: name of the test function of each case.
         project: what the sessions load.
         display: for the progress.
-        whole: the cases are all of a suite's, so that a baseline of another case is one that the suite no longer has.
 
     Raises:
         pytest.UsageError: when options contradict each other, the other environment or a baseline cannot be used, or
             no session can measure.
     """
-    if config.speed.prune and not whole:
-        raise pytest.UsageError(
-            "--gemm-record=prune drops what the suite no longer has, so it needs the whole suite: give "
-            "--gemm-level=exhaustive and nothing that selects a part of it, or drop single cases with "
-            "pytest-gemm baseline prune"
-        )
     of_device: dict[str, list[Timed]] = {}
     for case in cases:
         of_device.setdefault(config.device_of(config.registry[case[0]]), []).append(case)
@@ -78,8 +69,6 @@ def measure(
                     runner = Runner(config, project, display, device, scratch, cases)
                     one = _Measurement(config, runner, device, those, groups)
                     made = one.measure(display, project)
-                    if whole:
-                        one.tidy()
                     found.append(made)
                     count = len(made.sessions) + len(made.base)
                     display.line(f"speed: {count} sessions on {device} in {made.seconds:.0f} s")
@@ -212,18 +201,6 @@ class _Measurement:
         elif other := record.incomparable(self.stored, made.sessions[0]):
             self.made.notes.append(
                 f"{len(other)} baselines were timed in another way and do not compare: record them again"
-            )
-
-    def tidy(self) -> None:
-        """Report the baselines of cases that the suite no longer has, or drop them."""
-        gone = [key for key in self.stored if timed(key) not in frozenset(self._cases)]
-        if gone and self._config.speed.prune:
-            dropped = self.store.prune(self.stored.keys() - set(gone), {key.backend for key in gone})
-            self.made.notes += [f"pruned {key}" for key in dropped]
-        elif gone:
-            names = ", ".join(map(str, gone[:3])) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
-            self.made.notes.append(
-                f"{len(gone)} baselines match no case of the suite ({names}): --gemm-record=prune drops them"
             )
 
     def _sessions(self, cases: Sequence[Timed], count: int, what: str) -> None:

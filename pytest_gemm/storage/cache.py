@@ -1,4 +1,4 @@
-"""What runs keep for the next ones, and its limits: ``pytest-gemm cache show|prune|clear``.
+"""What runs keep for the next ones, and its limits: ``pytest-gemm cache prune|clear``.
 
 Compiled kernels are kept in ``$XDG_CACHE_HOME/pytest-gemm`` or ``~/.cache/pytest-gemm``: those of Inductor in a folder
 for each release of torch, CUTLASS objects in ``cutlass-kernels``.  Once a day at most a run begins by removing what has
@@ -20,12 +20,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from pytest_gemm.storage import files
-from pytest_gemm.text import show, table
+from pytest_gemm.text import show
 
 _DAY: Final = 86400.0
 _GB: Final = 10**9
@@ -117,13 +117,11 @@ class Entry:
     """Files that belong together.
 
     Attributes:
-        kind: name of the folder below :func:`home`.
         paths: files, links, or one folder.
         size: bytes on the disk.
         used: when it was last written or read, as far as the file system notes that; seconds since the epoch.
     """
 
-    kind: str
     paths: tuple[Path, ...]
     size: int
     used: float
@@ -131,8 +129,8 @@ class Entry:
 
 def entries(folder: Path) -> Iterator[Entry]:
     """Everything that is kept; what vanishes meanwhile is left out."""
-    for kind in sorted(one.name for one in os.scandir(folder) if one.is_dir(follow_symlinks=False)):
-        for place, folders, names in os.walk(folder / kind):
+    for kind in sorted(one.path for one in os.scandir(folder) if one.is_dir(follow_symlinks=False)):
+        for place, folders, names in os.walk(kind):
             links = [name for name in folders if os.path.islink(os.path.join(place, name))]
             hashed = [name for name in folders if _HASH.fullmatch(name) and name not in links]
             folders[:] = [name for name in folders if name not in hashed]
@@ -143,7 +141,7 @@ def entries(folder: Path) -> Iterator[Entry]:
                 paths = tuple(Path(place, name) for name in group)
                 found = [stat for path in paths for stat in _stats(path)]
                 used = max((max(stat.st_mtime, stat.st_atime) for stat in found), default=0.0)
-                yield Entry(kind, paths, sum(stat.st_blocks for stat in found) * 512, used)
+                yield Entry(paths, sum(stat.st_blocks for stat in found) * 512, used)
 
 
 def _stats(path: Path) -> Iterator[os.stat_result]:
@@ -239,24 +237,6 @@ def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count < _GB else f"{count / _GB:.2f} GB"
 
 
-def _row(kind: str, found: Sequence[Entry]) -> tuple[str, ...]:
-    ages = [f"{max(0.0, time.time() - one.used) / _DAY:.1f} days" for one in sorted(found, key=lambda one: -one.used)]
-    return kind, str(len(found)), _size(sum(one.size for one in found)), *(ages[:1] + ages[-1:])
-
-
-def _show(folder: Path) -> str:
-    limits = Limits.from_environment()
-    found = list(entries(folder)) if folder.is_dir() else []
-    kinds = dict.fromkeys(entry.kind for entry in found)
-    rows = [_row(kind, [entry for entry in found if entry.kind == kind]) for kind in kinds]
-    head = ("kept", "entries", "size", "unused for", "to")
-    lines = table(head, [*rows, (*_row("all", found)[:3], "", "")], range(1, 5))
-    days = f"{limits.days:g} days" if limits.days else "no age"
-    most = f"{limits.gigabytes:g} GB" if limits.gigabytes else "no size"
-    lines.append(f"limits: {days} (PYTEST_GEMM_CACHE_DAYS), {most} (PYTEST_GEMM_CACHE_GB)")
-    return "\n".join([str(folder), *lines]) + "\n"
-
-
 def run(given: argparse.Namespace) -> int:
     """Run one task; returns 1 while a process uses what is to be removed.
 
@@ -265,9 +245,6 @@ def run(given: argparse.Namespace) -> int:
     """
     folder = home()
     limits = Limits(days=-1.0) if given.task == "clear" else Limits.from_environment()  # what is used now goes too
-    if given.task == "show":
-        show(_show(folder))
-        return 0
     if not folder.is_dir():
         show(f"{folder}: nothing is kept\n")
         return 0

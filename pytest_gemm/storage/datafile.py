@@ -2,18 +2,15 @@
 
 Ledgers and files of problems are lists of TOML tables, ``[[name]]``.  :class:`TableFile` holds each against a table of
 its keys and finds the line of a key, which no TOML library tells: ``tomllib`` and ``tomlkit`` give values without it.
-So the text is cut into the shortest pieces that are TOML, each a header or a key with its value.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,10 +28,7 @@ _LONGEST: Final = 80
 
 def shown(value: object) -> str:
     """A value as the writer of a TOML file knows it, cut where it is long."""
-    try:
-        text = str(value).lower() if isinstance(value, bool) else repr(value)
-    except (ValueError, RecursionError):  # of a number of 4300 digits, and of what is nested too deeply
-        text = "a number that is too large" if isinstance(value, int) else "a value that is too large"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -128,11 +122,8 @@ class TableFile:
             line = int(found[1]) if found else len(self.text.splitlines()) or 1
             message = re.sub(r" \(at .*\)\Z", "", str(error))
             raise self.error(self.path, line, f"is not TOML: {message}", "correct the syntax") from None
-        except RecursionError:
-            raise self.error(self.path, 0, "is nested too deeply", f"write [[{self.table}]] tables") from None
-        except ValueError:  # of a number with more digits than Python reads
-            line = next((n for n, text in enumerate(self._lines, 1) if re.search(r"\d[\d_]{4000}", text)), 0)
-            raise self.error(self.path, line, "has a number that is too large", "write a smaller one") from None
+        except (RecursionError, ValueError) as error:  # nested too deeply, or more digits than Python reads
+            raise self.error(self.path, 0, f"cannot be read ({error})", f"write [[{self.table}]] tables") from None
 
     def tables(self) -> Iterator[Mapping[str, Any]]:
         """Its tables, in their order."""
@@ -181,49 +172,30 @@ class TableFile:
 
     # -- where something stands ------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def _pieces(self) -> list[tuple[int, dict[str, Any]]]:
-        """Each header and each key with its value, with the number of its first line; of a text that is TOML."""
-        found, start = [], 0
-        for end in range(1, len(self._lines) + 1):
-            with contextlib.suppress(tomllib.TOMLDecodeError):  # in the middle of a value
-                if piece := tomllib.loads("\n".join(self._lines[start:end])):
-                    found.append((start + 1, piece))
-                start = end
-        return found
-
     def place(self, key: str) -> int:
-        """1-based number of the first line with a key of the whole file; 0 when it has none."""
-        return next((number for number, piece in self._pieces if key in piece), 0)
+        """1-based number of the first line that begins with a key of the whole file; 0 when none does."""
+        return self._find(rf"\s*(\[\[?\s*)?[\"']?{re.escape(key)}\b", range(len(self._lines)))
 
     def line(self, *keys: str) -> int:
-        """1-based line of a key of the current table, or of the table itself."""
-        nearest, depth, last, inside = 0, -1, -1, ""
-        for number, piece in self._pieces:
-            found, block = {inside: piece} if inside else piece, piece.get(self.table)
-            if isinstance(block, list):  # a header, or all tables at once
-                if last >= self.index:
-                    break
-                last += len(block)
-                found, inside = {}, ""
-            elif block is not None:  # the header of a table inside the current one
-                found, inside = block, next(iter(block))
-            if last >= self.index and (reached := _depth(found, keys)) > depth:
-                nearest, depth = number, reached
+        """1-based line of a key of the current table, or of the table itself, in the usual layout of such files."""
+        header = re.compile(rf"\s*\[\[\s*{re.escape(self.table)}\s*\]\]")
+        starts = [number for number, text in enumerate(self._lines) if header.match(text)]
+        first, end = [*starts, len(self._lines), len(self._lines)][self.index : self.index + 2]
+        if not starts:  # one list of inline tables
+            return self.place(self.table)
+        nearest = first + 1
+        for key in keys:  # one inside the other
+            found = self._find(rf"(^|[\s.{{,])[\"']?{re.escape(key)}[\"']?\s*[=.\]]", range(nearest - 1, end))
+            nearest = found or nearest
         return nearest
+
+    def _find(self, pattern: str, lines: range) -> int:
+        """The 1-based number of the first of these lines in which the pattern is found; 0 for none."""
+        return next((number + 1 for number in lines if re.search(pattern, self._lines[number])), 0)
 
     def fail(self, problem: str, remedy: str, *keys: str) -> FileError:
         """An error at a key of the current table."""
         return self.error(self.path, self.line(*keys), problem, remedy)
-
-
-def _depth(found: Any, keys: Sequence[str]) -> int:
-    """How many of the keys lead on, one inside the other."""
-    for depth, key in enumerate(keys):
-        if not isinstance(found, dict) or key not in found:
-            return depth
-        found = found[key]
-    return len(keys)
 
 
 def document(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import platform
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +22,6 @@ import pytest
 
 from pytest_gemm import __version__
 from pytest_gemm.api import settings
-from pytest_gemm.api.protocols import CandidateBackend
 from pytest_gemm.api.registry import RegistryError
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CaseId
@@ -83,7 +82,7 @@ class _Check:
         process: where they are asked.
 
     Attributes:
-        name: of the backend, or of what is asked of the machine.
+        name: of the backend, or ``machine``.
         device: of the backend, "" for the machine.
         lines: the answers, the verdict first.
         said: the verdict: ``works``, ``missing``, ``failed``, or "" for none.
@@ -149,11 +148,10 @@ def report(config: GemmConfig) -> bool:
     """
     started = time.monotonic()
     _line(f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
-    facts = ["GPU", *(["Inductor"] if any(isinstance(one, CandidateBackend) for one in config.backends) else [])]
     devices = {backend.name: str(config.device_of(backend)) for backend in config.backends}
     if not config.named:  # what distributions ship is loaded by a worker process, which may die of it
         devices |= {name: "" for name in config.registry.shipped() if name not in devices}
-    calls = {"fact": _fact, "can run": _can_run, "product": _product}
+    calls = {"machine": _machine, "can run": _can_run, "product": _product}
     modules = ("torch", "torch._dynamo", "pytest_gemm.judging.judge")
     bound = {name: functools.partial(function, config) for name, function in calls.items()}
     keeper = Keeper({one.name: one for one in config.registry}, config.threads, modules, bound)
@@ -161,14 +159,13 @@ def report(config: GemmConfig) -> bool:
     def check(name: str, device: str, *questions: str) -> _Check:
         return _Check(name, device, Process(keeper, config.limits), *questions)
 
-    with contextlib.closing(keeper), futures.ThreadPoolExecutor(len(facts) + len(devices)) as threads:
-        machine = check("machine", "", "fact").ask()  # the others need its torch
+    with contextlib.closing(keeper), futures.ThreadPoolExecutor(len(devices)) as threads:
+        machine = check("machine", "", "machine").ask()  # the others need its torch
         machine.show()
         if machine.said == "failed":
             _line("nothing else was asked")
             return False
-        checks = [check(fact, "", "fact") for fact in facts]
-        checks += [check(name, device, "can run", "product") for name, device in devices.items()]
+        checks = [check(name, device, "can run", "product") for name, device in devices.items()]
         _line(f"{len(checks)} checks at once")
         for done in futures.as_completed([threads.submit(check.ask) for check in checks]):
             done.result().show()
@@ -190,11 +187,6 @@ def _total(checks: Sequence[_Check], seconds: float) -> str:
 
 # A line of an answer, and the verdict that it is, "" for none.
 _Lines = list[tuple[str, str]]
-
-
-def _fact(config: GemmConfig, _: object, name: str) -> _Lines:
-    """What is asked of the machine."""
-    return [(line, "") for line in _FACTS[name](config)]
 
 
 def _can_run(config: GemmConfig, _: object, name: str) -> _Lines:
@@ -238,39 +230,14 @@ def _product(config: GemmConfig, _: object, name: str) -> _Lines:
     return [(f"FAILED: {problem.line} {worst.status}{why}, {seconds}", "failed"), *kernels]
 
 
-def _machine(_: GemmConfig) -> Iterator[str]:
+def _machine(_: GemmConfig, __: object, ___: str) -> _Lines:
+    """What the backends share."""
     import torch
 
     cpu, cores = processor.cpu(), len(os.sched_getaffinity(0))
     units = [flag for flag in cpu.flags if flag in _UNITS]
-    yield f"torch {torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'built without CUDA'}"
-    yield f"CPU: {cpu.name}, {cores} cores, {', '.join(units) or 'no matrix units'}"
-
-
-def _gpus(_: GemmConfig) -> Iterator[str]:
-    import torch
-
-    if not torch.cuda.is_available():
-        yield "none that PyTorch sees"
-        return
-    driver = next((gpu.driver for gpu in gpus.gpus()), "unknown")
-    for index in range(torch.cuda.device_count()):
-        found = torch.cuda.get_device_properties(index)
-        memory = f"{found.total_memory / 2**30:.0f} GiB"
-        yield f"{index}: {found.name}, sm_{found.major}{found.minor}, {memory}, driver {driver}"
-
-
-def _inductor(config: GemmConfig) -> Iterator[str]:
-    """What this torch lacks, and what Inductor's C++ is vectorised for."""
-    from pytest_gemm.backends.inductor import cpu_isa, torch_compat
-
-    yield from list(torch_compat.lacks()) or ["nothing is missing in this torch"]
-    if config.generates:
-        yield f"its C++ is vectorised for {cpu_isa.vector_isa()}"
-
-
-_FACTS: Final[Mapping[str, Callable[[GemmConfig], Iterator[str]]]] = {
-    "machine": _machine,
-    "GPU": _gpus,
-    "Inductor": _inductor,
-}
+    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    lines = [f"torch {torch.__version__}, {cuda}"]
+    lines.append(f"CPU: {cpu.name}, {cores} cores, {', '.join(units) or 'no matrix units'}")
+    lines += [f"GPU {gpu.index}: {gpu.name}, sm_{gpu.architecture}, driver {gpu.driver}" for gpu in gpus.gpus()]
+    return [(line, "") for line in lines]

@@ -253,7 +253,7 @@ def test_an_error_of_generated_code_is_not_replaced_by_one_of_dynamo_s() -> None
 def test_a_program_that_would_compile_again_says_so(cpp: CppBackend) -> None:
     problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
     prepared = cpp.prepare(problem, operands.make(problem, "rand", 1))
-    other = problem.with_m(21)
+    other = problem.resized({"m": 21})
     tensors = program.args(other, operands.make(other, "rand", 1))
     with pytest.raises(bindings.RecompileError, match="20x33x40"):
         prepared.artifact.run(tensors)

@@ -8,7 +8,7 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
-from pytest_gemm.conformance import listing, matrix
+from pytest_gemm.conformance import matrix
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.problem import Problem
 
@@ -129,11 +129,16 @@ def test_every_set_has_a_reason_and_a_problem_of_its_own() -> None:
             assert one.problems, f"{name}.toml: {one.name}"
 
 
+def facts(problem: Problem) -> list[object]:
+    names = list(dict.fromkeys(step.name for step in problem.steps))
+    return [str(problem.dtypes), str(problem.layout), *(problem.flags or ("plain",)), *(names or ("none",))]
+
+
 def test_what_is_spread_meets_every_value_of_the_other_axes() -> None:
     for name, template in (("scaled", "scales"), ("quantised", "qlinear")):
         (found,) = (one for one in shapes.read(matrix.CASES / f"{name}.toml") if one.name == template)
         sizes = {problem.shape for problem in found.problems}
         assert len(sizes) > 1
-        values = {fact for problem in found.problems for fact in listing.facts(problem)}
+        values = {fact for problem in found.problems for fact in facts(problem)}
         for fact in values:
-            assert {one.shape for one in found.problems if fact in listing.facts(one)} == sizes, fact
+            assert {one.shape for one in found.problems if fact in facts(one)} == sizes, fact

@@ -73,7 +73,7 @@ OPS: Final = {
 # Placeholders, and what makes a run small: (in which commands, what is replaced, by what, why).
 CHANGED: Final = [
     (r"LINE", r"\bLINE(,\.\.\.)?", SMALL, "a placeholder"),
-    (r"COMMAND", "COMMAND", "list", "a placeholder"),
+    (r"COMMAND", "COMMAND", "explain", "a placeholder"),
     (r"CASE", r"\bCASE\b", f"cpp-{SMALL}", "a placeholder"),
     (r"SESSIONS_DIR", "SESSIONS_DIR", "sessions", "a placeholder"),
     (r"baseline accept", "$", " --samples=slower", "the recording of its page was the last one"),

@@ -171,7 +171,7 @@ def test_the_first_matching_entry_explains(tmp_path: Path) -> None:
     found = ledger.match(outcome(), Problem.parse(LINE), EPYC)
     assert found is not None
     assert (found.id, found.link) == ("wide", "https://example.org/1")
-    big = Problem.parse(LINE).with_m(101)
+    big = Problem.parse(LINE).resized({"m": 101})
     found = ledger.match(outcome(line=big.line), big, EPYC)
     assert found is not None
     assert found.id == "narrow"
@@ -198,7 +198,7 @@ def test_only_entries_that_crash_apply_before_a_run(tmp_path: Path) -> None:
     assert found is not None
     assert found.id == "deadly"
     assert ledger.applicable("aten", small, "test_linear", EPYC) is None
-    assert ledger.applicable("cpp", small.with_m(17), "test_linear", EPYC) is None
+    assert ledger.applicable("cpp", small.resized({"m": 17}), "test_linear", EPYC) is None
 
 
 def test_an_empty_ledger_knows_nothing() -> None:
@@ -293,7 +293,6 @@ SECOND = f'{HEAD}[[known-failure]]\nid = "second"\nreason = "r"\nbackend = "cpp"
         (SECOND + 'problem = "lineer:bf16:*"', 9, ["op 'lineer' matches nothing (did you mean 'linear'?)"]),
         (SECOND + 'problem = "mm:bf61:*"', 9, ["dtypes 'bf61' matches nothing"]),
         (SECOND + 'where = { k = [">64", "<32"] }', 9, ["k ['>64', '<32']: no size is that"]),
-        (SECOND + f"where = {{ n = 1{9999 * '0'} }}", 9, ["has a number that is too large"]),
         (SECOND + 'torch = ">=2.14,<2.12"', 9, ["torch '>=2.14,<2.12': no release from 2.11 on is in this range"]),
         (SECOND + "id.x = 1", 9, ["is not TOML"]),
         (SECOND.replace("second", "first"), 6, ["id 'first' stands on line 2 already", "ids are unique"]),
@@ -319,14 +318,6 @@ def test_a_broken_file_is_told_where_and_what(tmp_path: Path, text: str, line: i
         assert words in message
 
 
-@pytest.mark.slow
-def test_a_file_that_is_nested_without_end_is_told(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match=r"ledger\.toml: is nested too deeply; write \[\[known-failure\]\] tables"):
-        load(tmp_path, f"known-failure = {9999 * '['}{9999 * ']'}")
-    with pytest.raises(LedgerError, match=r"ledger\.toml:1: unknown table 'a'"):
-        load(tmp_path, f"{'.'.join(9999 * 'a')} = 1")
-
-
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(LedgerError, match="is no regular file; name a TOML file"):
@@ -349,13 +340,6 @@ def test_a_backend_is_one_that_there_is(tmp_path: Path) -> None:
 
 def test_the_oldest_release_is_the_one_that_the_package_asks_for() -> None:
     assert f'"torch>={reader._OLDEST}"' in (SHIPPED.parent.parent / "pyproject.toml").read_text(encoding="utf-8")
-
-
-def test_what_stands_inside_a_text_is_no_header_and_no_key(tmp_path: Path) -> None:
-    text = SECOND.replace('reason = "r"', 'reason = """\n[[known-failure]]\nfiling = 1\n"""') + "filing = 1"
-    with pytest.raises(LedgerError) as caught:
-        load(tmp_path, text)
-    assert caught.value.line == text.count("\n") + 1
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -435,7 +435,7 @@ def test_each_special_value_meets_a_zero(line: str) -> None:
             assert (other[..., k] == 0).any(), k
     # B must not depend on M.
     if "b.alias_t" not in line and o.offs is None:
-        other_m = make(Problem.parse(line).with_m(7).line, "specials")
+        other_m = make(Problem.parse(line).resized({"m": 7}).line, "specials")
         assert torch.equal(o.b.isnan(), other_m.b.isnan())
         assert torch.equal(o.b == 0, other_m.b == 0)
 

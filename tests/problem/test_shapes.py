@@ -141,8 +141,8 @@ LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
         (TEMPLATE + "m = 4\n", 4, "the axis 'm' is 4; an axis is a list of texts, numbers and tables of them"),
         (TEMPLATE + "m = [1979-05-27]\n", 4, "the axis 'm' is [datetime.date(1979, 5, 27)]"),
         (TEMPLATE + "m = [1.5]\n", 3, "problem 'mm:f32:nn:1.5x1x1': shape:"),
-        (TEMPLATE + f"m = [1{9999 * '0'}]\n", 4, "has a number that is too large; write a smaller one"),
-        (TEMPLATE + f"m = {9999 * '['}{9999 * ']'}\n", 0, "is nested too deeply; write [[set]] tables"),
+        (TEMPLATE + f"m = [1{9999 * '0'}]\n", 0, "cannot be read (Exceeds the limit"),
+        (TEMPLATE + f"m = {9999 * '['}{9999 * ']'}\n", 0, "cannot be read (maximum recursion depth exceeded"),
         (TEMPLATE + "m = [1]\nlevles = ['full']\n", 5, "no template has {levles} (did you mean 'level'?)"),
         (
             TEMPLATE.replace("{m}", "{m}{n}{k}") + "".join(f"{axis} = [{100 * '1, '}]\n" for axis in "mnk"),

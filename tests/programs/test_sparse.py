@@ -46,7 +46,7 @@ def test_all_ways_to_keep_two_of_four_are_there() -> None:
     ways = Counter(tuple(group) for group in kept)
     assert len([way for way in ways if sum(way) == 2]) == 6
     assert min(count for way, count in ways.items() if sum(way) == 2) > len(kept) / 12
-    assert torch.equal(weight("rand"), args(PROBLEM, tensors.make(PROBLEM.with_m(7), "rand", 0))["b"])
+    assert torch.equal(weight("rand"), args(PROBLEM, tensors.make(PROBLEM.resized({"m": 7}), "rand", 0))["b"])
 
 
 def test_an_infinity_beside_a_zero_that_is_left_out_is_not_asked() -> None:

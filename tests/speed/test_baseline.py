@@ -315,7 +315,7 @@ def test_a_broken_line_is_named_and_never_written_over(store: Store, spoil: Call
     with pytest.raises(BaselineError):
         record(store, entry(MIDDLE), entry(backend="aten", us=5.0))
     with pytest.raises(BaselineError):
-        store.prune(())
+        store.delete(lambda _: True)
     assert file_of(store).read_text(encoding="utf-8") == broken
     assert store.path("aten").read_bytes() == healthy, "a recording is stored as a whole or not at all"
 
@@ -425,16 +425,13 @@ def test_a_full_disk_leaves_the_old_file(store: Store, monkeypatch: pytest.Monke
 # -- pruning, other hardware ---------------------------------------------------------------------------------------
 
 
-def test_pruning_deletes_what_the_suite_no_longer_has(store: Store) -> None:
+def test_baselines_are_deleted_with_a_file_that_has_no_other(store: Store) -> None:
     triton = entry(backend="triton")
     record(store, entry(SMALL), entry(LARGE), triton)
-    wanted = [entry(SMALL).case]
-    assert store.prune(wanted, ["cpp"]) == [entry(LARGE).case]
-    assert set(store.load_all()) == {*wanted, triton.case}
-    assert store.prune(wanted) == [triton.case]
+    assert store.delete(lambda case: case != entry(SMALL).case) == [entry(LARGE).case, triton.case]
     assert store.backends() == ["cpp"], "a file without a line goes"
     elsewhere = Store(store.folder, "elsewhere")
-    assert elsewhere.prune(()) == []
+    assert elsewhere.delete(lambda _: True) == []
     assert not elsewhere.place.exists()
 
 
@@ -644,7 +641,7 @@ def test_a_link_stays_one_and_what_it_points_to_is_written(store: Store, tmp_pat
         assert store.load("cpp")[entry().case].median_us == pytest.approx(us, rel=0.01)
         assert target.read_bytes() == file_of(store).read_bytes()
     assert sorted(path.name for path in place.iterdir()) == ["cpp.jsonl"]
-    store.prune([])
+    store.delete(lambda _: True)
     assert link.is_symlink()
     assert not target.exists()
     assert store.load_all() == {}
@@ -704,7 +701,8 @@ def test_the_difference_of_two_states_is_sorted_by_change(
         accept=["*"],
         reason="a|b",
     )
-    store.prune([entry(problem).case for problem in (SMALL, MIDDLE, added)])
+    kept = [entry(problem).case for problem in (SMALL, MIDDLE, added)]
+    store.delete(lambda case: case not in kept)
     words = ["diff", "start", store.folder, "--repo", repo]
     assert run(capsys, *words).splitlines() == [
         "case                         old       new  change        speed-up  note",

@@ -431,7 +431,7 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     )
     display = Lines()
     with pytest.raises(raised):
-        controller.measure(config, {("several", MM.line): ""}, Project(str(tmp_path)), display, whole=False)
+        controller.measure(config, {("several", MM.line): ""}, Project(str(tmp_path)), display)
     first, then = display.lines
     assert "the recording on cpu was cut short: 3 of 5 sessions are complete" in first
     _, _, line = then.partition(": to record from these: ")
@@ -468,7 +468,7 @@ def test_any_other_run_that_is_cut_short_says_how_far_it_was(
     )
     display = Lines()
     with pytest.raises(KeyboardInterrupt):
-        controller.measure(config, {("several", MM.line): ""}, Project(str(tmp_path)), display, whole=False)
+        controller.measure(config, {("several", MM.line): ""}, Project(str(tmp_path)), display)
     (said,) = display.lines
     assert says in said
     assert not list(tmp_path.glob("pytest-gemm-samples-*"))

@@ -524,12 +524,6 @@ def test_a_baseline_that_is_torn_is_said_before_anything_is_measured(project: py
         assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
 
-def test_pruning_needs_the_whole_suite(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=correct", "--gemm-record=prune")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--gemm-level=exhaustive" in result.stderr.str()
-
-
 @pytest.mark.slow
 def test_disturbed_sessions_are_not_recorded_and_decide_nothing(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch

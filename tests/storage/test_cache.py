@@ -50,12 +50,12 @@ def test_what_belongs_together_goes_together(home: Path) -> None:
     keep(home / "inductor-2.13" / "fxgraph" / HASH / "deep" / "one", 40)
     keep(home / "cutlass-kernels" / "123.o", 40)
     keep(home / "cutlass-kernels" / "123.json", 40)
-    found = {(entry.kind, tuple(sorted(path.name for path in entry.paths))) for entry in cache.entries(home)}
+    found = {tuple(sorted(path.name for path in entry.paths)) for entry in cache.entries(home)}
     assert found == {
-        ("inductor-2.13", ("cabc.cpp", "cabc.main.so")),
-        ("inductor-2.13", ("cdef.cpp", "cdef.main.so")),
-        ("inductor-2.13", (HASH,)),
-        ("cutlass-kernels", ("123.json", "123.o")),
+        ("cabc.cpp", "cabc.main.so"),
+        ("cdef.cpp", "cdef.main.so"),
+        (HASH,),
+        ("123.json", "123.o"),
     }
     done = cache.prune(home, Limits(days=30, gigabytes=0))
     assert done.count == 3
@@ -141,7 +141,7 @@ def test_a_kernel_that_is_used_is_young(tmp_path: Path) -> None:
     assert made.stat().st_mtime > time.time() - DAY
 
 
-def test_the_command_shows_prunes_and_clears(
+def test_the_command_prunes_and_clears(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(home / "inductor-2.13" / "ab" / "c1.so", 40, size=1_000_000)
@@ -152,11 +152,6 @@ def test_the_command_shows_prunes_and_clears(
         assert cli.main(["cache", *words]) == 0
         return capsys.readouterr().out
 
-    shown = said("show").splitlines()
-    assert shown[0] == str(home)
-    assert shown[2].split() == ["cutlass-kernels", "1", "0.0", "MB", "5.0", "days", "5.0", "days"]
-    assert shown[3].split() == ["inductor-2.13", "2", "1.0", "MB", "2.0", "days", "40.0", "days"]
-    assert shown[5] == "limits: 30 days (PYTEST_GEMM_CACHE_DAYS), 20 GB (PYTEST_GEMM_CACHE_GB)"
     assert "removed 1 entries, 1.0 MB; 0.0 MB are left" in said("prune")
     monkeypatch.setenv("PYTEST_GEMM_CACHE_DAYS", "3")
     assert "removed 1 entries" in said("prune")

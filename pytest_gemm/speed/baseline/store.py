@@ -254,25 +254,13 @@ class Store:
         changes.sort(key=lambda one: (one.kind == "refused", one.kind != "new"))
         return Recorded(tuple(changes))
 
-    def prune(self, wanted: Collection[CaseId], backends: Iterable[str] | None = None) -> list[CaseId]:
-        """Delete the baselines of cases that the suite no longer has, and return these cases.
-
-        Args:
-            wanted: every case of the suite; a run that was narrowed down cannot tell.
-            backends: whose baselines are looked at, by default all that are here.
-
-        Raises:
-            BaselineError: when a file cannot be read or written.
-        """
-        return self.delete(lambda case: case not in wanted, backends)
-
-    def delete(self, unwanted: Callable[[CaseId], bool], backends: Iterable[str] | None = None) -> list[CaseId]:
+    def delete(self, unwanted: Callable[[CaseId], bool]) -> list[CaseId]:
         """Delete the baselines of some cases, and return these."""
         if not self.place.is_dir():
             return []
         gone: list[CaseId] = []
         with self._lock():
-            files = {backend: self._kept(backend) for backend in (self.backends() if backends is None else backends)}
+            files = {backend: self._kept(backend) for backend in self.backends()}
             for backend, kept in files.items():
                 found = [case for case in kept if unwanted(case)]
                 if found:
