@@ -160,7 +160,6 @@ class GemmConfig:
         threads: CPU threads of this process.
         seed: of all values.
         shard: K and N where only the tests of shard K of N are run; ``None``: all.
-        fork: whether workers are forks of one process.
         inline: whether kernels run in pytest's own process.
         fuzz: how long to draw problems, in seconds; 0: not at all.
         reference: ``full``, ``sampled`` or ``auto``.
@@ -197,7 +196,6 @@ class GemmConfig:
     threads: int = 1
     seed: int = _option("seed", values.whole(0))
     shard: tuple[int, int] | None = _option("shard", values.shard)
-    fork: bool = True
     inline: bool = False
     fuzz: float = _option("fuzz", values.fuzz)
     reference: str = _option("reference")
@@ -269,7 +267,7 @@ class GemmConfig:
     @property
     def deciding(self) -> dict[str, str]:
         """The options and settings that decide what is judged and how, as text."""
-        idle = {"output", "shard", "profile", "run.github", "run.fork", "run.inline"}
+        idle = {"output", "shard", "profile", "run.github", "run.inline"}
         return {
             name: text
             for name, text in {**self.options, **self.settings}.items()
@@ -308,7 +306,6 @@ ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
     "run": {
         "github": Setting("auto", "auto|yes|no", "annotations and summary", api_settings.one_of("auto", "yes", "no")),
         "inline": Setting("no", "yes|no", "kernels run in pytest's process", api_settings.one_of("yes", "no")),
-        "fork": Setting("yes", "yes|no", "workers are forks of one process", api_settings.one_of("yes", "no")),
         "stream": Setting("default", "default|side", "CUDA stream of a run", api_settings.one_of("default", "side")),
     },
     "speed": {
@@ -452,7 +449,6 @@ def read(config: pytest.Config) -> GemmConfig:
         ledger=ledger(config, registry),
         stream=settings["run"]["stream"],
         github=settings["run"]["github"],
-        fork=settings["run"]["fork"] == "yes",
         inline=settings["run"]["inline"] == "yes",
         options={name: str(text) for name, text in texts.items()},
         settings={name: str(text) for name, text in given.items()},

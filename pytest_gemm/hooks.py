@@ -110,7 +110,9 @@ class GemmRun:
         settings, config = self.settings, self._config
         if settings.fuzz:
             self.state.narrowed = True  # a drawn case does not show that an entry of the ledger is stale
-        # Before a backend is asked whether it is available.
+        # Before a backend is asked whether it is available, and where PyTorch is imported: one import serves both.
+        if self._judges_here() and self._is_worker:
+            import torch  # noqa: F401  # see above
         if self._judges_here() and (keeper := startup.keeper(settings, config)) is not None:
             config.stash[KEEPER] = keeper
             self._closing.callback(keeper.close)

@@ -9,12 +9,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import shlex
-import shutil
-import socket
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import cache_from_source, find_spec
@@ -23,7 +19,7 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm import forkserver, options, selection, trace, values
+from pytest_gemm import options, selection, trace, values
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.backends.inductor import ahead
@@ -31,7 +27,7 @@ from pytest_gemm.case_id import Device
 from pytest_gemm.config import CONFIG, SPEED_WORKER, GemmConfig, workers
 from pytest_gemm.isolation import sanitizer, termination
 from pytest_gemm.options import is_any_given
-from pytest_gemm.storage import cache, files
+from pytest_gemm.storage import cache
 from pytest_gemm.values import cores
 from pytest_gemm.worker.keeper import KEEPER, Keeper, cuda_has_started
 
@@ -123,83 +119,19 @@ class _Controller:
     """The hooks of the process that starts the workers."""
 
     def __init__(self, config: pytest.Config) -> None:
-        settings = config.stash[CONFIG]
-        # Started before all else, for it imports torch meanwhile.
-        forks = settings.fork and workers(config) > 1 and is_any_given(config)
-        self._launch = _fork_server(config, settings) if forks else ""
+        self._settings = config.stash[CONFIG]
 
-    @pytest.hookimpl(optionalhook=True, trylast=True)  # what others change in a specification is in it
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
-        """Start them all at once, and say where they have more threads than there are cores."""
+        """Say where workers have more threads than there are cores, and compile Inductor's header ahead of them."""
         terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
-        if terminal is not None and (warning := oversubscribed(config.stash[CONFIG], config)):
+        settings = self._settings
+        if terminal is not None and (warning := oversubscribed(settings, config)):
             terminal.ensure_newline()
             terminal.write_line(f"gemm: {warning}")
-        group = getattr(getattr(config.pluginmanager.get_plugin("dsession"), "nodemanager", None), "group", None)
-        here = [spec for spec in specs if spec.popen]
-        for spec in here:
-            if self._launch and not spec.python and not spec.chdir:
-                spec.python = self._launch
-        if not is_any_given(config):
-            return
-        settings = config.stash[CONFIG]
-        if settings.generates and not any(settings.isas) and len(here) > _FEW and (process := ahead.start()):
+        generates = is_any_given(config) and settings.generates and not any(settings.isas)
+        if generates and sum(spec.popen is not None for spec in specs) > _FEW and (process := ahead.start()):
             config.add_cleanup(process.kill)
-        if group is not None and len(here) > 1:
-            group.makegateway = _handed_out(group.makegateway, here)
-
-
-def _fork_server(config: pytest.Config, settings: GemmConfig) -> str:
-    """Start a process that forks workers; returns the command that starts one, instead of Python's.
-
-    On a system without ``/proc`` it is "".
-    """
-    compiling = any(honours(backend, Capability.USER_CACHES) for backend in settings.backends)
-    modules = ("torch", "torch._dynamo", *(_COMPILING if compiling else ()))
-    folder = files.own_folder()
-    path = str(folder / "workers")
-    with socket.socket(socket.AF_UNIX) as listening:
-        opened = os.open(folder, os.O_RDONLY)
-        try:
-            listening.bind(forkserver.short(opened, "workers"))
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
-            return ""
-        finally:
-            os.close(opened)
-        listening.listen(1024)
-        process = subprocess.Popen(
-            [sys.executable, forkserver.__file__, "serve", str(listening.fileno()), *modules],
-            stdin=subprocess.PIPE,
-            env={**_passive(settings, config), **os.environ},
-            pass_fds=(listening.fileno(),),
-        )
-
-    def stop() -> None:
-        process.communicate()  # it ends when its standard input does
-        shutil.rmtree(folder, ignore_errors=True)
-
-    config.add_cleanup(stop)
-    return shlex.join([sys.executable, "-I", "-S", forkserver.__file__, "launch", path])
-
-
-def _handed_out(start: Callable[[Any], Any], specs: Sequence[Any]) -> Callable[[Any], Any]:
-    """What execnet starts a process with, where these have been started: xdist asks for one after the other."""
-
-    def timed(spec: Any) -> Any:
-        with trace.span(f"start of {spec.id}"):
-            made = start(spec)
-            made._rinfo()  # which xdist would wait for, and keeps
-            return made
-
-    with ThreadPoolExecutor(len(specs)) as pool:
-        started = {spec.id: pool.submit(timed, spec) for spec in specs}
-
-    def handed_out(spec: Any) -> Any:
-        found = started.pop(getattr(spec, "id", None), None)
-        return start(spec) if found is None else found.result()
-
-    return handed_out
 
 
 def oversubscribed(settings: GemmConfig, config: pytest.Config) -> str:

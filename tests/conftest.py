@@ -100,6 +100,5 @@ def warm_workers(
     programs: Programs,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Workers of inner runs begin where PyTorch is imported, too, and each run starts no server for its own."""
+    """Workers of inner runs begin where PyTorch is imported, too."""
     monkeypatch.setattr(sys, "executable", programs.python)
-    monkeypatch.setenv("PYTEST_ADDOPTS", f"{os.environ['PYTEST_ADDOPTS']} --gemm-set=run.fork=no")

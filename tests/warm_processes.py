@@ -1,6 +1,6 @@
 """Processes that begin where Python has imported PyTorch: most of what a short command takes is that import.
 
-The server of ``pytest_gemm.forkserver`` imports once, and forks for each command.  ``pytest``, ``pytest-gemm`` and
+The server of ``forkserver`` imports once, and forks for each command.  ``pytest``, ``pytest-gemm`` and
 ``python`` of :class:`Programs` are scripts that hand it their arguments, folder, variables and streams, and end as its
 fork does::
 
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pytest_gemm import forkserver
+import forkserver
 
 _IMPORTS: Final = (
     "torch",

@@ -89,7 +89,7 @@ def test_a_run_says_what_it_will_take(pytester: pytest.Pytester, monkeypatch: py
     said = "gemm: the tests take about 10 s, by the last run on this machine"
     run(pytester, backends="sleeps").stdout.fnmatch_lines(["gemm: backends sleeps*", said])
     run(pytester, "--gemm-level=full", backends="sleeps").stdout.no_fnmatch_line("*the last run*")
-    workers = run(pytester, "-n2", "--gemm-set=run.fork=no", backends="sleeps")
+    workers = run(pytester, "-n2", backends="sleeps")
     assert workers.stdout.str().count(said) == 1
 
 
