@@ -13,18 +13,18 @@ import pytest
 
 from pytest_gemm import effect, records
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.case_id import CandidateSelection
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.core.case_id import CandidateSelection
+from pytest_gemm.core.outcome import Misconduct, Outcome, Reason, Status
+from pytest_gemm.core.text import described
 from pytest_gemm.failures import text
 from pytest_gemm.judging.case import Case, Evidence, Judged
 from pytest_gemm.judging.judge import Judge, run_once
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Misconduct, Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.guarded import GuardedJudge
 from pytest_gemm.run.orchestrator import Orchestrator
-from pytest_gemm.text import described
 from pytest_gemm.worker.messages import Died, Thrown
 from pytest_gemm.worker.process import Workers
 

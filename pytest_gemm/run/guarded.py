@@ -11,9 +11,9 @@ import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from pytest_gemm.case_id import CandidateSelection
+from pytest_gemm.core.case_id import CandidateSelection
+from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.operands.guard_pages import ALLOCATED, SIDES, GuardPages
-from pytest_gemm.outcome import Outcome, Reason, Status
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig

@@ -30,12 +30,12 @@ from msgspec.structs import replace
 from pytest_gemm import effect
 from pytest_gemm.api.protocols import CandidateBackend
 from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import CONFIG, GemmConfig
+from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
+from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
-from pytest_gemm.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import bench, roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
