@@ -16,9 +16,9 @@ from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor.backend import InductorBackend
 from pytest_gemm.backends.rules import check, decomposed
-from pytest_gemm.case_id import Mode
+from pytest_gemm.core.case_id import Mode
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:

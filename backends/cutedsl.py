@@ -21,9 +21,9 @@ from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import naming
 from pytest_gemm.backends.inductor.backend import installed, no_device
 from pytest_gemm.backends.rules import check
-from pytest_gemm.outcome import Pruned, Reason, Unsupported
+from pytest_gemm.core.outcome import Pruned, Reason, Unsupported
+from pytest_gemm.core.text import first_line
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
     import torch

@@ -19,9 +19,9 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.inductor.backend import InductorBackend, no_device
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.case_id import Device, Mode
+from pytest_gemm.core.case_id import Device, Mode
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor.backend import no_device
 from pytest_gemm.backends.rules import check
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_gemm.api.request import BuildRequest
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.storage.datafile import document

@@ -21,7 +21,7 @@ from typing import Any
 
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends.on_cuda import CudaCallableBackend
-from pytest_gemm.outcome import Unsupported
+from pytest_gemm.core.outcome import Unsupported
 
 LONG = 4096  # cuBLAS 13.1 on an H200 added slices in f16 at K = 16384 and 65601, and nowhere up to 4096
 

@@ -24,8 +24,8 @@ from typing import Any
 
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends.on_cuda import CudaCallableBackend, plain
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Unsupported
 
 NAMES = ("woq_int8", "woq_int4")
 WHOLE = 64  # rows from which on K is not sliced

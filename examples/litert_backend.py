@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pytest_gemm.api.callable import CallableBackend
-from pytest_gemm.outcome import Unsupported
+from pytest_gemm.core.outcome import Unsupported
 
 
 def run(op: str, given: list[Any], shapes: list[Any]) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_gemm.api.callable import CallableBackend
-from pytest_gemm.outcome import Unsupported
+from pytest_gemm.core.outcome import Unsupported
 
 
 def matmul(a: Any, b: Any) -> Any:

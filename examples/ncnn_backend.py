@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_gemm.api.callable import CallableBackend
-from pytest_gemm.outcome import Unsupported
+from pytest_gemm.core.outcome import Unsupported
 
 MODEL = """7767517
 3 3

@@ -24,8 +24,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pytest_gemm.backends.on_cuda import CudaCallableBackend, plain
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Unsupported
 
 EPILOGS = {("bias",): "BIAS", ("relu",): "RELU", ("gelu_tanh",): "GELU"}
 EPILOGS |= {("bias", "relu"): "RELU_BIAS", ("bias", "gelu_tanh"): "GELU_BIAS"}

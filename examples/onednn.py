@@ -13,8 +13,8 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.api.settings import Setting, one_of
+from pytest_gemm.core.outcome import Reason, Unsupported
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:

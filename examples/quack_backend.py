@@ -24,7 +24,7 @@ from typing import Any
 
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends.on_cuda import CudaCallableBackend, plain
-from pytest_gemm.outcome import Unsupported
+from pytest_gemm.core.outcome import Unsupported
 
 ACTIVATIONS = {"relu": "relu", "silu": "silu", "tanh": "tanh", "gelu_tanh": "gelu_tanh_approx"}
 

@@ -17,9 +17,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pytest_gemm.core.text import table
 from pytest_gemm.run.record import Record, read
 from pytest_gemm.speed.data import by_case, read_session
-from pytest_gemm.text import table
 
 HEAD = ("library", "release", "judged", "cases", "right", "wrong", "refused", "ops", "seconds")
 # Where the name of a backend is not a part of its distribution's, without hyphens.

@@ -17,8 +17,8 @@ import functools
 from typing import Any
 
 from pytest_gemm.backends.on_cuda import CudaCallableBackend
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Unsupported
 
 
 def program(m: int, n: int, k: int, dtype: str, ta: bool, tb: bool) -> Any:

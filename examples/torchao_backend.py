@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
-from pytest_gemm.outcome import Unsupported
+from pytest_gemm.core.outcome import Unsupported
 
 OPS = ("int_mm", "da8w8", "woq_int8", "woq_int4")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends.on_cuda import CudaCallableBackend
-from pytest_gemm.outcome import Unsupported
+from pytest_gemm.core.outcome import Unsupported
 
 SCALES = {"da8w8": "rowwise", "scaled_mm": "rowwise", "woq_int4": "group"}  # of torchao's linears
 TYPES = {"scaled_mm": "f8e4m3fn-f8e4m3fn-bf16", "woq_int4": "bf16-i4-bf16"}

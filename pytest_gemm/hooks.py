@@ -20,22 +20,23 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm import config as config_module
-from pytest_gemm import effect, records, reports, review, selection, startup, supervisor, trace, xdist
+from pytest_gemm import effect, records, reports, review, selection, startup, supervisor, xdist
 from pytest_gemm.api.protocols import Compiling
-from pytest_gemm.case_id import threads_text
 from pytest_gemm.config import CONFIG, SPEED_WORKER
+from pytest_gemm.core import trace
+from pytest_gemm.core.case_id import threads_text
+from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.core.text import message
 from pytest_gemm.failures import text
 from pytest_gemm.isolation.journal import Journal, Journals, Position
 from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.ledger.ledger import LedgerUse
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.run import github, precompile, progress, timeline
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run.state import RunState
 from pytest_gemm.sharding import division
 from pytest_gemm.storage import cache, files
-from pytest_gemm.text import message
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case

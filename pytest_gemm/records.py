@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Outcome, Status
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gemm import records
-from pytest_gemm.outcome import Status
-from pytest_gemm.text import printable
+from pytest_gemm.core.outcome import Status
+from pytest_gemm.core.text import printable
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig

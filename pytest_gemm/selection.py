@@ -31,17 +31,17 @@ import pytest
 from pytest_gemm.api.protocols import Availability, Backend, Compiling
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.case_id import MODES, CandidateSelection, CaseId, Mode
 from pytest_gemm.config import GemmConfig, suites, test_target
+from pytest_gemm.core.case_id import MODES, CandidateSelection, CaseId, Mode
+from pytest_gemm.core.outcome import Activity, Outcome, Phase, Reason
+from pytest_gemm.core.text import described, did_you_mean
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation.journal import Position, death
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.outcome import Activity, Outcome, Phase, Reason
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import HUGE
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.text import described, did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case

@@ -23,12 +23,13 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm import forkserver, selection, trace
+from pytest_gemm import forkserver, selection
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.backends.inductor import ahead
-from pytest_gemm.case_id import Device
 from pytest_gemm.config import CONFIG, GemmConfig, workers
+from pytest_gemm.core import trace
+from pytest_gemm.core.case_id import Device
 from pytest_gemm.isolation import termination
 from pytest_gemm.options import is_any_given
 from pytest_gemm.storage import cache, files

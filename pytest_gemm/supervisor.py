@@ -35,12 +35,12 @@ import pytest
 
 from pytest_gemm import config as config_module
 from pytest_gemm import options, records, selection, values, xdist
+from pytest_gemm.core.outcome import Outcome
+from pytest_gemm.core.text import printable
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.isolation import sanitizer, termination
 from pytest_gemm.isolation.journal import Journals
-from pytest_gemm.outcome import Outcome
 from pytest_gemm.run import github, review, state, terminal
-from pytest_gemm.text import printable
 from pytest_gemm.worker.death import manner
 
 # The name of the child's journal.

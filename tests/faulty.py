@@ -27,8 +27,8 @@ import pytest
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Candidates
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 
 # Rows of the problem that a fault strikes at, and of the one beside it at which the same backend is correct.

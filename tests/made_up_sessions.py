@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.machine.key import hardware_key
-from pytest_gemm.outcome import Status
 from pytest_gemm.speed.data import Peaks, Sample, Session, session_text
 from pytest_gemm.speed.request import SESSION, WORKER, Request
 

@@ -34,12 +34,12 @@ from torch.utils._pytree import tree_map
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.judging import verdict
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import views
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs.program import args, build
 

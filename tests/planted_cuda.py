@@ -19,9 +19,9 @@ import torch
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.core.outcome import Reason, Unsupported
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 try:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from pytest_gemm import records
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.run.record import Provenance
 
 RUN: Final = Provenance(

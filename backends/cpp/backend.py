@@ -16,10 +16,10 @@ from pytest_gemm.api.protocols import Availability, Candidates, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
 from pytest_gemm.backends.cpp import machine_code, micro_kernels
 from pytest_gemm.backends.inductor.backend import InductorBackend, Space, cache_dir
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 

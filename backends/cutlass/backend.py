@@ -17,9 +17,9 @@ from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import Setting, folder, matching, natural
 from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir, installed, no_device
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Pruned, Unsupported
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import cache, kernel_store
 

@@ -44,15 +44,15 @@ from pytest_gemm.backends.inductor.bindings import (
 from pytest_gemm.backends.inductor.compilation import CompileSpec, Session, Wanted
 from pytest_gemm.backends.inductor.hooks import patched
 from pytest_gemm.backends.inductor.poisoning import poisoned_memory
+from pytest_gemm.core.outcome import Pruned, Reason, Unsupported
+from pytest_gemm.core.text import first_line
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import cpu_threads, settings
 from pytest_gemm.operands import guard_pages
-from pytest_gemm.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands

@@ -26,9 +26,9 @@ from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import naming
 from pytest_gemm.backends.inductor.compilation import CompileLog, CompileSpec, Wanted
 from pytest_gemm.backends.rules import check
+from pytest_gemm.core.outcome import Reason, Unsupported
 from pytest_gemm.machine.code_key import code_key
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import HINTS, Problem
 from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.storage import cache

@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_gemm.api.request import DEFAULT, BuildRequest
-from pytest_gemm.case_id import Mode
-from pytest_gemm.outcome import Reason
+from pytest_gemm.core.case_id import Mode
+from pytest_gemm.core.outcome import Reason
 
 if TYPE_CHECKING:
     import torch

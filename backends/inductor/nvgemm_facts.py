@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pytest_gemm.backends.inductor.hooks import found, is_there
-from pytest_gemm.text import first_line
+from pytest_gemm.core.text import first_line
 
 _PACKAGE = "torch._inductor.codegen.nv_universal_gemm"
 _UTILS = "torch._inductor.utils"

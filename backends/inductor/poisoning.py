@@ -11,8 +11,8 @@ from weakref import ref
 import torch
 
 from pytest_gemm.backends.inductor.hooks import patched
+from pytest_gemm.core.outcome import Misconduct
 from pytest_gemm.operands import guard_pages
-from pytest_gemm.outcome import Misconduct
 
 # Every byte of memory that a generated program gets: NaN as a float of any width, -1 as an integer.
 _POISON: Final = 0xFF

@@ -16,7 +16,7 @@ from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.inductor import naming
 from pytest_gemm.backends.inductor.compilation import Session, Wanted
 from pytest_gemm.backends.inductor.hooks import hooked, patched
-from pytest_gemm.outcome import Reason
+from pytest_gemm.core.outcome import Reason
 
 # -- candidates ----------------------------------------------------------------------------------------
 

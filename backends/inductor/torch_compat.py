@@ -27,7 +27,6 @@ from weakref import finalize
 import torch
 from packaging.version import Version
 
-from pytest_gemm import trace
 from pytest_gemm.backends.inductor import stored
 from pytest_gemm.backends.inductor.bindings import watch_packing
 from pytest_gemm.backends.inductor.compilation import CompileSpec, Session, Wanted
@@ -41,8 +40,9 @@ from pytest_gemm.backends.inductor.cpu_isa import (
 )
 from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
 from pytest_gemm.backends.inductor.selection import Listed, watch_selection
+from pytest_gemm.core import trace
+from pytest_gemm.core.outcome import Reason
 from pytest_gemm.machine import software
-from pytest_gemm.outcome import Reason
 from pytest_gemm.storage.datafile import document
 
 

@@ -18,12 +18,12 @@ from pytest_gemm.api.own_calls import OwnCalls, name_of
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest
+from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.machine import software
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.text import did_you_mean
 
 if TYPE_CHECKING:
     import torch

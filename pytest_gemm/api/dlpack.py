@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.text import described
+from pytest_gemm.core.text import described
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,8 @@ import dataclasses
 import re
 
 from pytest_gemm.api import device_kernels
+from pytest_gemm.core.outcome import Reason
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.outcome import Reason
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.request import BuildRequest, Capability, honours
-from pytest_gemm.case_id import Mode
+from pytest_gemm.core.case_id import Mode
+from pytest_gemm.core.outcome import Reason, Unsupported
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:

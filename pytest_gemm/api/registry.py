@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.shipped import Shipped, ShippedError
-from pytest_gemm.text import did_you_mean
+from pytest_gemm.core.text import did_you_mean
 
 if TYPE_CHECKING:
     import torch

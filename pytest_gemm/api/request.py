@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from typing import Final
 
-from pytest_gemm.case_id import Device, Mode
+from pytest_gemm.core.case_id import Device, Mode
 
 
 class Selection(str, enum.Enum):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm.text import described, did_you_mean
+from pytest_gemm.core.text import described, did_you_mean
 
 
 class SettingError(ValueError):

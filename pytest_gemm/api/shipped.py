@@ -10,7 +10,7 @@ import dataclasses
 from importlib import metadata
 from typing import Final
 
-from pytest_gemm.text import described
+from pytest_gemm.core.text import described
 
 GROUP: Final = "pytest_gemm.backends"
 

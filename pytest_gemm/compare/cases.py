@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pytest_gemm import records
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import WITHHELD, Outcome, Seconds, Status
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import WITHHELD, Outcome, Seconds, Status
 from pytest_gemm.run.terminal import distinct
 from pytest_gemm.speed.report.units import plural
 

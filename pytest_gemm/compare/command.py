@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pytest_gemm.compare import report, runs
 from pytest_gemm.compare.runs import Run
+from pytest_gemm.core.text import show
 from pytest_gemm.storage import files
-from pytest_gemm.text import show
 
 
 def run(given: argparse.Namespace) -> int:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from pytest_gemm.compare import runs
+from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.core.text import show
 from pytest_gemm.failures.text import Rerun, folder_name
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.records import status_of
 from pytest_gemm.run import page as markdown
 from pytest_gemm.run.record import Record, read
@@ -20,7 +21,6 @@ from pytest_gemm.run.terminal import by, distinct, having
 from pytest_gemm.speed.report import figures
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.storage import files
-from pytest_gemm.text import show
 
 # Error maps that a page holds, one a failure; each has some 30 kB.
 _PICTURES: Final = 12

@@ -6,15 +6,15 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from pytest_gemm.case_id import CaseId
 from pytest_gemm.compare import cases, runs, timings
 from pytest_gemm.compare.cases import Facts, Row, Section
 from pytest_gemm.compare.runs import Run
-from pytest_gemm.outcome import Seconds, Status
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Seconds, Status
+from pytest_gemm.core.text import escaped, table
 from pytest_gemm.records import status_of
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.speed.report.units import plural
-from pytest_gemm.text import escaped, table
 
 # Families of a section, and problems of a family, that are shown without --all.
 _FAMILIES = 12

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from pytest_gemm.api.protocols import ScriptedBackend
+from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.core.text import first_line
 from pytest_gemm.failures import repro, scripts
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import precision
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.programs import program
-from pytest_gemm.text import first_line
 from pytest_gemm.worker import calls
 
 if TYPE_CHECKING:
+    from pytest_gemm.core.outcome import Outcome
     from pytest_gemm.failures.text import Rerun
     from pytest_gemm.judging.case import Case, Evidence, Judged
     from pytest_gemm.numerics.interval import Interval
-    from pytest_gemm.outcome import Outcome
 
 
 # A picture has no more rows or columns of colour than this; of a larger result each cell is the worst of its elements.

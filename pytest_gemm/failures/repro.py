@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from pytest_gemm.api.protocols import Recipe
+from pytest_gemm.core.outcome import Misconduct, Outcome, Status, Unsupported
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.operands import views
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Misconduct, Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.worker.messages import Died, Thrown

@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pytest_gemm.case_id import threads_text
-from pytest_gemm.outcome import Outcome
+from pytest_gemm.core.case_id import threads_text
+from pytest_gemm.core.outcome import Outcome
 
 
 @dataclasses.dataclass(frozen=True)

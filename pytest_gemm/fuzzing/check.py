@@ -30,15 +30,15 @@ import pytest
 
 from pytest_gemm import effect, records
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.case_id import CandidateSelection, CaseId
 from pytest_gemm.config import GemmConfig, suite, test_target
+from pytest_gemm.core.case_id import CandidateSelection, CaseId
+from pytest_gemm.core.outcome import Activity, Outcome, Phase, Reason, Status
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzzing import fuzzer as fuzz
 from pytest_gemm.fuzzing.fuzzer import PRODUCT
 from pytest_gemm.fuzzing.strategies import Trial
 from pytest_gemm.isolation.journal import Position, death
 from pytest_gemm.isolation.worker import Death, Service, Worker
-from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
 from pytest_gemm.problem.axes import HUGE
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from pytest_gemm.api.protocols import Backend
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.fuzzing.strategies import Trial, forms, size_of, trials
-from pytest_gemm.outcome import Outcome, Status
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase

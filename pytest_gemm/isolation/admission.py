@@ -18,8 +18,8 @@ from typing import Final
 
 import torch
 
+from pytest_gemm.core.outcome import Reason
 from pytest_gemm.judging.case import Case
-from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.storage import files
 from pytest_gemm.worker import faults

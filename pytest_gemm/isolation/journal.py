@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Final
 
+from pytest_gemm.core.outcome import Activity, Outcome, Phase, Reason, Seconds, Status
 from pytest_gemm.ledger.entry import Environment
-from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Seconds, Status
 from pytest_gemm.records import from_record, plain, to_record, typed
 from pytest_gemm.storage import files
 from pytest_gemm.worker.death import manner, remedy, stack_frames

@@ -20,8 +20,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import IO
 
+from pytest_gemm.core.outcome import Activity, Outcome
 from pytest_gemm.isolation.journal import Journal, death, end_process
-from pytest_gemm.outcome import Activity, Outcome
 from pytest_gemm.worker.death import OWN, SHOWN
 
 # -- the limit -------------------------------------------------------------------------------------

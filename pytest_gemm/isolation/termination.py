@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Final
 
-from pytest_gemm.text import one_line
+from pytest_gemm.core.text import one_line
 
 STATUS = 128 + signal.SIGTERM
 """The exit status of a run that SIGTERM ended: 143, as of a process that the signal itself ends."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from pytest_gemm.core.outcome import Outcome
 from pytest_gemm.isolation.journal import Journal, Journals, Position
 from pytest_gemm.isolation.limits import Watch
-from pytest_gemm.outcome import Outcome
 from pytest_gemm.records import from_record, to_record
 
 if TYPE_CHECKING:

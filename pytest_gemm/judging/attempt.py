@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from pytest_gemm import trace
 from pytest_gemm.api.proof import Proof
+from pytest_gemm.core import trace
+from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Seconds, Status, Unsupported
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.truth import Truth
-from pytest_gemm.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Seconds, Status, Unsupported
 from pytest_gemm.worker.inline import thrown
 from pytest_gemm.worker.messages import Built, Died, Thrown
 

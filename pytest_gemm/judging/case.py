@@ -9,10 +9,10 @@ import torch
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.request import BuildRequest, Selection
-from pytest_gemm.case_id import CandidateSelection, CaseId, Device, Mode
+from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device, Mode
+from pytest_gemm.core.outcome import Outcome
 from pytest_gemm.numerics.interval import Interval
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Outcome
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker.messages import Job, Ran
 

@@ -19,7 +19,9 @@ from typing import Any, Final
 import torch
 
 from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared
-from pytest_gemm.case_id import Mode
+from pytest_gemm.core.case_id import Mode
+from pytest_gemm.core.outcome import Outcome, Phase, Reason, Seconds, Status, Unsupported
+from pytest_gemm.core.text import one_line
 from pytest_gemm.judging import imitations, sampled, verdict
 from pytest_gemm.judging.attempt import Attempt, Devices, Ended, Watching
 from pytest_gemm.judging.case import Case, Evidence, Judged
@@ -30,10 +32,8 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.distributions import DISTRIBUTIONS
 from pytest_gemm.operands.guard_pages import GuardPages
-from pytest_gemm.outcome import Outcome, Phase, Reason, Seconds, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.text import one_line
 from pytest_gemm.worker import calls, faults
 from pytest_gemm.worker.inline import Inline
 from pytest_gemm.worker.messages import How, Ran, Worker

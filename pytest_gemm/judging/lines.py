@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
 from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pytest_gemm.core.outcome import Misconduct, Reason
 from pytest_gemm.judging import verdict
 from pytest_gemm.operands import memory, views
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Misconduct, Reason
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker.messages import Ran
 

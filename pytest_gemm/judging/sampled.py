@@ -22,6 +22,7 @@ from typing import Final
 
 import torch
 
+from pytest_gemm.core.outcome import Reason
 from pytest_gemm.judging import lines as lines_module
 from pytest_gemm.judging import locate, verdict
 from pytest_gemm.judging.lines import Lines, LinesVerdict, generator, of_any_batch
@@ -31,7 +32,6 @@ from pytest_gemm.numerics import product as product_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.integers import is_large
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 

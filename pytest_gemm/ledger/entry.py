@@ -12,8 +12,8 @@ from typing import Final, Protocol
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.machine.isa import flags_at
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.errors import FileError
 

@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.ledger import reader
 from pytest_gemm.ledger.computes import COMPUTES
 from pytest_gemm.ledger.entry import Entry, Environment, Globs, facts
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 
 _ANY: Final = Globs()

@@ -13,12 +13,13 @@ from typing import Any, Final
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from pytest_gemm.case_id import MODES, Device
+from pytest_gemm.core.case_id import MODES, Device
+from pytest_gemm.core.outcome import Status
+from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.ledger.computes import COMPUTES
 from pytest_gemm.ledger.entry import SIZES, THREADS, Comparison, Comparisons, Entry, Globs, LedgerError, Releases
 from pytest_gemm.machine.isa import ISA_NAMES
 from pytest_gemm.machine.processor import cpu
-from pytest_gemm.outcome import Status
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout
@@ -27,7 +28,6 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import STEPS, Step
 from pytest_gemm.storage.datafile import Key, TableFile, WrongValue, is_any, is_text, is_texts, shown
-from pytest_gemm.text import did_you_mean
 
 # The oldest release of torch that this package supports.
 _OLDEST: Final = Version("2.11")

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from pytest_gemm.core.outcome import Reason
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.epilogue import Arithmetic, Span, apply, cast, requantised, step_span, undefined_at
 from pytest_gemm.numerics.product import Bounding, Product, Tier, either, product_of
 from pytest_gemm.numerics.reference import Reference, as_added, underflowed, widened
 from pytest_gemm.numerics.rounding import round_to
-from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind

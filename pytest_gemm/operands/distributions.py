@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.operands.integers import digit_plan, int_1, int_2, is_large, k_cover, one_hot, tile_map
 from pytest_gemm.operands.magnitudes import Drawn, Headroom, headroom_of, narrowest, saturating_steps
 from pytest_gemm.operands.reals import POSITIVE, UNIFORM, rand_large, rand_small, rand_wide, random, specials
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.operands.random_streams import Array, Stream, drawn_stack
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import BLOCK_K, Step, StepKind

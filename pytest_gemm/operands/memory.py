@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
 from pytest_gemm.operands import views
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.random_streams import Array, Lines, Stream

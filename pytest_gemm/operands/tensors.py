@@ -27,7 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.operands import prologues, views
 from pytest_gemm.operands.addends import TABLE_ROWS, bias_of, residuals_of
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
@@ -35,7 +37,6 @@ from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.magnitudes import Drawn, Grid, Headroom, Side, headroom_of, powers_of_two, scaled_lines
 from pytest_gemm.operands.memory import Guarded, guarded, poison_of
 from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines, is_finite
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, E8M0, DType
 from pytest_gemm.problem.ops.derived import unfolded
 from pytest_gemm.problem.ops.grouped_mm import scale_of
@@ -44,7 +45,6 @@ from pytest_gemm.problem.ops.sparse import GROUP
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import BLOCK_K
-from pytest_gemm.text import did_you_mean
 
 # The fields of :class:`Operands` that are a tensor or ``None``, in the order of a program's arguments.
 _TENSORS: Final = (

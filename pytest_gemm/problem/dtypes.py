@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.problem.errors import ProblemError
-from pytest_gemm.text import did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)

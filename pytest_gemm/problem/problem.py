@@ -31,6 +31,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Final
 
+from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.problem.dtypes import DTypes
 from pytest_gemm.problem.errors import FIELDS, GRAMMAR, SUBJECTS, ProblemError, Token, split
 from pytest_gemm.problem.facts import Facts
@@ -38,7 +39,6 @@ from pytest_gemm.problem.layout import Layout, Shape
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.rules import FLAGS, check, rank_of
 from pytest_gemm.problem.steps import Step, StepKind
-from pytest_gemm.text import did_you_mean
 
 # The sizes at which an artifact for any value of them is compiled, whichever comes first: a single rerun then compiles
 # the very same kernel.  No other dimension of a test is likely to equal one by chance, which Dynamo takes for one size.

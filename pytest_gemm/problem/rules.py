@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.problem.errors import GRAMMAR, ProblemError
 from pytest_gemm.problem.facts import Facts, by
@@ -18,7 +19,6 @@ from pytest_gemm.problem.ops import OPS, Op
 from pytest_gemm.problem.steps import STEPS, Step, StepKind
 from pytest_gemm.storage.datafile import TableFile
 from pytest_gemm.storage.errors import FileError
-from pytest_gemm.text import did_you_mean
 
 # What a size is indexed by, 32 bits in BLAS and in kernels, and what the elements of a matrix are counted in.
 _LARGEST: Final = 2**31 - 1

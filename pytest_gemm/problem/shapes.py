@@ -28,13 +28,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.problem import axes
 from pytest_gemm.problem.axes import HUGE, LEVELS, QUICK, TemplateError, Value, unique
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.datafile import Key, TableFile, is_text, is_texts, shown
 from pytest_gemm.storage.errors import FileError
-from pytest_gemm.text import did_you_mean
 
 _DEVICES: Final = ("cpu", "cuda")
 # A set with more problems is a mistake.

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.problem.errors import ProblemError
-from pytest_gemm.text import did_you_mean
 
 # A torch.Tensor; what collection imports must not import torch, not even for its types.
 Tensor = Any

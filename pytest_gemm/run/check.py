@@ -16,20 +16,20 @@ import pytest
 
 from pytest_gemm import effect, records
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.case_id import CandidateSelection
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.core.case_id import CandidateSelection
+from pytest_gemm.core.outcome import Outcome, Reason, Status
+from pytest_gemm.core.text import described, first_line, kind_of, message
 from pytest_gemm.failures import text
 from pytest_gemm.isolation.journal import Journal
 from pytest_gemm.judging.case import Case, Evidence, Judged
 from pytest_gemm.judging.judge import Judge, run_once
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
 from pytest_gemm.run.guarded import GuardedJudge
 from pytest_gemm.run.orchestrator import Orchestrator
-from pytest_gemm.text import described, first_line, kind_of, message
 from pytest_gemm.worker.messages import Thrown
 
 

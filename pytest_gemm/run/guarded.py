@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Backend
+from pytest_gemm.core.outcome import Activity, Outcome, Phase, Reason, Status
+from pytest_gemm.core.text import described
 from pytest_gemm.isolation.journal import Position, death
 from pytest_gemm.isolation.worker import Death, Service, Worker
-from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
 from pytest_gemm.run.state import eager_refusal
-from pytest_gemm.text import described
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import artifacts
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation import admission
 from pytest_gemm.judging.case import Case, Judged
 from pytest_gemm.judging.judge import Judge, Timing
 from pytest_gemm.ledger.ledger import LedgerUse
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.run import state
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import ratio_text

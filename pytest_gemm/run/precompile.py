@@ -21,17 +21,17 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from pytest_gemm import trace
 from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.api.request import BuildRequest, Selection
-from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.core import trace
+from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
+from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.core.text import table as text_table
 from pytest_gemm.machine import gpus
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
 from pytest_gemm.storage.kernel_store import CompilePool, Counts, Job, Store
-from pytest_gemm.text import table as text_table
 
 # Problems that one process is given at a time: enough to outweigh the call, few enough to keep all processes busy.
 _CHUNK = 6

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.core.text import escaped, printable
 from pytest_gemm.records import from_record, ratio_text
 from pytest_gemm.run import github
 from pytest_gemm.run.github import Annotation
 from pytest_gemm.run.record import Provenance
 from pytest_gemm.run.terminal import by, distinct, having, nearest, status_counts, template
-from pytest_gemm.text import escaped, printable
 
 TITLE: Final = "GEMM correctness"
 # Rows of a table: of failures that are open, of those that are folded, and of any other table.

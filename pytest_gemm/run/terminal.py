@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
+from pytest_gemm.core.outcome import Outcome, Reason, Seconds, Status
+from pytest_gemm.core.text import table
 from pytest_gemm.records import status_of
-from pytest_gemm.text import table
 
 if TYPE_CHECKING:
     import jinja2

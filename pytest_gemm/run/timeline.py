@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm import trace
 from pytest_gemm.config import CONFIG, SPEED_WORKER, GemmConfig, workers
+from pytest_gemm.core import trace
+from pytest_gemm.core.text import table
 from pytest_gemm.machine import processor
 from pytest_gemm.run.progress import words
 from pytest_gemm.run.state import RunState
 from pytest_gemm.storage import cache, files
-from pytest_gemm.text import table
 
 WORTH_A_LINE: Final = 10.0
 """Seconds: no estimate is shown of a shorter run, and none is recorded."""

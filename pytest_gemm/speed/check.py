@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Sample

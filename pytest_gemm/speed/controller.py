@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gemm import trace
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.core import trace
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Reason, Verdict
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine.environment import Environment, resolve
-from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline import entry, record

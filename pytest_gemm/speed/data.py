@@ -19,8 +19,8 @@ from typing import Final
 
 import msgspec
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason, Status, Verdict
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Reason, Status, Verdict
 from pytest_gemm.storage.errors import FileError
 
 INTERLEAVED: Final = "-interleaved"

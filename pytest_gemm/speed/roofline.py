@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from pytest_gemm.core.outcome import Reason, Status
 from pytest_gemm.machine import gpus, processor
-from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem

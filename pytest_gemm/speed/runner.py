@@ -21,10 +21,10 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Reason, Status
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine.environment import THIS
-from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.run import progress
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.baseline import entry

@@ -30,15 +30,16 @@ from msgspec.structs import replace
 from pytest_gemm import effect
 from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared, timed
 from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import CONFIG, GemmConfig
+from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
+from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
+from pytest_gemm.core.text import first_line
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation import termination
 from pytest_gemm.isolation.journal import Journal
 from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
-from pytest_gemm.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
@@ -47,7 +48,6 @@ from pytest_gemm.speed.lockstep import Interleaving
 from pytest_gemm.speed.request import LEFT, LOST, NOW, SESSION, UNWRITTEN, WORKER, Request, TimedCase
 from pytest_gemm.speed.timing import cpu, cuda, paired
 from pytest_gemm.storage import files
-from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
     import torch

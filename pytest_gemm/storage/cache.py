@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from pytest_gemm.core.text import show
 from pytest_gemm.storage import files
-from pytest_gemm.text import show
 
 _DAY: Final = 86400.0
 _GB: Final = 10**9

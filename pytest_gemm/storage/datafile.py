@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.storage.errors import FileError
-from pytest_gemm.text import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,9 +13,9 @@ import platform
 from importlib import metadata
 from typing import Final
 
+from pytest_gemm.core.text import show
 from pytest_gemm.machine.code_key import code_key
 from pytest_gemm.storage import cache
-from pytest_gemm.text import show
 
 # Generated programs and locks: each run writes its own, and none is worth a new copy of the folder.
 _CHEAP: Final = frozenset({".py", ".lock"})

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pytest_gemm import __version__
+from pytest_gemm.core.text import did_you_mean, show
 from pytest_gemm.storage.datafile import document
-from pytest_gemm.text import did_you_mean, show
 
 USAGE_ERROR: Final = 4
 """The exit status of a wrong command line and of a file that cannot be read, as pytest's."""

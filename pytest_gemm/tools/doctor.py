@@ -24,12 +24,12 @@ from pytest_gemm import __version__
 from pytest_gemm.api import settings
 from pytest_gemm.api.registry import RegistryError
 from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Activity, Phase, Status
+from pytest_gemm.core.text import show
 from pytest_gemm.isolation.worker import Death, Lane, Service, Worker
 from pytest_gemm.machine import gpus, processor
-from pytest_gemm.outcome import Activity, Phase, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.text import show
 from pytest_gemm.worker.death import manner
 
 if TYPE_CHECKING:

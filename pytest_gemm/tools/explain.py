@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import textwrap
 
+from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.core.text import show
 from pytest_gemm.failures.repro import traced
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import make
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.programs import program
-from pytest_gemm.text import show
 
 
 def explain(line: str) -> str:

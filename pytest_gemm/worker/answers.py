@@ -6,8 +6,8 @@ import msgspec
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Candidates
+from pytest_gemm.core.outcome import Reason
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Reason
 from pytest_gemm.worker import memory
 from pytest_gemm.worker.messages import Built
 

@@ -34,9 +34,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
+from pytest_gemm.core.outcome import Misconduct
 from pytest_gemm.operands.memory import Guarded
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Misconduct
 
 
 class Escape(Exception):

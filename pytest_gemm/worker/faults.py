@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import psutil
 import torch
 
-from pytest_gemm.outcome import Reason
-from pytest_gemm.text import first_line, message
+from pytest_gemm.core.outcome import Reason
+from pytest_gemm.core.text import first_line, message
 
 # Messages of allocators without memory, whose exceptions have no type of their own.
 _NO_MEMORY = (

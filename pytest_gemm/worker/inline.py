@@ -18,15 +18,15 @@ import torch
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import CandidateBackend, Candidates, Prepared, unsupported
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Activity, Misconduct, Phase, Pruned, Unsupported
+from pytest_gemm.core.text import first_line, kind_of, message, one_line
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import cpu_threads, settings
 from pytest_gemm.operands import dtypes
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Activity, Misconduct, Phase, Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.text import first_line, kind_of, message, one_line
 from pytest_gemm.worker import faults, streams
 from pytest_gemm.worker.calls import KEPT_BYTES, Escape, asking, check_place, handing, quiet, taken
 from pytest_gemm.worker.messages import Built, How, Job, Ran, Thrown

@@ -18,9 +18,9 @@ import msgspec
 import torch
 
 from pytest_gemm.api.protocols import Backend
+from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.core.text import described
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Unsupported
-from pytest_gemm.text import described
 from pytest_gemm.worker.calls import has_bits
 from pytest_gemm.worker.device import Block, Pool, bytes_at
 

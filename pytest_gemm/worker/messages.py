@@ -15,8 +15,8 @@ import torch
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Backend, Candidates
 from pytest_gemm.api.request import BuildRequest
+from pytest_gemm.core.outcome import Activity, Phase, Reason
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Activity, Phase, Reason
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 import torch
 
-from pytest_gemm import trace
 from pytest_gemm.api.protocols import Backend, Candidates, Compiling
+from pytest_gemm.core import trace
+from pytest_gemm.core.outcome import Activity, Misconduct, Phase, Pruned, Reason, Unsupported
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Activity, Misconduct, Phase, Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker import faults, memory
 from pytest_gemm.worker.answers import Answer, RanForm

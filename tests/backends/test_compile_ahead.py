@@ -35,7 +35,7 @@ from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import configure
 from pytest_gemm.backends.cutlass import backend as cutlass
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
-from pytest_gemm.outcome import Reason, Unsupported
+from pytest_gemm.core.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import precompile
 from pytest_gemm.run import progress as progress_module

@@ -20,8 +20,8 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import bindings, generated_code, torch_compat
 from pytest_gemm.backends.inductor.artifact import Artifact
 from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.operands import tensors as operands
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import HINTS, Problem
 from pytest_gemm.programs import program
 

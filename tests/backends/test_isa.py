@@ -26,8 +26,9 @@ from pytest_gemm.backends.cpp.backend import CppBackend, compiler
 from pytest_gemm.backends.inductor import backend as inductor
 from pytest_gemm.backends.inductor import cpu_isa, torch_compat
 from pytest_gemm.backends.inductor.compilation import CompileSpec
-from pytest_gemm.case_id import CaseId, Device, Mode
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.core.case_id import CaseId, Device, Mode
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -36,7 +37,6 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.state import RunState
 

@@ -14,7 +14,7 @@ from pytest_gemm.backends.aten import CompiledAten
 from pytest_gemm.backends.inductor.artifact import InductorPrepared
 from pytest_gemm.backends.inductor.selected import WRITTEN_OUT, SelectedPrepared
 from pytest_gemm.backends.max_autotune import MaxAutotuneBackend
-from pytest_gemm.case_id import Mode
+from pytest_gemm.core.case_id import Mode
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.errors import ProblemError

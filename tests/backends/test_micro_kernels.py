@@ -24,12 +24,12 @@ from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cpp.micro_kernels import Axes, Product
-from pytest_gemm.case_id import CandidateSelection, Device
+from pytest_gemm.core.case_id import CandidateSelection, Device
+from pytest_gemm.core.outcome import Reason, Status, Unsupported
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Reason, Status, Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker import calls

@@ -11,7 +11,7 @@ import torch
 from pytest_gemm.api import protocols
 from pytest_gemm.backends import on_cuda, tensor_core
 from pytest_gemm.backends.on_cuda import CudaCallableBackend, plain
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.problem import Problem

@@ -10,10 +10,10 @@ import torch
 
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.settings import configure
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.outcome import Status
 from pytest_gemm.problem.problem import Problem
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch is built without oneDNN")

@@ -17,13 +17,13 @@ from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends.inductor import triton_code
 from pytest_gemm.backends.inductor.triton_code import Rounding
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Status
 from pytest_gemm.problem.problem import Problem
 
 # -- the text --------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import torch
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import hooks, torch_compat
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.machine import software
 from pytest_gemm.operands import tensors as operands
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
 

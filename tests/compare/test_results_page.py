@@ -15,8 +15,8 @@ import pytest
 from recorded_runs import KNOWN, NEW, PASSED, RUN, outcomes, write
 
 from pytest_gemm.compare import page
+from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.failures.text import folder_name
-from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.tools import cli
 
 # The smallest picture: one grey element.

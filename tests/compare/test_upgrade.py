@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import pytest
 
 from pytest_gemm import records
-from pytest_gemm.case_id import CaseId
 from pytest_gemm.compare import cases
-from pytest_gemm.outcome import WITHHELD, Outcome, Reason, Seconds, Status
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import WITHHELD, Outcome, Reason, Seconds, Status
 from pytest_gemm.run.record import Provenance
 from pytest_gemm.speed.data import Sample, Session, session_text
 from pytest_gemm.tools import cli

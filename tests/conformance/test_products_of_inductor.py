@@ -16,8 +16,8 @@ from packaging.version import Version
 from studies import products
 from studies.products import PRODUCTS
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Outcome, Status
 
 _PAGE = Path(__file__).parents[2] / "docs" / "results" / "inductor-products.md"
 

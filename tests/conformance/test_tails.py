@@ -15,12 +15,12 @@ from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.backends.max_autotune import MaxAutotuneBackend
-from pytest_gemm.case_id import Device
 from pytest_gemm.conformance import matrix
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Status, Unsupported
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands.distributions import distributions_for
-from pytest_gemm.outcome import Status, Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem

@@ -19,13 +19,13 @@ from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.api.shipped import Shipped
-from pytest_gemm.case_id import CaseId, Device
+from pytest_gemm.core.case_id import CaseId, Device
+from pytest_gemm.core.outcome import Outcome, Status, Unsupported
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
-from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import plain, to_record
 from pytest_gemm.run.record import Provenance

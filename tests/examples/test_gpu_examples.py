@@ -21,13 +21,13 @@ import torch
 
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends import on_cuda, tensor_core
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.machine import software
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.distributions import distributions_for
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 
 FOLDER = Path(__file__).parents[2] / "examples"

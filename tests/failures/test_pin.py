@@ -19,7 +19,8 @@ from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.inductor import naming
-from pytest_gemm.case_id import CaseId, Device, Mode
+from pytest_gemm.core.case_id import CaseId, Device, Mode
+from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.failures import artifacts, repro
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging import verdict as verdict_module
@@ -29,7 +30,6 @@ from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker.messages import Ran
 

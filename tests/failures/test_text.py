@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.failures import text
-from pytest_gemm.outcome import Outcome, Reason, Status
 
 RERUN = text.Rerun("test_it.py::test_product")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
 from pytest_gemm.isolation import admission
 from pytest_gemm.judging.case import Case
 from pytest_gemm.problem.problem import Problem

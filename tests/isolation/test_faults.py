@@ -22,11 +22,11 @@ import pytest
 import torch
 
 from pytest_gemm import xdist
-from pytest_gemm.case_id import CaseId, Device
+from pytest_gemm.core.case_id import CaseId, Device
+from pytest_gemm.core.outcome import Activity, Outcome, Phase, Status
 from pytest_gemm.isolation import journal, limits
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.numerics import reference
-from pytest_gemm.outcome import Activity, Outcome, Phase, Status
 from pytest_gemm.worker import faults
 
 # How the planted backend goes wrong, by M; the second distribution is the one that it cannot stand.
@@ -613,8 +613,8 @@ def test_a_debugger_lifts_the_limit() -> None:
         import sys, time
         from pytest_gemm.isolation.journal import Journal
         from pytest_gemm.isolation.limits import Watch
-        from pytest_gemm.case_id import CaseId
-        from pytest_gemm.outcome import Activity, Phase
+        from pytest_gemm.core.case_id import CaseId
+        from pytest_gemm.core.outcome import Activity, Phase
         watch = Watch(0.3, 0.3, Journal(), stacks=sys.stderr)
         with watch(Activity(CaseId("b", "mm:f32:nn:1x1x1"), Phase.RUN)):
             if sys.argv[1:]:

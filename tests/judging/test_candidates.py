@@ -33,7 +33,8 @@ from pytest_gemm.backends.inductor import artifact as artifact_module
 from pytest_gemm.backends.inductor import compilation, naming, poisoning, selection, torch_compat
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.case_id import CandidateSelection, CaseId, Device
+from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
+from pytest_gemm.core.outcome import Misconduct, Outcome, Pruned, Reason, Status, Unsupported
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
@@ -42,7 +43,6 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
-from pytest_gemm.outcome import Misconduct, Outcome, Pruned, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker import calls
 
@@ -1095,7 +1095,7 @@ CONFTEST = """
     class Other(Fake):
         name = "other"
         def supports(self, problem, request=None):
-            from pytest_gemm.outcome import Unsupported
+            from pytest_gemm.core.outcome import Unsupported
             return Unsupported("op", "never") if problem.shape.m == 5 else None
 
     def pytest_gemm_register_backends(registry):

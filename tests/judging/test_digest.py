@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from pytest_gemm.api.callable import CallableBackend
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging import results as results_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 
 

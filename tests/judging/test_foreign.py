@@ -22,14 +22,14 @@ from mutants import Claiming
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Status, Unsupported
 from pytest_gemm.judging import verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import interval
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors, views
-from pytest_gemm.outcome import Activity, Misconduct, Outcome, Phase, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.worker import calls

@@ -19,14 +19,14 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import generated_code
 from pytest_gemm.backends.inductor.artifact import Artifact
 from pytest_gemm.backends.inductor.backend import Space
-from pytest_gemm.case_id import MODES, CaseId, Device, Mode
+from pytest_gemm.core.case_id import MODES, CaseId, Device, Mode
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import terminal
 

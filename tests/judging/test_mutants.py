@@ -18,10 +18,10 @@ from studies import mutant_study
 from warm_processes import Programs
 
 from pytest_gemm.conformance import matrix
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.distributions import DISTRIBUTIONS
-from pytest_gemm.outcome import Status
 from pytest_gemm.problem.problem import Problem
 
 

@@ -13,7 +13,8 @@ from mutants import CONTROLS, MUTANTS, Planted
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import text
 from pytest_gemm.judging import lines as lines_module
 from pytest_gemm.judging import sampled
@@ -23,7 +24,6 @@ from pytest_gemm.numerics import freivalds
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs.program import args, build
 

@@ -9,10 +9,10 @@ import torch
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 
 LINES = ["mm:bf16:nn:64x96x128", "linear:f16:nt:64x96x128:bias+relu"]

@@ -17,7 +17,8 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor.artifact import constant_tensors
 from pytest_gemm.backends.inductor.compilation import CompileSpec
 from pytest_gemm.backends.inductor.torch_compat import torch_release
-from pytest_gemm.case_id import CaseId, Device, Mode
+from pytest_gemm.core.case_id import CaseId, Device, Mode
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -28,7 +29,6 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.run import state

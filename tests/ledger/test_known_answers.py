@@ -14,7 +14,8 @@ from imitations import IMITATIONS as PROGRAMS
 from mutants import Control, Mutant, Plant, Planted, Tensors, afterwards, corrupted, exact, product, right, whole
 from torch import Tensor
 
-from pytest_gemm.case_id import CaseId, Device
+from pytest_gemm.core.case_id import CaseId, Device
+from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.judging import imitations
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -23,7 +24,6 @@ from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.state import explain
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.ledger import reader
 from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Environment, Globs, LedgerError
 from pytest_gemm.ledger.ledger import Ledger, LedgerUse
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 
 XEON = Environment("2.13.0+cpu", ("avx2", "avx512f", "avx512_vnni", "amx_tile"), "cpu")

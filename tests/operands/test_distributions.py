@@ -29,12 +29,12 @@ from mutants import (
 )
 from studies import mutant_study
 
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.selection import DISTRIBUTIONS

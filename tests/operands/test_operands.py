@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.operands import memory, random_streams, views
 from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.integers import decode_k, decode_source, digit_plan, tile_map_period
 from pytest_gemm.operands.random_streams import Lines
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind

@@ -32,8 +32,8 @@ CONFTEST = """
 
     from pytest_gemm.api.proof import Proof
     from pytest_gemm.api.protocols import Availability, Candidates
-    from pytest_gemm.outcome import Unsupported
-    from pytest_gemm.outcome import Reason
+    from pytest_gemm.core.outcome import Unsupported
+    from pytest_gemm.core.outcome import Reason
 
 
     def mine(a, b):

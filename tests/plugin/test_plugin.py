@@ -297,7 +297,7 @@ def test_gemm_case_without_the_marker_says_so(project: pytest.Pytester) -> None:
 
 ABSENT = """
     from pytest_gemm.api.protocols import Availability
-    from pytest_gemm.outcome import Reason
+    from pytest_gemm.core.outcome import Reason
 
     class Absent:
         name = "absent"

@@ -21,7 +21,7 @@ from warm_processes import Programs
 
 from pytest_gemm import effect, plugin
 from pytest_gemm import options as options_module
-from pytest_gemm.text import shown
+from pytest_gemm.core.text import shown
 from pytest_gemm.tools import cli
 
 for _command in cli.COMMANDS.values():  # pytester forgets what is imported later, and numpy is imported once only

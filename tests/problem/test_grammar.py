@@ -13,11 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.fuzzing import strategies
 from pytest_gemm.operands import dtypes as dtypes_module
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.random_streams import Stream
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTypes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Shape

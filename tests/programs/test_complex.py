@@ -13,12 +13,12 @@ from torch import Tensor
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.numerics import reference
 from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
-from pytest_gemm.outcome import Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs.program import args

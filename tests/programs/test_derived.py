@@ -13,7 +13,8 @@ from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.case_id import Device, Mode
+from pytest_gemm.core.case_id import Device, Mode
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.judging import verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.numerics import interval as interval_module
@@ -23,7 +24,6 @@ from pytest_gemm.numerics.precision import settings
 from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program

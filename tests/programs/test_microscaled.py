@@ -18,7 +18,8 @@ from pytest_gemm.backends.cutedsl import CuteDslBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference
@@ -26,7 +27,6 @@ from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.memory import packed
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs.program import args, build

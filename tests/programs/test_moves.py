@@ -12,14 +12,14 @@ import torch
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.case_id import CandidateSelection, Device
+from pytest_gemm.core.case_id import CandidateSelection, Device
+from pytest_gemm.core.outcome import Outcome, Status, Unsupported
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands import views
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step
 from pytest_gemm.programs import program

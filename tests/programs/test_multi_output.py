@@ -11,12 +11,12 @@ import torch
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Outcome, Status, Unsupported
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 

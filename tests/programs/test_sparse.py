@@ -17,7 +17,7 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.max_autotune import MaxAutotuneBackend
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.case_id import Device, Mode
+from pytest_gemm.core.case_id import Device, Mode
 from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.errors import ProblemError

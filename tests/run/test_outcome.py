@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Outcome, Reason, Status
-from pytest_gemm.text import first_line, kind_of, message, printable
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Outcome, Reason, Status
+from pytest_gemm.core.text import first_line, kind_of, message, printable
 
 
 class Mute(Exception):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pytest_gemm import records
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.run import page as results
 from pytest_gemm.run.record import Provenance, Record
 from pytest_gemm.tools import cli

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pytest_gemm import records
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.run import github, review, terminal
 from pytest_gemm.run.github import Annotation
 from pytest_gemm.run.record import Provenance, Totals
@@ -20,7 +20,7 @@ from pytest_gemm.tools import cli
 CONFTEST = """
     import os
     from pytest_gemm.api.protocols import Availability
-    from pytest_gemm.outcome import Reason
+    from pytest_gemm.core.outcome import Reason
 
     def mine(a, b):
         return (a.float() @ b.float()).to(a.dtype)
@@ -163,7 +163,7 @@ HOSTILE = """
     from pytest_gemm.api.proof import Proof
     from pytest_gemm.api.protocols import Availability, Candidates
     from pytest_gemm.numerics.contract import Contract
-    from pytest_gemm.outcome import Unsupported
+    from pytest_gemm.core.outcome import Unsupported
 
     WORDS = "planted\\n::error::planted\\r::add-mask::planted\\n   ::stop-commands::planted\\nat ##[add-mask]planted"
     Odd = type("Odd" + WORDS, (Exception,), {})

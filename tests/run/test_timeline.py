@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import trace
+from pytest_gemm.core import trace
 from pytest_gemm.run import timeline
 
 CONFTEST = """

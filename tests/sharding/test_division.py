@@ -54,7 +54,7 @@ CONFTEST = """
         registry.add_callable("mine", mine)
 """
 TEST = """
-    from pytest_gemm.outcome import Unsupported
+    from pytest_gemm.core.outcome import Unsupported
 
     def mine(a, b):
         return (a.float() @ b.float()).to(a.dtype)

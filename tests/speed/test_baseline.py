@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Reason, Status
 from pytest_gemm.speed.baseline import entry as entry_module
 from pytest_gemm.speed.baseline import record as record_module
 from pytest_gemm.speed.baseline import store as store_module

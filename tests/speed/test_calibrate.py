@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from studies import calibrate
 from studies.calibrate import AGAINST, CLASSES, PLANTED, STORED, SUITE, Study
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Status
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.speed.data import Sample, Session, sample_line, session_line
 
 pytestmark = pytest.mark.slow

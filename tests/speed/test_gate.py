@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason, Status, Verdict
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Reason, Status, Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session
 from pytest_gemm.speed.gate import design, estimates, selection
 from pytest_gemm.speed.gate.design import Design

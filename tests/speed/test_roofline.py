@@ -11,12 +11,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.machine.processor import Cpu
 from pytest_gemm.operands import dtypes, tensors
 from pytest_gemm.operands.distributions import distributions_for
-from pytest_gemm.outcome import Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.speed import roofline

@@ -19,11 +19,11 @@ import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 from warm_processes import Programs
 
-from pytest_gemm.case_id import CaseId
 from pytest_gemm.config import SpeedConfig
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Status, Verdict
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine.gpus import Gpu
-from pytest_gemm.outcome import Status, Verdict
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import controller, roofline
 from pytest_gemm.speed import runner as runner_module

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Reason, Status
 from pytest_gemm.speed.check import Replay
 from pytest_gemm.speed.data import (
     Peaks,

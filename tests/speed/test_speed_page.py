@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from speed_runs import KINDS, LINE, NK, TIMED, example, problems, run_of
 
-from pytest_gemm.outcome import Reason, Verdict
+from pytest_gemm.core.outcome import Reason, Verdict
 from pytest_gemm.speed.data import Peaks
 from pytest_gemm.speed.report import page
 from pytest_gemm.speed.report.rows import Past, Run

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from scipy import stats
 from speed_runs import CASE, LINE, OTHER, PEAKS, REASONS, TIMED, example, measured, problems, run_of
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason, Status, Verdict
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample

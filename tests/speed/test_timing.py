@@ -23,8 +23,8 @@ import psutil
 import pytest
 import torch
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Status
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.speed.data import Sample
 from pytest_gemm.speed.timing import cpu, paired
 from pytest_gemm.speed.timing import cuda as cuda_module

@@ -21,8 +21,8 @@ import jinja2
 import numpy as np
 from scipy import stats
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Verdict
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session, SessionError, read_session
 from pytest_gemm.speed.gate import estimates
 from pytest_gemm.speed.gate.design import Design, Readings

@@ -12,10 +12,10 @@ import jinja2
 import msgspec
 
 from pytest_gemm.conformance import matrix
+from pytest_gemm.core.text import show
 from pytest_gemm.problem.axes import HUGE, LEVELS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.datafile import document
-from pytest_gemm.text import show
 
 _FOLDER = Path(__file__).parent
 _Row = TypeVar("_Row")

@@ -43,7 +43,8 @@ from mutants import CONTROLS, KS, MUTANTS, Control, Planted, int4, product, righ
 from torch._dynamo.utils import same
 
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.case_id import CaseId, Device
+from pytest_gemm.core.case_id import CaseId, Device
+from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
@@ -52,7 +53,6 @@ from pytest_gemm.numerics.precision import settings
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.distributions import DISTRIBUTIONS as KNOWN
 from pytest_gemm.operands.distributions import distributions_for
-from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem

@@ -19,15 +19,15 @@ from typing import Final
 
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.case_id import Device, Mode
 from pytest_gemm.conformance import matrix
+from pytest_gemm.core.case_id import Device, Mode
+from pytest_gemm.core.text import show
 from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops import OPS, Op
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import StepKind
-from pytest_gemm.text import show
 
 # A facet and one of its values.
 Fact = tuple[str, str]

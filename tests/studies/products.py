@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from studies import lines
 
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.run import record
 

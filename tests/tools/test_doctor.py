@@ -25,7 +25,7 @@ from pytest_gemm.tools import doctor as doctor_module
 BACKENDS = """
     import os, time
     from pytest_gemm.api.protocols import Availability
-    from pytest_gemm.outcome import Reason
+    from pytest_gemm.core.outcome import Reason
 
     class Broken:
         devices = ("cpu",)

@@ -12,10 +12,10 @@ import torch
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker.device import Pool
 from pytest_gemm.worker.keeper import Keeper

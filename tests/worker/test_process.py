@@ -21,11 +21,11 @@ import torch._dynamo  # a second, which is more than the limit of a run
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.case_id import Device
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging import verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker.keeper import Keeper
 from pytest_gemm.worker.process import Workers

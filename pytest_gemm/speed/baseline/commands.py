@@ -9,7 +9,8 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.text import did_you_mean, show, table
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline.entry import RESTORE, SESSIONS, Baseline, BaselineError, parse
 from pytest_gemm.speed.baseline.record import got_slower, record_sessions
@@ -17,7 +18,6 @@ from pytest_gemm.speed.baseline.store import NAME, SUFFIX, Store, hardware_keys,
 from pytest_gemm.speed.data import Session, read_session
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.storage import cache
-from pytest_gemm.text import did_you_mean, show, table
 
 # -- comparing two states of the store -----------------------------------------------------------------------------
 

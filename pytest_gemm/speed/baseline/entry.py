@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.problem.problem import canonical_line
 from pytest_gemm.storage.errors import FileError
 

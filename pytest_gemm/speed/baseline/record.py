@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason, Verdict
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Reason, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline.entry import MICRO, SESSIONS, Baseline

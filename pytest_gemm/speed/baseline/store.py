@@ -29,8 +29,8 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Reason
 from pytest_gemm.speed.baseline.entry import Baseline, BaselineError, Kept, parse, read_text
 from pytest_gemm.storage import files
 

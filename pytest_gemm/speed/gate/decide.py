@@ -18,8 +18,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason, Verdict
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Reason, Verdict
 from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate import estimates
 from pytest_gemm.speed.gate.estimates import Learnt, Location, Reading, Screened, Share, View

@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Verdict
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate import decide, estimates
 from pytest_gemm.speed.gate.decide import Anchor, Evidence, Gathered

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from scipy import optimize, special
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Reason
 from pytest_gemm.speed.data import Judgement, Sample, Session
 from pytest_gemm.speed.gate.policy import POWER, WEIGHTS, Policy
 from pytest_gemm.speed.gate.sentences import words

@@ -8,7 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.speed.data import Judgement, Sample, Session, by_case
 from pytest_gemm.speed.report.units import percent
 

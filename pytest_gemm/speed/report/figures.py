@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from pytest_gemm.core.text import printable
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Peaks
 from pytest_gemm.speed.report import units
 from pytest_gemm.speed.report.rows import Past, Winner, entrant
-from pytest_gemm.text import printable
 
 # Okabe and Ito (2008), as in page.css: colours that colour-blind readers can tell apart.
 GREY: Final = "#8c8c8c"

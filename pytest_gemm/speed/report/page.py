@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pytest_gemm.outcome import Verdict
+from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.report import figures
 from pytest_gemm.speed.report.figures import kind_of

@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason, Status, Verdict
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session

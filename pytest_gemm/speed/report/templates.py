@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pytest_gemm.core.text import escaped
 from pytest_gemm.records import ratio_text
 from pytest_gemm.speed.report import units
-from pytest_gemm.text import escaped
 
 
 def render(template: str, package: str = "pytest_gemm.speed.report", **values: object) -> str:

@@ -15,15 +15,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Verdict
+from pytest_gemm.core.case_id import CaseId
+from pytest_gemm.core.outcome import Verdict
+from pytest_gemm.core.text import escaped
+from pytest_gemm.core.text import table as text_table
 from pytest_gemm.speed.baseline.store import accept_command
 from pytest_gemm.speed.data import Judgement, Sample
 from pytest_gemm.speed.report import units
 from pytest_gemm.speed.report.rows import VERDICTS, Mode, Past, Row, Run, columns, entrant, is_doubtful
 from pytest_gemm.speed.report.templates import render
-from pytest_gemm.text import escaped
-from pytest_gemm.text import table as text_table
 
 # -- the terminal --------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from pytest_gemm.case_id import CaseId, Device, Mode, Word
-from pytest_gemm.text import DETAILS, one_line, printable
+from pytest_gemm.core.case_id import CaseId, Device, Mode, Word
+from pytest_gemm.core.text import DETAILS, one_line, printable
 
 
 class Phase(Word):
