@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pytest_gemm.core.text import table
-from pytest_gemm.run.record import Record, read
+from pytest_gemm.record.record import Record, read
 from pytest_gemm.speed.data import by_case, read_session
 
 HEAD = ("library", "release", "judged", "cases", "right", "wrong", "refused", "ops", "seconds")

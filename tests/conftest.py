@@ -11,7 +11,7 @@ import warm_processes
 from hypothesis import settings
 from warm_processes import Programs
 
-import pytest_gemm.hooks  # noqa: F401  # before an inner run loads it: pytester forgets what is imported later
+import pytest_gemm.plugin.hooks  # noqa: F401  # before an inner run loads it: pytester forgets what is imported later
 
 # Eager ATen is a control in many tests.  oneDNN's AMX kernels have a defect, which the ledger knows
 # (aten-amx-nan-in-the-row-before); without them a control is right on every machine.  Read when torch is imported.

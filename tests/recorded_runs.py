@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from pytest_gemm import records
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Reason, Status
-from pytest_gemm.run.record import Provenance
+from pytest_gemm.record import records
+from pytest_gemm.record.record import Provenance
 
 RUN: Final = Provenance(
     "2026-11-22 20:00:00 +0000",

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from pytest_gemm import options
 from pytest_gemm.api.settings import settings_of
 from pytest_gemm.backends.builtin import BUILTIN
-from pytest_gemm.config import ENGINE
+from pytest_gemm.config import options
+from pytest_gemm.config.config import ENGINE
+from pytest_gemm.config.effect import WANTS
 from pytest_gemm.core.outcome import Status, Verdict
-from pytest_gemm.effect import WANTS
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.rules import FLAGS, takes

@@ -14,9 +14,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from pytest_gemm import records
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import WITHHELD, Outcome, Seconds, Status
+from pytest_gemm.record import records
 from pytest_gemm.run.terminal import distinct
 from pytest_gemm.speed.report.units import plural
 

@@ -14,9 +14,9 @@ from pytest_gemm.compare import runs
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.core.text import show
 from pytest_gemm.failures.text import Rerun, folder_name
-from pytest_gemm.records import status_of
+from pytest_gemm.record.record import Record, read
+from pytest_gemm.record.records import status_of
 from pytest_gemm.run import page as markdown
-from pytest_gemm.run.record import Record, read
 from pytest_gemm.run.terminal import by, distinct, having
 from pytest_gemm.speed.report import figures
 from pytest_gemm.speed.report.templates import render

@@ -12,7 +12,7 @@ from pytest_gemm.compare.runs import Run
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Seconds, Status
 from pytest_gemm.core.text import escaped, table
-from pytest_gemm.records import status_of
+from pytest_gemm.record.records import status_of
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.speed.report.units import plural
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from pytest_gemm.run import record
-from pytest_gemm.run.record import Provenance, Record
+from pytest_gemm.record import record
+from pytest_gemm.record.record import Provenance, Record
 from pytest_gemm.speed.data import Session, read_session
 
 # Arguments of pytest that change no outcome; the second kind has a word behind it.

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import effect, records
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.config import GemmConfig, suite, test_target
+from pytest_gemm.config import effect
+from pytest_gemm.config.config import GemmConfig, suite, test_target
 from pytest_gemm.core.case_id import CandidateSelection
 from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.failures.text import Rerun
@@ -22,6 +22,7 @@ from pytest_gemm.fuzzing import fuzzer as fuzz
 from pytest_gemm.fuzzing.fuzzer import PRODUCT
 from pytest_gemm.fuzzing.strategies import Trial
 from pytest_gemm.problem.axes import HUGE
+from pytest_gemm.record import records
 from pytest_gemm.run import state
 from pytest_gemm.run.progress import Display
 

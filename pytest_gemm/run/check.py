@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import effect, records
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.config import GemmConfig
+from pytest_gemm.config import effect
+from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core.case_id import CandidateSelection
 from pytest_gemm.core.outcome import Misconduct, Outcome, Reason, Status
 from pytest_gemm.core.text import described
@@ -23,6 +23,7 @@ from pytest_gemm.judging.judge import Judge, run_once
 from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.record import records
 from pytest_gemm.run.guarded import GuardedJudge
 from pytest_gemm.run.orchestrator import Orchestrator
 from pytest_gemm.worker.messages import Died, Thrown

@@ -16,7 +16,7 @@ from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.operands.guard_pages import ALLOCATED, SIDES, GuardPages
 
 if TYPE_CHECKING:
-    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.config.config import GemmConfig
     from pytest_gemm.judging.case import Case, Judged
     from pytest_gemm.worker.process import Workers
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
-from pytest_gemm.config import GemmConfig
+from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import artifacts
 from pytest_gemm.failures.text import Rerun
-from pytest_gemm.isolation import admission
 from pytest_gemm.judging.case import Case, Judged
 from pytest_gemm.judging.judge import Judge, Timing
 from pytest_gemm.ledger.ledger import LedgerUse
-from pytest_gemm.run import state
+from pytest_gemm.run import admission, state
 
 
 @dataclasses.dataclass(frozen=True)

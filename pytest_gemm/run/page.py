@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.records import ratio_text
+from pytest_gemm.record.record import Record
+from pytest_gemm.record.records import ratio_text
 from pytest_gemm.run import review
-from pytest_gemm.run.record import Record
 from pytest_gemm.run.terminal import by, distinct, having, status_counts, template
 
 

@@ -23,7 +23,7 @@ import pytest
 
 from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.api.request import BuildRequest, Selection
-from pytest_gemm.config import GemmConfig
+from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.core.outcome import Unsupported

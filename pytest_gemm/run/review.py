@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.core.text import escaped, printable
-from pytest_gemm.records import from_record, ratio_text
+from pytest_gemm.record.record import Provenance
+from pytest_gemm.record.records import from_record, ratio_text
 from pytest_gemm.run import github
 from pytest_gemm.run.github import Annotation
-from pytest_gemm.run.record import Provenance
 from pytest_gemm.run.terminal import by, distinct, having, nearest, status_counts, template
 
 TITLE: Final = "GEMM correctness"

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import records as records_module
-from pytest_gemm.config import has_cuda_device
+from pytest_gemm.config.config import has_cuda_device
 from pytest_gemm.core.case_id import CandidateSelection
 from pytest_gemm.core.outcome import WITHHELD, Outcome, Reason, Status, Verdict
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger, LedgerUse
 from pytest_gemm.machine import processor, software
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.records import plain
+from pytest_gemm.record import records as records_module
+from pytest_gemm.record.record import Division, Provenance, Shard, Terms, Totals
+from pytest_gemm.record.records import plain
 from pytest_gemm.run import review, terminal
-from pytest_gemm.run.record import Division, Provenance, Shard, Terms, Totals
 
 if TYPE_CHECKING:
-    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.config.config import GemmConfig
     from pytest_gemm.judging.case import Case
 
 

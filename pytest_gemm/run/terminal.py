@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.core.outcome import Outcome, Reason, Seconds, Status
 from pytest_gemm.core.text import table
-from pytest_gemm.records import status_of
+from pytest_gemm.record.records import status_of
 
 if TYPE_CHECKING:
     import jinja2

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm.config import CONFIG, SPEED_WORKER, GemmConfig, workers
+from pytest_gemm.config.config import CONFIG, SPEED_WORKER, GemmConfig, workers
 from pytest_gemm.core import trace
 from pytest_gemm.core.text import table
 from pytest_gemm.machine import processor

@@ -18,7 +18,7 @@ from pytest_gemm.speed.report.rows import Run
 from pytest_gemm.speed.runner import timed
 
 if TYPE_CHECKING:
-    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.config.config import GemmConfig
     from pytest_gemm.judging.case import Case
     from pytest_gemm.run.check import GemmCheck
 

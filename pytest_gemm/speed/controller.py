@@ -38,7 +38,7 @@ from pytest_gemm.speed.request import Group, Project
 from pytest_gemm.speed.runner import Runner, SessionFailed, Timed, timed, timed_apart
 
 if TYPE_CHECKING:
-    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.config.config import GemmConfig
 
 
 def measure(config: GemmConfig, cases: Mapping[Timed, str], project: Project, display: Display) -> list[Run]:

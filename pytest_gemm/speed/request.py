@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from pytest_gemm.config import CONFIG
+from pytest_gemm.config.config import CONFIG
 from pytest_gemm.machine.environment import THIS, Environment
 from pytest_gemm.speed.data import Peaks
 

@@ -34,7 +34,7 @@ from pytest_gemm.speed.request import LEFT, LOST, NOW, REQUEST, SESSION, UNWRITT
 from pytest_gemm.storage import cache, files
 
 if TYPE_CHECKING:
-    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.config.config import GemmConfig
 
 
 Timed = tuple[str, str]  # backend and problem line of a case

@@ -27,10 +27,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pytest_gemm import effect
 from pytest_gemm.api.protocols import CandidateBackend
 from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.config import CONFIG, GemmConfig
+from pytest_gemm.config import effect
+from pytest_gemm.config.config import CONFIG, GemmConfig
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.failures.text import Rerun

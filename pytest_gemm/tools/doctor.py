@@ -34,7 +34,7 @@ from pytest_gemm.worker.messages import Died, Thrown
 from pytest_gemm.worker.process import Process
 
 if TYPE_CHECKING:
-    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.config.config import GemmConfig
 
 # The smoke product is the first that the backend supports: TMA can load its operands, no dimension is special.  All are
 # in the quick level, so that after a run of that level their kernels are in the caches and in the store of CUTLASS.
@@ -64,7 +64,7 @@ class _Plugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> int:
         """Configure pytest as ``--fixtures`` does, show the report, and end."""
-        from pytest_gemm.config import CONFIG
+        from pytest_gemm.config.config import CONFIG
 
         config._do_configure()
         try:

@@ -45,7 +45,7 @@ class Block:
 
     @property
     def ticket(self) -> tuple[int, bytes, int]:
-        """What the worker is told of it."""
+        """What the worker opens it by."""
         return self.number, self.handle, self.size
 
 
@@ -75,7 +75,7 @@ class Pool:
         return Block(next(self._numbers), bytes(handle), size, address.value)
 
     def give(self, block: Block) -> None:
-        """Take a block back that nobody uses any more."""
+        """Take a block back."""
         if block.size <= MUCH:
             self._free[block.size].append(block)
         else:

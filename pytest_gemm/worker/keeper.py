@@ -260,7 +260,8 @@ def _work(file: int, stack: int, keeper: Keeper, *, cuda: bool) -> None:
 
     # In a thread of its own: OpenMP keeps the threads of a thread that has computed, and a fork has none of these; what
     # may have computed before the fork is pytest's main thread.
-    served = threading.Thread(target=serve, args=(socket.socket(fileno=file), keeper, stack))
+    given = socket.socket(fileno=file), keeper.backends, keeper.threads, keeper.calls, stack
+    served = threading.Thread(target=serve, args=given)
     served.start()
     if cuda:
         with contextlib.suppress(Exception):  # what fails here, fails in the first question with its reason

@@ -8,13 +8,13 @@ import gc
 import os
 import socket
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import torch
 
-from pytest_gemm.api.protocols import Compiling
+from pytest_gemm.api.protocols import Backend, Compiling
 from pytest_gemm.core import trace
 from pytest_gemm.core.outcome import Misconduct, Pruned, Unsupported
 from pytest_gemm.operands.tensors import Operands
@@ -23,22 +23,27 @@ from pytest_gemm.worker import faults, memory
 from pytest_gemm.worker.answers import Answer, Failure, RanForm, Refusal, Span
 from pytest_gemm.worker.device import Opened, bytes_at
 from pytest_gemm.worker.inline import Inline
-from pytest_gemm.worker.keeper import Keeper
 from pytest_gemm.worker.messages import How, Job, Thrown
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD: Final = 50_000
 
 
-def serve(end: socket.socket, keeper: Keeper, stack: int) -> None:
+def serve(
+    end: socket.socket,
+    backends: Mapping[str, Backend],
+    threads: int,
+    calls: Mapping[str, Callable[..., Any]],
+    stack: int,
+) -> None:
     """Answer questions until the judge closes its end."""
-    torch.set_num_threads(keeper.threads)
+    torch.set_num_threads(threads)
     gc.freeze()  # torch and a compiler are millions of objects that every collection would visit
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     faulthandler.enable(file=stack, all_threads=True)
     process = os.getpid()
     trace.taken()  # of pytest's process
-    worker, encoder = _Server(keeper), msgspec.msgpack.Encoder(enc_hook=str)
+    worker, encoder = _Server(backends, calls), msgspec.msgpack.Encoder(enc_hook=str)
     while True:
         try:
             first, _, files = memory.receive(end)
@@ -64,10 +69,10 @@ def serve(end: socket.socket, keeper: Keeper, stack: int) -> None:
 class _Server:
     """What a worker does with a question."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._backends = keeper.backends
-        self._stores = {name: one.store for name, one in keeper.backends.items() if isinstance(one, Compiling)}
-        self._inline = Inline(keeper.calls)
+    def __init__(self, backends: Mapping[str, Backend], calls: Mapping[str, Callable[..., Any]]) -> None:
+        self._backends = backends
+        self._stores = {name: one.store for name, one in backends.items() if isinstance(one, Compiling)}
+        self._inline = Inline(calls)
         self._operands: dict[int, tuple[Operands, list[torch.Tensor]]] = {}
         self._results: dict[int, Callable[[], tuple[torch.Tensor, ...]]] = {}
         self._at: object = None  # the problem, and where its operands lie

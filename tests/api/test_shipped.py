@@ -88,7 +88,7 @@ def test_nothing_of_it_is_imported_unless_it_is_asked_for(pytester: pytest.Pytes
 def listed(pytester: pytest.Pytester) -> tuple[int, str]:
     """What the doctor says of all, without those that come with the package, of which each takes its time."""
     program = """
-from pytest_gemm import config
+from pytest_gemm.config import config
 from pytest_gemm.tools import cli
 config.BUILTIN = config.BUILTIN[:1]
 raise SystemExit(cli.main(["doctor", "--", "--gemm-known-failures=none"]))

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import records, selection, values
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.proof import Generation, Proof
 from pytest_gemm.api.protocols import unsupported
@@ -26,7 +25,8 @@ from pytest_gemm.backends.cpp.backend import CppBackend, compiler
 from pytest_gemm.backends.inductor import backend as inductor
 from pytest_gemm.backends.inductor import cpu_isa, torch_compat
 from pytest_gemm.backends.inductor.compilation import CompileSpec
-from pytest_gemm.config import GemmConfig
+from pytest_gemm.config import values
+from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core.case_id import CaseId, Device, Mode
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import text as text_module
@@ -37,7 +37,9 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.operands import tensors
+from pytest_gemm.plugin import selection
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.record import records
 from pytest_gemm.run.state import RunState
 
 MM = Problem.parse("mm:f32:nn:8x9x10")

@@ -15,10 +15,10 @@ import torch
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Status
-from pytest_gemm.isolation import admission
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import admission
 
 WIDE, NARROW = "INDEX_DTYPE : tl.constexpr = tl.int64", "INDEX_DTYPE : tl.constexpr = tl.int32"
 

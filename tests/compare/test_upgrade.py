@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from pytest_gemm import records
 from pytest_gemm.compare import cases
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import WITHHELD, Outcome, Reason, Seconds, Status
-from pytest_gemm.run.record import Provenance
+from pytest_gemm.record import records
+from pytest_gemm.record.record import Provenance
 from pytest_gemm.speed.data import Sample, Session, session_text
 from pytest_gemm.tools import cli
 

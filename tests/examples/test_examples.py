@@ -27,8 +27,8 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.records import plain, to_record
-from pytest_gemm.run.record import Provenance
+from pytest_gemm.record.record import Provenance
+from pytest_gemm.record.records import plain, to_record
 from pytest_gemm.speed.data import Sample, Session, session_text
 
 if sys.version_info >= (3, 11):

@@ -16,12 +16,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis.database import InMemoryExampleDatabase
 
-from pytest_gemm import selection
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.config import GemmConfig
+from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.failures.text import Rerun
@@ -34,6 +33,7 @@ from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
+from pytest_gemm.plugin import selection
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.state import eager_refusal

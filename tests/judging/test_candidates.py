@@ -21,7 +21,6 @@ import torch
 import torch._inductor.compile_fx  # first: what is below it imports each other in a circle
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import records as records_module
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, CandidateBackend, Candidates
 from pytest_gemm.api.request import BuildRequest, Selection
@@ -44,6 +43,7 @@ from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.record import records as records_module
 from pytest_gemm.worker import calls
 
 pytestmark = pytest.mark.slow

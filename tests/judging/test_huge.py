@@ -13,7 +13,6 @@ import torch
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Status
-from pytest_gemm.isolation import admission
 from pytest_gemm.judging import lines, sampled
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -21,6 +20,7 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
+from pytest_gemm.run import admission
 
 EAGER = Contract(epilogue="eager")
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import unsupported
 from pytest_gemm.api.request import BuildRequest
@@ -27,7 +26,9 @@ from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
+from pytest_gemm.plugin import selection
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.record import records
 from pytest_gemm.run import terminal
 
 MM = Problem.parse("mm:f32:nn:8x9x10")

@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
@@ -17,6 +16,7 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor.artifact import constant_tensors
 from pytest_gemm.backends.inductor.compilation import CompileSpec
 from pytest_gemm.backends.inductor.torch_compat import torch_release
+from pytest_gemm.config.values import cores, threads
 from pytest_gemm.core.case_id import CaseId, Device, Mode
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import text as text_module
@@ -29,10 +29,11 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
+from pytest_gemm.plugin import selection
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
+from pytest_gemm.record import records
 from pytest_gemm.run import state
-from pytest_gemm.values import cores, threads
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 ODD = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "rand", 0, Status.INCORRECT)

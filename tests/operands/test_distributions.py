@@ -35,9 +35,9 @@ from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.plugin.selection import DISTRIBUTIONS
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.selection import DISTRIBUTIONS
 
 Tensor = torch.Tensor
 

@@ -141,7 +141,7 @@ def test_the_metadata_names_plugin_and_licence(wheel: Path, names: set[str], met
     (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
     with zipfile.ZipFile(wheel) as archive:
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
-    assert "[pytest11]\ngemm = pytest_gemm.plugin\n" in entry_points
+    assert "[pytest11]\ngemm = pytest_gemm.plugin.plugin\n" in entry_points
     assert metadata["License-Expression"] == "BSD-3-Clause"
     assert f"{info}/licenses/LICENSE" in names
     assert {"Framework :: Pytest", "Typing :: Typed"} <= set(metadata.get_all("Classifier", []))
@@ -215,7 +215,7 @@ def test_an_installed_wheel_works_away_from_the_repository(wheel: Path, tmp_path
     [
         "plugin",
         "config",
-        "hookspec",
+        "plugin.hookspec",
         "problem.axes",
         "ledger.ledger",
         "problem.problem",

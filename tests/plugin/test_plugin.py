@@ -12,7 +12,8 @@ import pytest
 import torch
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import config, selection
+from pytest_gemm.config import config
+from pytest_gemm.plugin import selection
 
 pytestmark = pytest.mark.slow
 
@@ -351,9 +352,9 @@ def test_two_workers_divide_the_cores_and_their_outcomes_are_put_together(projec
     project.makepyfile(
         test_threads="""
         def test_threads(gemm_check, gemm_config):
-            import pytest_gemm.values
+            import pytest_gemm.config.values
             import torch
-            assert gemm_config.threads == torch.get_num_threads() == max(1, pytest_gemm.values.cores() // 2)
+            assert gemm_config.threads == torch.get_num_threads() == max(1, pytest_gemm.config.values.cores() // 2)
         """
     )
     record = project.path / "run.jsonl"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import startup, xdist
+from pytest_gemm.plugin import startup, xdist
 from pytest_gemm.run import timeline
 
 # A backend that notes when it is asked for which problem, and what its process is like.

@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 from warm_processes import Programs
 
-from pytest_gemm import effect, plugin
-from pytest_gemm import options as options_module
+from pytest_gemm.config import effect
+from pytest_gemm.config import options as options_module
 from pytest_gemm.core.text import shown
+from pytest_gemm.plugin import plugin
 from pytest_gemm.tools import cli
 
 for _command in cli.COMMANDS.values():  # pytester forgets what is imported later, and numpy is imported once only

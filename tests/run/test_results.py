@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import records
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Reason, Status
+from pytest_gemm.record import records
+from pytest_gemm.record.record import Provenance, Record
 from pytest_gemm.run import page as results
-from pytest_gemm.run.record import Provenance, Record
 from pytest_gemm.tools import cli
 
 PASSED = Outcome(

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import records
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Reason, Status
+from pytest_gemm.record import records
+from pytest_gemm.record.record import Provenance, Totals
 from pytest_gemm.run import github, review, terminal
 from pytest_gemm.run.github import Annotation
-from pytest_gemm.run.record import Provenance, Totals
 from pytest_gemm.tools import cli
 
 CONFTEST = """

@@ -21,14 +21,14 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Candidates, Prepared
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
-from pytest_gemm.config import GemmConfig, SpeedConfig
+from pytest_gemm.config.config import GemmConfig, SpeedConfig
+from pytest_gemm.config.options import BY_NAME
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Environment, Globs
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.options import BY_NAME
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
 from pytest_gemm.run.progress import Display

@@ -19,7 +19,7 @@ import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 from warm_processes import Programs
 
-from pytest_gemm.config import SpeedConfig
+from pytest_gemm.config.config import SpeedConfig
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Status, Verdict
 from pytest_gemm.machine import gpus

@@ -53,13 +53,13 @@ from pytest_gemm.numerics.precision import settings
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.distributions import DISTRIBUTIONS as KNOWN
 from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.plugin.selection import DISTRIBUTIONS
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import STEPS
 from pytest_gemm.programs.program import args, build
 from pytest_gemm.run import state
-from pytest_gemm.selection import DISTRIBUTIONS
 
 # The ledger that is shipped with the conformance suite.
 LEDGER: Final = Path(__file__).parents[2] / "conformance" / "known_failures.toml"

@@ -27,7 +27,7 @@ from studies import lines
 
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.run import record
+from pytest_gemm.record import record
 
 
 class Product(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

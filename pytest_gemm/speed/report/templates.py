@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_gemm.core.text import escaped
-from pytest_gemm.records import ratio_text
+from pytest_gemm.record.records import ratio_text
 from pytest_gemm.speed.report import units
 
 

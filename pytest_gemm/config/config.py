@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import values
 from pytest_gemm.api import settings as api_settings
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry, RegistryError
@@ -23,18 +22,19 @@ from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.api.settings import Setting, settings_of
 from pytest_gemm.api.shipped import shipped
 from pytest_gemm.backends.builtin import BUILTIN
+from pytest_gemm.config import values
+from pytest_gemm.config.options import BY_NAME, CONFLICTS, OPTIONS
+from pytest_gemm.config.values import Given, Parser, cores
 from pytest_gemm.core.case_id import MODES, Device
 from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.core.text import described, did_you_mean, shown
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa, processor
-from pytest_gemm.options import BY_NAME, CONFLICTS, OPTIONS
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import QUICK
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import cache
-from pytest_gemm.values import Given, Parser, cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

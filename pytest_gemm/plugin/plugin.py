@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import hookspec, options
+from pytest_gemm.config import options
+from pytest_gemm.plugin import hookspec
 
 if TYPE_CHECKING:
-    from pytest_gemm.config import GemmConfig
-    from pytest_gemm.hooks import GemmRun
+    from pytest_gemm.config.config import GemmConfig
     from pytest_gemm.judging.case import Case
     from pytest_gemm.judging.judge import Judge
+    from pytest_gemm.plugin.hooks import GemmRun
     from pytest_gemm.run.check import GemmCheck
 
 # Name of the plugin that holds the hooks.
 RUN = "gemm-run"
 _STARTED = pytest.StashKey[bool]()
-MARKER = "gemm(problems, distributions, any_problem): a test over GEMM problems and backends; see pytest_gemm.selection"
+MARKER = "gemm(problems, distributions, any_problem): a test over GEMM problems and backends"
 _FIXTURES = frozenset({"gemm_case", "gemm_check", "gemm_speed", "gemm_fuzz", "gemm_config"})
 # A test's parameter that looks like a case, "aten-mm:f32:nn:8x8x8".
 _CASE = re.compile(r"\[[\w@-]+-\w+:[\w-]+:\w\w:")
@@ -76,7 +77,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """A crash is a result; and below a compute-sanitizer the run is another process's."""
     if config.option.help or not options.is_any_given(config):
         return None
-    from pytest_gemm import startup
+    from pytest_gemm.plugin import startup
 
     return startup.begin(config)
 
@@ -99,7 +100,7 @@ def run_of(config: pytest.Config) -> GemmRun:
     """The plugin that holds the hooks, which is made when it is first asked for."""
     found: GemmRun | None = config.pluginmanager.get_plugin(RUN)
     if found is None:
-        from pytest_gemm.hooks import GemmRun
+        from pytest_gemm.plugin.hooks import GemmRun
 
         found = GemmRun(config)
         config.pluginmanager.register(found, RUN)

@@ -13,9 +13,9 @@ import pytest
 
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.isolation import admission
 from pytest_gemm.judging.case import Case
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import admission
 
 GIB = 1 << 30
 
@@ -76,7 +76,7 @@ def test_a_case_waits_until_another_process_leaves_it_the_memory() -> None:
 
 _HOLD = """\
 import os
-from pytest_gemm.isolation import admission
+from pytest_gemm.run import admission
 entry = admission._entry(admission._folder("cpu"), 9 << 30, lambda: 10 << 30)
 os._exit(0 if isinstance(entry, tuple) else 1)
 """

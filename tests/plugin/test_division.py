@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import selection
-from pytest_gemm.sharding.division import divide
+from pytest_gemm.plugin import selection
+from pytest_gemm.plugin.division import divide
 
 IDS = [
     f"test_it.py::test_{test}[{backend}-{op}:f32:nn:{m}x8x8]"

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import xdist
 from pytest_gemm.numerics import reference
+from pytest_gemm.plugin import xdist
 from pytest_gemm.worker import faults
 
 # How the planted backend goes wrong, by M; the second distribution is the one that it cannot stand.

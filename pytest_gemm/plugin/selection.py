@@ -31,7 +31,7 @@ import pytest
 from pytest_gemm.api.protocols import Availability, Backend, Compiling
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.config import GemmConfig, suites, test_target
+from pytest_gemm.config.config import GemmConfig, suites, test_target
 from pytest_gemm.core.case_id import MODES, CandidateSelection, CaseId, Mode
 from pytest_gemm.core.outcome import Reason
 from pytest_gemm.core.text import described, did_you_mean

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm.options import is_any_given
+from pytest_gemm.config.options import is_any_given
+from pytest_gemm.plugin.selection import case_id
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import timeline
-from pytest_gemm.selection import case_id
 
 
 @functools.lru_cache(maxsize=1 << 16)  # of the tests of a run, each of which is asked about several times

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
+from pytest_gemm.config.options import BY_NAME, OPTIONS, Option
 from pytest_gemm.core.text import did_you_mean, shown
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.options import BY_NAME, OPTIONS, Option
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.errors import FileError

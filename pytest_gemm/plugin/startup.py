@@ -19,17 +19,17 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm import options, selection, values
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.backends.inductor import ahead
-from pytest_gemm.config import CONFIG, SPEED_WORKER, GemmConfig, workers
+from pytest_gemm.config import options, values
+from pytest_gemm.config.config import CONFIG, SPEED_WORKER, GemmConfig, workers
+from pytest_gemm.config.options import is_any_given
+from pytest_gemm.config.values import cores
 from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.isolation import sanitizer, termination
-from pytest_gemm.options import is_any_given
+from pytest_gemm.plugin import sanitizer, selection, termination
 from pytest_gemm.storage import cache
-from pytest_gemm.values import cores
 from pytest_gemm.worker.keeper import KEEPER, Keeper, cuda_has_started
 
 # With fewer tests for each worker some may get none.

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm import records, selection, xdist
-from pytest_gemm.config import CONFIG
-from pytest_gemm.run.record import Division
+from pytest_gemm.config.config import CONFIG
+from pytest_gemm.plugin import selection, xdist
+from pytest_gemm.record import records
+from pytest_gemm.record.record import Division
 from pytest_gemm.run.state import RunState
 
 _SENT: Final = "gemm_division"

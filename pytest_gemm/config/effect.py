@@ -19,10 +19,10 @@ import pytest
 
 from pytest_gemm.api.protocols import Backend, CandidateBackend
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.config import GemmConfig
+from pytest_gemm.config.config import GemmConfig
+from pytest_gemm.config.options import BY_NAME, OPTIONS
+from pytest_gemm.config.values import cores
 from pytest_gemm.core.text import shown
-from pytest_gemm.options import BY_NAME, OPTIONS
-from pytest_gemm.values import cores
 
 
 def _on_cpu(config: GemmConfig, backend: Backend) -> bool:

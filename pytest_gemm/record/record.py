@@ -19,7 +19,7 @@ from pytest_gemm import __version__
 from pytest_gemm.core.outcome import Outcome, Reason
 from pytest_gemm.machine import gpus as gpus_module
 from pytest_gemm.machine import isa, processor, software
-from pytest_gemm.records import from_record, typed
+from pytest_gemm.record.records import from_record, typed
 
 # Further distributions whose versions a record has; those that are not installed are left out.
 _DISTRIBUTIONS = ("pytest", "pytest-xdist")

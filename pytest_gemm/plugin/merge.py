@@ -17,14 +17,15 @@ from xml.etree import ElementTree
 import pytest
 from packaging.version import Version
 
-from pytest_gemm import __version__, records, review
+from pytest_gemm import __version__
 from pytest_gemm.api import settings as api_settings
 from pytest_gemm.compare import runs
 from pytest_gemm.core.text import show
 from pytest_gemm.failures import scripts as scripts_module
 from pytest_gemm.ledger.ledger import LedgerUse
-from pytest_gemm.run import record
-from pytest_gemm.run.record import Provenance, Record, Shard
+from pytest_gemm.plugin import review
+from pytest_gemm.record import record, records
+from pytest_gemm.record.record import Provenance, Record, Shard
 from pytest_gemm.run.state import Red, RunState
 
 # What pytest says of a run that went through all its tests; anything else has ended it early.

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gemm import records
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.core.case_id import CaseId, Device
 from pytest_gemm.core.outcome import Outcome, Reason, Status
-from pytest_gemm.isolation import sanitizer
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import guard_pages, tensors
 from pytest_gemm.operands.guard_pages import GuardPages
+from pytest_gemm.plugin import sanitizer
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
+from pytest_gemm.record import records
 
 LINES = (
     "mm:f32:nn:8x16x32",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm.isolation import termination
+from pytest_gemm.plugin import termination
 
 CONFTEST = """
     import os

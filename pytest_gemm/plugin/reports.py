@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import records
 from pytest_gemm.core.outcome import Status
 from pytest_gemm.core.text import printable
+from pytest_gemm.record import records
 
 if TYPE_CHECKING:
-    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.config.config import GemmConfig
     from pytest_gemm.run.state import RunState
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm import reports
-from pytest_gemm.config import CONFIG
+from pytest_gemm.config.config import CONFIG
+from pytest_gemm.plugin import reports
 from pytest_gemm.run import github, review
 from pytest_gemm.run.github import Annotation
 from pytest_gemm.run.state import Cause, Red, RunState

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import config as config_module
-from pytest_gemm import effect, reports, review, selection, startup, xdist
 from pytest_gemm.api.protocols import Compiling
-from pytest_gemm.config import CONFIG, SPEED_WORKER
+from pytest_gemm.config import config as config_module
+from pytest_gemm.config import effect
+from pytest_gemm.config.config import CONFIG, SPEED_WORKER
 from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import threads_text
 from pytest_gemm.core.outcome import Status
 from pytest_gemm.core.text import message
-from pytest_gemm.isolation.termination import STATUS, Termination
+from pytest_gemm.plugin import division, reports, review, selection, startup, xdist
+from pytest_gemm.plugin.termination import STATUS, Termination
 from pytest_gemm.run import precompile, progress, timeline
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run.state import RunState
-from pytest_gemm.sharding import division
 from pytest_gemm.storage import cache, digests, files
 from pytest_gemm.worker.keeper import KEEPER
 

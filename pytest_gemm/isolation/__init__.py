@@ -1,1 +1,0 @@
-"""What may hang or die: limits, journals, worker processes."""

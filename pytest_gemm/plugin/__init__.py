@@ -1,0 +1,1 @@
+"""What pytest calls: options, hooks, fixtures, the selection and scheduling of tests."""

@@ -1,0 +1,1 @@
+"""Outcomes as data: the run record."""
