@@ -76,13 +76,29 @@ def parsed(text: Given, parse: Callable[[str], T]) -> T:
 # -- names of options --------------------------------------------------------------------------------------
 
 
+def check_names(parser: pytest.Parser, args: Sequence[str]) -> None:
+    """Answer an undeclared option that looks like one of these, before argparse does.
+
+    Raises:
+        pytest.UsageError: naming it and the option that was probably meant.
+    """
+    for word in parser.parse_known_and_unknown_args(list(args))[1]:
+        flag = word.partition("=")[0]
+        if flag.startswith("--gemm"):
+            raise _unknown(word, flag, "option", [option.flag for option in OPTIONS])
+
+
 def check_ini_names(config: pytest.Config) -> None:
     """Refuse an unknown key of the ini file; pytest itself only warns."""
     unknown: Iterable[str] = getattr(config, "_get_unknown_ini_keys", set)()  # of pytest 8 and 9
     for key in sorted(unknown):
         if key.startswith(("gemm_", "gemm-")):
-            hint = did_you_mean(key, [option.ini for option in OPTIONS])
-            raise pytest.UsageError(f"{shown(key)} (ini): there is no such key{hint}; pytest --help lists them")
+            raise _unknown(f"{key} (ini)", key, "key", [option.ini for option in OPTIONS])
+
+
+def _unknown(word: str, name: str, kind: str, known: Sequence[str]) -> pytest.UsageError:
+    hint = did_you_mean(name, known)
+    return pytest.UsageError(f"{shown(word)}: there is no {kind} {shown(name)}{hint}; pytest --help lists them")
 
 
 # -- one value ---------------------------------------------------------------------------------------------

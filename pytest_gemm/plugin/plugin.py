@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,11 +48,19 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspec)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser) -> None:
-    """Declare the ini keys."""
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, object, object]:
+    """Declare the ini keys; answer a misspelt option, once every conftest has declared its own."""
     if not early_config.known_args_namespace.help:
         options.add_ini_keys(parser)
+    result = yield
+    if any(arg.startswith("--gemm") for arg in args):
+        from pytest_gemm.config import values
+
+        values.check_names(parser, args)
+    return result
 
 
 def is_used(config: pytest.Config) -> bool:

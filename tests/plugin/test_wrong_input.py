@@ -140,7 +140,9 @@ VALUES = wrong(
     ("--gemm-baselines=", "--gemm-baselines= is empty"),
     ("--gemm-record=forse", "did you mean 'force'?"),
     ("--gemm-record test_it.py", "put the option last"),
-    ("--gemm-levl=full", "unrecognized arguments: --gemm-levl=full"),
+    ("--gemm-levl=full", "--gemm-levl=full", "did you mean '--gemm-level'?"),
+    ("--gemm-problems=mm:f32:nn:8x8x8", "did you mean '--gemm-problem'?"),
+    ("--gemm-verbose", "there is no option --gemm-verbose"),
     ("--gemm-problem=mm:f32:nn:8x8x8\N{ZERO WIDTH SPACE}", "\\u200b", "cannot be printed"),
     ("--gemm-output=$'run\x1b[2J'", "\\x1b[2J", "cannot be printed"),
     ("--gemm-output='a\udcffb'", "\\udcff", "cannot be printed"),
@@ -210,7 +212,7 @@ DISTRIBUTIONS = wrong(
 # -- ini files ------------------------------------------------------------------------------------------
 
 INI = wrong(
-    ("gemm_levl = full", "gemm_levl (ini): there is no such key (did you mean 'gemm_level'?)"),
+    ("gemm_levl = full", "gemm_levl (ini): there is no key gemm_levl (did you mean 'gemm_level'?)"),
     ("gemm-level = full", "gemm-level (ini)"),
     ("gemm_level = fast", "gemm_level (ini)=fast: not a value"),
     ("gemm_backends = mien", "gemm_backends (ini)=mien", "did you mean 'mine'?"),
