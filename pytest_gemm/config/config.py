@@ -161,6 +161,7 @@ class GemmConfig:
         seed: of all values.
         shard: K and N where only the tests of shard K of N are run; ``None``: all.
         inline: whether kernels run in pytest's own process.
+        confined: whether the kernels' process has no rights outside of its folder.
         fuzz: how long to draw problems, in seconds; 0: not at all.
         reference: ``full``, ``sampled`` or ``auto``.
         ledger: the known failures.
@@ -197,6 +198,7 @@ class GemmConfig:
     seed: int = _option("seed", values.whole(0))
     shard: tuple[int, int] | None = _option("shard", values.shard)
     inline: bool = False
+    confined: bool = False
     fuzz: float = _option("fuzz", values.fuzz)
     reference: str = _option("reference")
     ledger: Ledger = dataclasses.field(default_factory=Ledger)
@@ -306,6 +308,7 @@ ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
     "run": {
         "github": Setting("auto", "auto|yes|no", "annotations and summary", api_settings.one_of("auto", "yes", "no")),
         "inline": Setting("no", "yes|no", "kernels run in pytest's process", api_settings.one_of("yes", "no")),
+        "confined": Setting("no", "yes|no", "kernels write to no file and no socket", api_settings.one_of("yes", "no")),
         "stream": Setting("default", "default|side", "CUDA stream of a run", api_settings.one_of("default", "side")),
     },
     "speed": {
@@ -450,6 +453,7 @@ def read(config: pytest.Config) -> GemmConfig:
         stream=settings["run"]["stream"],
         github=settings["run"]["github"],
         inline=settings["run"]["inline"] == "yes",
+        confined=settings["run"]["confined"] == "yes",
         options={name: str(text) for name, text in texts.items()},
         settings={name: str(text) for name, text in given.items()},
         typed=_typed_names(config, texts, given),

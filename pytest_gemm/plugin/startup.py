@@ -30,6 +30,7 @@ from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.plugin import sanitizer, selection, termination
 from pytest_gemm.storage import cache
+from pytest_gemm.worker import confinement
 from pytest_gemm.worker.keeper import KEEPER, Keeper, cuda_has_started
 
 # With fewer tests for each worker some may get none.
@@ -75,13 +76,20 @@ def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
     They do for a debugger.
 
     Raises:
-        pytest.UsageError: for guard pages, which end the process of a kernel.
+        pytest.UsageError: for what such a process is needed for and cannot be had.
     """
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
-    if settings.inline or debugged or sys.platform != "linux":
+    inline = settings.inline or debugged or sys.platform != "linux"
+    if inline:
         if settings.guard == "pages":
             why = "it ends the process of the kernel, and here kernels run in pytest's own"
             raise pytest.UsageError(f"--gemm-guard=pages: {why}: on Linux, leave out run.inline=yes, --pdb and --trace")
+        lacks = "kernels run in pytest's own process: on Linux, leave out run.inline=yes, --pdb and --trace"
+    else:
+        lacks = confinement.lacks()
+    if settings.confined and lacks:
+        raise pytest.UsageError(f"--gemm-set=run.confined=yes: {lacks}")
+    if inline:
         return None
     if cuda_has_started() and any(device != Device.CPU for device in settings.devices.values()):
         text = (
@@ -96,8 +104,8 @@ def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
     if config.pluginmanager.has_plugin(SPEED_WORKER):
         from pytest_gemm.speed.bench import CALLS
 
-        return Keeper(backends, settings.speed.threads, modules, CALLS)
-    return Keeper(backends, settings.threads, modules)
+        return Keeper(backends, settings.speed.threads, modules, CALLS, confined=settings.confined)
+    return Keeper(backends, settings.threads, modules, confined=settings.confined)
 
 
 def keep_bytecode() -> None:

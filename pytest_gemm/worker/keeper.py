@@ -17,8 +17,10 @@ import faulthandler
 import fcntl
 import importlib
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 import traceback
 import warnings
@@ -28,6 +30,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pytest
+
+from pytest_gemm.worker.confinement import confine
 
 if TYPE_CHECKING:
     from pytest_gemm.api.protocols import Backend
@@ -111,9 +115,10 @@ class Keeper:
         threads: CPU threads of PyTorch in a worker.
         modules: what every worker will need.
         calls: functions that a worker can be asked to call, by name; they get the ``Inline`` and what was asked with.
+        confined: a worker has no rights outside of a folder of its own, see ``confinement``.
 
     Attributes:
-        backends, threads, modules, calls: the same.
+        backends, threads, modules, calls, confined: the same.
     """
 
     def __init__(
@@ -122,8 +127,11 @@ class Keeper:
         threads: int,
         modules: Sequence[str] = (),
         calls: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+        *,
+        confined: bool = False,
     ) -> None:
         self.backends, self.threads, self.modules, self.calls = backends, threads, modules, calls
+        self.confined = confined
         self._lock = threading.Lock()
         self._first: Started | None = None
         self._control, there = socket.socketpair()
@@ -237,12 +245,15 @@ def _watch(file: int, told: int, said: int, stack: int, *, keeper: Keeper, cuda:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (1, 2):
         os.dup2(said, number)
+    folder = tempfile.mkdtemp(prefix="pytest-gemm-") if keeper.confined else ""
     parent, worker = os.getpid(), os.fork()
     if worker == 0:
         _die_with(parent)
         os.close(told)
         os.setpgid(0, 0)
         try:
+            if folder:
+                confine(folder)
             _work(file, stack, keeper, cuda=cuda)
         except BaseException:
             traceback.print_exc()
@@ -251,6 +262,8 @@ def _watch(file: int, told: int, said: int, stack: int, *, keeper: Keeper, cuda:
     os.close(file)
     os.write(told, str(worker).encode())
     status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
     os.write(told, str(status).encode())
 
 
