@@ -113,7 +113,7 @@ def _filter(*, kills: bool) -> Iterator[bytes]:
     yield struct.pack("<HBBI", above, 0, 1, 0x40000000)  # of x32
     yield denied
     never = ["ptrace", "process_vm_readv", "process_vm_writev", "io_uring_setup"]
-    only = {"socket": socket.AF_UNIX}
+    only = {"socket": int(socket.AF_UNIX)}
     if kills:
         never += ["tkill", "pidfd_send_signal"]
         only |= dict.fromkeys(("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"), os.getpid())
