@@ -1973,7 +1973,7 @@ MUTANTS: dict[str, Mutant] = {
     "leaves-precision": Mutant(
         "medium", leaving(lambda: torch.set_float32_matmul_precision("medium")), SMALL, code="left-state-behind"
     ),
-    "replaces-isnan": Mutant("nothing is NaN", product(isnan_replaced), SMALL, code="left-state-behind"),
+    "replaces-isnan": Mutant("nothing is NaN", product(isnan_replaced), SMALL, code="outside-bound"),
     "leaves-threads": Mutant("3 threads", leaving(lambda: torch.set_num_threads(3)), SMALL, code="left-state-behind"),
     "leaves-random-numbers": Mutant("all seeded with 0", leaving(seeds), SMALL, code="left-state-behind"),
     "replaces-matmul": Mutant("zeros, also for who checks", product(matmul_replaced), SMALL, code="left-state-behind"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import glob
+import itertools
 import os
 import platform
 import socket
@@ -38,7 +39,7 @@ _CALLS: Final = {
                              "io_uring_setup": 425, "kill": 129, "tgkill": 131, "tkill": 130, "pidfd_send_signal": 424,
                              "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240}),
 }  # fmt: skip
-# What a library writes to although it keeps nothing there.
+# What a library writes to although it keeps nothing there; CUDA's driver names its threads in /proc/self.
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "nvidia*", "dri/*")
 # Where compilers and libraries keep files.
 _FOLDERS: Final = ("TMPDIR", "HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -73,9 +74,8 @@ def confine(folder: str) -> None:
     attributes = struct.pack("<QQQ", writes, 0, scopes)
     rules = _called(_LIBC.syscall(_CREATE_RULESET, attributes, len(attributes) if scopes else 8, 0))
     _allow(rules, folder, writes)
-    for pattern in _DEVICES:
-        for device in glob.glob(f"/dev/{pattern}"):
-            _allow(rules, device, writes & (_WRITE_FILE | _LATER[3]))
+    for path in ["/proc/self", *itertools.chain.from_iterable(glob.glob(f"/dev/{one}") for one in _DEVICES)]:
+        _allow(rules, path, writes & (_WRITE_FILE | _LATER[3]))
     _called(_LIBC.syscall(_RESTRICT_SELF, rules, 0))
     os.close(rules)
     code = b"".join(_filter(kills=not scopes))

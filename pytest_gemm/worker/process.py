@@ -198,7 +198,7 @@ class Process:
             if isinstance(backend := self._keeper.backends.get(name), Compiling):
                 backend.store.counts.add(counts)
         trace.extend(msgspec.to_builtins(answer.spans))
-        if answer.failure is not None and answer.failure.lost is not None:
+        if answer.defect or (answer.failure is not None and answer.failure.lost is not None):
             self._gone()  # it can compute nothing more; another one can
         _raise(answer)
         return answer, rest

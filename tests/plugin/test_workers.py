@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import cache_from_source
@@ -161,12 +160,9 @@ def test_the_longest_recorded_case_starts_first(pytester: pytest.Pytester, monke
 
 
 @pytest.mark.slow
-def test_workers_start_side_by_side_and_import_torch_before_their_tests(pytester: pytest.Pytester) -> None:
+def test_workers_import_torch_before_their_tests(pytester: pytest.Pytester) -> None:
     run(pytester, "-n4", "--gemm-profile", "--gemm-output=out")
     events = json.loads((pytester.path / "out" / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
-    starts = [event for event in events if re.fullmatch(r"start of gw\d", event["name"])]
-    assert len(starts) == 4
-    assert max(event["ts"] for event in starts) < min(event["ts"] + event["dur"] for event in starts)
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     for lane in ("gw0", "gw1", "gw2", "gw3"):
         own = sorted((one for one in events if one["ph"] == "X" and lanes[one["tid"]] == lane), key=lambda e: e["ts"])
@@ -206,6 +202,7 @@ def test_more_threads_than_cores_are_said_and_do_not_spin(pytester: pytest.Pytes
 def test_bytecode_is_kept_where_each_process_would_compile_torch_again(
     installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", None)
     source = tmp_path / "torch" / "__init__.py"
     compiled = Path(cache_from_source(str(source)))
     if installed:
@@ -215,7 +212,6 @@ def test_bytecode_is_kept_where_each_process_would_compile_torch_again(
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
-    monkeypatch.setattr(sys, "pycache_prefix", None)
     startup.keep_bytecode()
     assert sys.dont_write_bytecode == installed
     assert ("PYTHONDONTWRITEBYTECODE" in os.environ) == installed
