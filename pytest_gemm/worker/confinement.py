@@ -1,4 +1,4 @@
-"""Take rights from a process for good: it writes to its own folder alone, has no network, and signals nobody else.
+"""Take rights from a process and its children: they write to one folder, have no network, and signal no other process.
 
 Landlock (Linux 5.13) for files and for tracing other processes, from Linux 6.12 on for signals too; seccomp for
 sockets, and for signals where Landlock has none of them.  Both hold for the calling thread and all that it starts.  See
