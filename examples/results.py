@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pytest_gemm.core.text import table
-from pytest_gemm.record.record import Record, read
+from pytest_gemm.record.reader import Run, read
 from pytest_gemm.speed.data import by_case, read_session
 
 HEAD = ("library", "release", "judged", "cases", "right", "wrong", "refused", "ops", "seconds")
@@ -32,10 +32,10 @@ def release_of(backend: str, versions: Mapping[str, str]) -> str:
     return versions.get(name) or next((v for one, v in versions.items() if name in one.replace("-", "")), "?")
 
 
-def row(backend: str, records: Iterable[Record]) -> tuple[str, ...]:
+def row(backend: str, records: Iterable[Run]) -> tuple[str, ...]:
     """What the records of one backend say."""
     found = list(records)
-    seconds = sum(one.totals.wall_seconds for one in found if one.totals)
+    seconds = sum(one.totals.wall_seconds for one in found)
     outcomes = [outcome for one in found for outcome in one.outcomes]
     judged = [outcome for outcome in outcomes if outcome.was_judged]
     problems = {outcome.problem for outcome in judged}
@@ -44,7 +44,7 @@ def row(backend: str, records: Iterable[Record]) -> tuple[str, ...]:
     cases = {(outcome.problem, outcome.distribution) for outcome in judged}
     ops = {problem.partition(":")[0] for problem in problems}
     counts = [str(len(each)) for each in (problems, cases, problems - wrong, wrong, refused, ops)]
-    release = release_of(backend, found[0].run.versions)
+    release = release_of(backend, found[0].head.versions)
     return (backend, release, *counts, f"{seconds:.0f}" if seconds else "")
 
 
@@ -72,7 +72,7 @@ def main() -> int:
     parser.add_argument("--block", default="libraries", help="the name in the mark before the tables")
     given = parser.parse_args()
     timed = [folder for folder in given.records if (folder / "samples").is_dir()]
-    records: dict[str, list[Record]] = {}
+    records: dict[str, list[Run]] = {}
     for folder in given.records:
         if folder not in timed:
             record = read(folder / "run.jsonl" if folder.is_dir() else folder)

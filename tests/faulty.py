@@ -254,7 +254,7 @@ def _environment(*_: object) -> None:
 
 
 def _forget(*_: object) -> None:
-    for name in [name for name in sys.modules if name.startswith(("json", "pytest_gemm.run.terminal"))]:
+    for name in [name for name in sys.modules if name.startswith(("json", "pytest_gemm.report.terminal"))]:
         del sys.modules[name]
 
 

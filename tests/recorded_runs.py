@@ -10,10 +10,10 @@ from typing import Final
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Reason, Status
-from pytest_gemm.record import records
-from pytest_gemm.record.record import Provenance
+from pytest_gemm.record import lines as records
+from pytest_gemm.record.lines import Head
 
-RUN: Final = Provenance(
+RUN: Final = Head(
     "2026-11-22 20:00:00 +0000",
     ("pytest", "tests/mine.py", "-k", "mm", "--gemm-backends=cpp", "--gemm-level=smoke", "--gemm-set=cpp.jobs=2", "-q"),
     {"torch": "2.15.0", "python": "3.12.1"},
@@ -62,7 +62,7 @@ def outcomes(*, later: bool = False, seed: int = 0) -> list[Outcome]:
     return [*found, KNOWN, *([NEW] if later else [])]
 
 
-def write(folder: Path, some: Sequence[Outcome], run: Provenance = RUN) -> Path:
+def write(folder: Path, some: Sequence[Outcome], run: Head = RUN) -> Path:
     """The record of a run that ended."""
     lines = [
         {"run": records.plain(run)},

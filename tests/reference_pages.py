@@ -26,8 +26,8 @@ from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.rules import FLAGS, takes
 from pytest_gemm.problem.steps import STEPS, StepKind
-from pytest_gemm.run.state import Red
 from pytest_gemm.tools.cli import COMMANDS, Parser
+from pytest_gemm.verdict import Red
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "reference"
 COMMAND: Final = "python tests/reference_pages.py"

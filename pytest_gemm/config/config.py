@@ -227,9 +227,10 @@ class GemmConfig:
         return self.isa[0]
 
     @property
-    def lacking(self) -> tuple[str, ...]:
-        """The instruction sets that ``all`` asked for and the CPU does not have."""
-        return self.isa[1]
+    def notes(self) -> list[str]:
+        """What a report says of the options: the instruction sets of ``all`` that the CPU does not have."""
+        lacking = ", ".join(self.isa[1])
+        return [f"--gemm-isa=all left out what this CPU does not execute: {lacking}"] if lacking else []
 
     @property
     def thread_axis(self) -> tuple[tuple[int, int], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import html
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -119,3 +120,10 @@ def described(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message that says something, :func:`printable`; "" where none does."""
     return next((line for line in message(error).splitlines() if line.strip()), "")
+
+
+def ratio_text(ratio: float | None) -> str:
+    """An error/bound ratio for a table."""
+    if ratio is None:
+        return "-"
+    return f"{ratio:.3g}" if math.isfinite(ratio) else "inf"

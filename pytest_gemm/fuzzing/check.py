@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -22,8 +22,8 @@ from pytest_gemm.fuzzing import fuzzer as fuzz
 from pytest_gemm.fuzzing.fuzzer import PRODUCT
 from pytest_gemm.fuzzing.strategies import Trial
 from pytest_gemm.problem.axes import HUGE
-from pytest_gemm.record import records
-from pytest_gemm.run import state
+from pytest_gemm.record.writer import OfTest
+from pytest_gemm.run import known
 from pytest_gemm.run.progress import Display
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Trials:
     def __init__(self, config: GemmConfig, workers: Workers | None) -> None:
         from pytest_gemm.judging.judge import Judge
 
-        eager = state.eager_refusal(config.ledger)
+        eager = known.eager_refusal(config.ledger)
         self._judge = Judge(eager, config.reference, statements=config.ledger.statements, workers=workers)
         self._config, self._workers, self._count = config, workers, 0
 
@@ -124,7 +124,7 @@ class FuzzCheck:
         here: folder that the command of a rerun is typed in.
 
     Attributes:
-        judged: plain data of the defects, for the report and the run record.
+        judged: the defects, for the report and the run record.
         lines: for the summary of the run.
     """
 
@@ -142,7 +142,7 @@ class FuzzCheck:
         self._uncaptured = uncaptured
         self._here = here
         self._seconds = self._until = 0.0
-        self.judged: dict[str, Any] = {"outcomes": [], "use": {}, "lost": {}}
+        self.judged = OfTest()
         self.lines: list[str] = []
 
     def __call__(self, backend: Backend, seconds: float) -> None:
@@ -170,7 +170,7 @@ class FuzzCheck:
             found = fuzzer.findings
             self.lines += fuzz.summary(found)
             outcomes = [dataclasses.replace(d.outcome, test=d.outcome.test or PRODUCT) for d in found.defects]
-            self.judged["outcomes"] += map(records.to_record, outcomes)
+            self.judged.outcomes += outcomes
         self._save(backend, found.defects)
         if not set(found.cases) - {Status.UNSUPPORTED} and "unjudged" not in self._config.allow:
             text = f"fuzzing judged no case of {backend.name}: it supports no problem that was drawn"

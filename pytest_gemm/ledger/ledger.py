@@ -8,8 +8,7 @@ file.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from pytest_gemm.ledger import reader
 from pytest_gemm.ledger.computes import COMPUTES
 from pytest_gemm.ledger.entry import Entry, Environment, Globs, facts
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.record.lines import Use, merge_use
 
 _ANY: Final = Globs()
 # Facts of a case that its problem and its backend do not decide.
@@ -86,6 +86,24 @@ class Ledger:
                 return entry
         return None
 
+    def note(self, use: Use, outcome: Outcome, problem: Problem, environment: Environment) -> Entry | None:
+        """Count an outcome for every entry that has its case, and return the first that explains it.
+
+        Args:
+            use: what is counted so far.
+            outcome: as judged, before the ledger changes its status.
+            problem: the outcome's problem.
+            environment: where it ran.
+        """
+        explained = None
+        for entry in self.covering(outcome, problem, environment):
+            if entry.explains(outcome):
+                merge_use(use, {"failed": {entry.id: 1}})
+                explained = explained or entry
+            elif outcome.status.is_failure or outcome.status is Status.PASSED:
+                merge_use(use, {"differed" if outcome.status.is_failure else "passed": {entry.id: 1}})
+        return explained
+
 
 def _known(outcome: Outcome) -> dict[str, tuple[str, ...]]:
     """The facts of an outcome that entries have conditions on."""
@@ -101,56 +119,3 @@ def _of_case(outcome: Outcome, problem: Problem) -> dict[str, tuple[str, ...]]:
     """The facts of its case that do not depend on the machine or on the test."""
     of_case = facts(outcome.backend, problem, "", Environment(""))
     return {name: values for name, values in of_case.items() if name not in _ELSEWHERE}
-
-
-class LedgerUse:
-    """How often each entry applied in a run; the counts of xdist workers are merged.
-
-    Attributes:
-        failed: outcomes that an entry explains, by id.
-        differed: outcomes of its cases that failed in another way.
-        passed: outcomes of its cases that passed.
-    """
-
-    def __init__(self) -> None:
-        self.failed: Counter[str] = Counter()
-        self.differed: Counter[str] = Counter()
-        self.passed: Counter[str] = Counter()
-
-    def note(self, ledger: Ledger, outcome: Outcome, problem: Problem, environment: Environment) -> Entry | None:
-        """Count an outcome for every entry that has its case, and return the first that explains it.
-
-        Args:
-            ledger: the entries.
-            outcome: as judged, before the ledger changes its status.
-            problem: the outcome's problem.
-            environment: where it ran.
-        """
-        explained = None
-        for entry in ledger.covering(outcome, problem, environment):
-            if entry.explains(outcome):
-                self.failed[entry.id] += 1
-                explained = explained or entry
-            elif outcome.status.is_failure:
-                self.differed[entry.id] += 1
-            elif outcome.status is Status.PASSED:
-                self.passed[entry.id] += 1
-        return explained
-
-    def to_dict(self) -> dict[str, dict[str, int]]:
-        """Plain data for another process; :meth:`merge` reads it."""
-        return {name: dict(getattr(self, name)) for name in ("failed", "differed", "passed")}
-
-    def merge(self, other: Mapping[str, Mapping[str, int]]) -> None:
-        """Add the counts of another process, as :meth:`to_dict` gave them."""
-        for name in ("failed", "differed", "passed"):
-            getattr(self, name).update(other.get(name, {}))
-
-    def stale(self, entries: Iterable[str]) -> tuple[str, ...]:
-        """Of the entries with these ids those with at least one outcome, of which all passed: they are to be deleted.
-
-        Only a run of the whole level shows this: a narrowed one may have left out the cases that fail.
-        """
-        return tuple(
-            entry for entry in entries if self.passed[entry] and not self.failed[entry] and not self.differed[entry]
-        )

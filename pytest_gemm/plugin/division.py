@@ -16,9 +16,8 @@ import pytest
 
 from pytest_gemm.config.config import CONFIG
 from pytest_gemm.plugin import selection, xdist
-from pytest_gemm.record import records
-from pytest_gemm.record.record import Division
-from pytest_gemm.run.state import RunState
+from pytest_gemm.record.lines import Division, plain, typed
+from pytest_gemm.record.writer import Writer
 
 _SENT: Final = "gemm_division"
 
@@ -71,18 +70,18 @@ def _split(numbers: Mapping[str, int]) -> list[tuple[tuple[str, str, str], int]]
 # -- the hooks -------------------------------------------------------------------------------------------------------
 
 
-def register(config: pytest.Config, state: RunState) -> None:
+def register(config: pytest.Config, writer: Writer) -> None:
     """Have pytest run the tests of one shard where ``--gemm-shard`` asks for that."""
     settings = config.stash[CONFIG]
     if settings.shard is not None:
-        config.pluginmanager.register(_Shard(state, *settings.shard), "gemm-shard")
+        config.pluginmanager.register(_Shard(writer, *settings.shard), "gemm-shard")
 
 
 class _Shard:
     """The hooks of a run of one shard."""
 
-    def __init__(self, state: RunState, number: int, total: int) -> None:
-        self._state, self._number, self._total = state, number, total
+    def __init__(self, writer: Writer, number: int, total: int) -> None:
+        self._writer, self._number, self._total = writer, number, total
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
@@ -96,7 +95,7 @@ class _Shard:
             )
         numbers = divide([item.nodeid for item in items], self._total)
         places = {item.nodeid: i for i, item in enumerate(items) if numbers[item.nodeid] == self._number}
-        self._state.division = Division(_digest(numbers), len(items), places)
+        self._know(places, Division(_digest(numbers), len(items)))
         gone = [item for item in items if item.nodeid not in places]
         if gone:
             items[:] = [item for item in items if item.nodeid in places]
@@ -106,10 +105,13 @@ class _Shard:
         """Send what is known of the whole from a worker of pytest-xdist."""
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
-            output[_SENT] = records.plain(self._state.division)
+            output[_SENT] = plain((self._writer.places, self._writer.run.totals.division))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Receive it in the controller, which has collected nothing."""
         if sent := getattr(node, "workeroutput", {}).get(_SENT):
-            self._state.division = records.typed(sent, Division)
+            self._know(*typed(sent, tuple[dict[str, int], Division]))
+
+    def _know(self, places: Mapping[str, int], division: Division) -> None:
+        self._writer.places, self._writer.run.totals.division = places, division

@@ -22,14 +22,17 @@ from pytest_gemm.config import effect
 from pytest_gemm.config.config import CONFIG, SPEED_WORKER
 from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import threads_text
-from pytest_gemm.core.outcome import Status
 from pytest_gemm.core.text import message
+from pytest_gemm.machine import software
 from pytest_gemm.plugin import division, reports, review, selection, startup, xdist
 from pytest_gemm.plugin.termination import STATUS, Termination
-from pytest_gemm.run import precompile, progress, timeline
-from pytest_gemm.run import state as state_module
-from pytest_gemm.run.state import RunState
+from pytest_gemm.record.lines import Head, Totals
+from pytest_gemm.record.reader import Run
+from pytest_gemm.record.writer import OfTest, Writer
+from pytest_gemm.report import terminal
+from pytest_gemm.run import known, precompile, progress, timeline
 from pytest_gemm.storage import cache, digests, files
+from pytest_gemm.verdict import Red, verdict
 from pytest_gemm.worker.keeper import KEEPER
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD: Final = 50_000
-_JUDGED = pytest.StashKey[dict[str, Any]]()
+_JUDGED = pytest.StashKey[OfTest]()
 _VERDICTS = pytest.StashKey[list[str]]()
 
 
@@ -53,7 +56,7 @@ class GemmRun:
 
     Attributes:
         settings: what the run was asked for.
-        state: what was judged so far.
+        totals: of the run so far.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -78,18 +81,20 @@ class GemmRun:
         self.settings = dataclasses.replace(config_module.read(config), loading=effect.loading(config))
         effect.check_backends(self.settings)
         config.stash[CONFIG] = self.settings
-        self.state = RunState.of(self.settings, narrowed=selection.is_narrowed(config, self.settings))
-        division.register(config, self.state)
-        self._review = review.Review(config, self.state)
+        self.totals = Totals(notes=self.settings.notes, narrowed=selection.is_narrowed(config, self.settings))
+        reports_run = not self._is_worker and not config.pluginmanager.has_plugin(SPEED_WORKER)
+        head = reports.head(self.settings, config.invocation_params.args) if reports_run else Head()
+        self._writer = Writer(Run(head, totals=self.totals))
+        division.register(config, self._writer)
+        self._review = review.Review(config, self._writer)
         startup.register(config)
-        timeline.register(config, self.state)
-        if not self._is_worker and not config.pluginmanager.has_plugin(SPEED_WORKER):
+        timeline.register(config, self._writer)
+        if reports_run:
             try:
                 cache.tidy()
             except ValueError as error:
                 raise pytest.UsageError(str(error)) from None
-            made = state_module.provenance(self.settings, config.invocation_params.args)
-            self.state.open_record(self.settings.file("run.jsonl"), made)
+            self._writer.open(self.settings.file("run.jsonl"))
             config.pluginmanager.register(self._review, "gemm-review")
             self._termination = Termination()
             self._closing.callback(self._termination.close)
@@ -98,8 +103,8 @@ class GemmRun:
         """End what was started for this run."""
         self._closing.close()
         running: Any = self._config.pluginmanager.get_plugin("session")
-        if self.state.lost and getattr(running, "exitstatus", None) == pytest.ExitCode.OK:  # of a trace, for instance
-            running.exitstatus = state_module.Red.FILE
+        if self.totals.lost and getattr(running, "exitstatus", None) == pytest.ExitCode.OK:  # of a trace, for instance
+            running.exitstatus = Red.FILE
 
     def _display(self) -> progress.Display:
         return progress.Display.of(self._config)
@@ -110,7 +115,7 @@ class GemmRun:
         """Start gathering.  Backends that are missing are found here: with xdist this process collects nothing."""
         settings, config = self.settings, self._config
         if settings.fuzz:
-            self.state.narrowed = True  # a drawn case does not show that an entry of the ledger is stale
+            self.totals.narrowed = True  # a drawn case does not show that an entry of the ledger is stale
         # Before a backend is asked whether it is available, and where PyTorch is imported: one import serves both.
         if self._judges_here() and self._is_worker:
             import torch  # noqa: F401  # see above
@@ -118,7 +123,7 @@ class GemmRun:
             config.stash[KEEPER] = keeper
             self._closing.callback(keeper.close)
         if not self._is_worker:
-            self.state.missing = selection.missing(settings)
+            self.totals.missing = selection.missing(settings)
 
     def _judges_here(self) -> bool:
         """Whether tests of cases run in this process: it is no controller of workers."""
@@ -216,7 +221,7 @@ class GemmRun:
 
         An option that no collected test heeds is refused, unless tests are missing for a reason that the run gives.
         """
-        if not self.state.missing:
+        if not self.totals.missing:
             cases = sum(selection.case_id(one) is not None for one in ids)
             effect.check_cases(self.settings, tests=len(ids), cases=cases, timed=len(timed))
         if self._config.option.collectonly:
@@ -228,18 +233,18 @@ class GemmRun:
         """Have sessions time the cases before the first test asks for them."""
         measured: list[Any] = []
         self._measured = measured
-        settings, state, config = self.settings, self.state, self._config
+        settings, totals, config = self.settings, self.totals, self._config
         if not timed or settings.compile_only:
             return measured
         from pytest_gemm.speed import controller
         from pytest_gemm.speed.request import Project
 
-        state.narrowed = True  # a few shapes do not show that an entry of the ledger is stale
+        totals.narrowed = True  # a few shapes do not show that an entry of the ledger is stale
         cases = {(backend, line): test for backend, line, test in timed}
         measured += controller.measure(settings, cases, Project.of(config), self._display())
-        state.undecided = any(made.decided_too_little for made in measured)
+        totals.undecided = any(made.decided_too_little for made in measured)
         for made in measured:
-            state.lose(made.lost)
+            self._writer.lose(made.lost)
         return measured
 
     def _precompile(self, ids: Iterable[str]) -> None:
@@ -283,7 +288,7 @@ class GemmRun:
         """Several GPUs are shared out among the workers; and files are exchanged with them."""
         self._folder = files.own_folder()
         self._closing.callback(shutil.rmtree, self._folder, ignore_errors=True)
-        self.state.notes += filter(None, [xdist.pin(config, specs)])
+        self.totals.notes += filter(None, [xdist.pin(config, specs)])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -312,7 +317,7 @@ class GemmRun:
             from pytest_gemm.run.guarded import GuardedJudge
 
             self._guarded = GuardedJudge(settings, workers)
-        eager = state_module.eager_refusal(settings.ledger)
+        eager = known.eager_refusal(settings.ledger)
         yield Judge(eager, settings.reference, None, settings.stream, settings.ledger.statements, workers)
         if workers is not None:
             workers.close()
@@ -421,39 +426,47 @@ class GemmRun:
         """Take in what a test judged, in the process that writes the summary."""
         if self._is_worker:
             return
-        state = self.state
         if asked := getattr(report, "gemm_asked", ""):
-            state.asked.add(asked)
-        judged = getattr(report, "gemm", None)
-        if judged is not None and str(report.outcome) == "rerun":  # pytest-rerunfailures: another attempt follows
-            state.reruns += 1
-        elif judged is not None:
-            state.absorb(judged["outcomes"], judged["use"], judged["process"], report.nodeid)
-            state.lose(judged.get("lost", {}))
+            self.totals.asked.add(asked)
+        data = getattr(report, "gemm", None)
+        judged = OfTest() if data is None else OfTest.of(data)
+        if data is not None and str(report.outcome) == "rerun":  # pytest-rerunfailures: another attempt follows
+            self.totals.reruns += 1
+        elif data is not None:
+            self._writer.absorb(judged, report.nodeid)
+        if report.failed:
+            self.totals.failed.add(reports.why_failed(report, judged.outcomes))
+            self._review.failed(report, judged.outcomes)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that cannot be collected is a failure of the run."""
+        if report.failed and not self._is_worker:
+            self.totals.failed.add(Red.CASE)
 
     # -- end
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """A backend that is missing, or a stale ledger entry, turns a green run red."""
-        state, settings, compiling = self.state, self.settings, self._compiling()
+        totals, settings, compiling = self.totals, self.settings, self._compiling()
         if self._is_worker:
             counts = {backend.name: dataclasses.asdict(backend.store.counts) for backend in compiling}
             session.config.workeroutput["gemm_kernels"] = counts  # type: ignore[attr-defined]  # xdist's
             return
         self._damaged = digests.notes(self._noted)
         counted = {backend.name: backend.store.counts for backend in compiling}
-        state.notes += [*self._damaged, *precompile.notes(self._harvest or [], counted)]
+        totals.notes += [*self._damaged, *precompile.notes(self._harvest or [], counted), *_unknown_torch()]
         if self._termination is not None and self._termination.received:
             session.exitstatus = STATUS
-        state.close_record(session.exitstatus)
-        self._pages = reports.write_speed(settings, state, self._measured or [])
+        self._writer.close(session.exitstatus)
+        self._pages = reports.write_speed(settings, self._writer, self._measured or [])
         self._review.write(self._measured or [])
         if settings.compile_only and exitstatus == pytest.ExitCode.OK:
             complete = all(one.complete for one in self._harvest or [])
             session.exitstatus = exitstatus = pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED
         if session.exitstatus == exitstatus:
-            session.exitstatus = state.status(exitstatus)
+            totals.status = int(exitstatus)
+            session.exitstatus, _ = verdict(self._writer.run)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The backend x op table and what belongs to it."""
@@ -461,17 +474,17 @@ class GemmRun:
             return
         if self._measured:
             reports.show_speed(self._measured, self._pages, terminalreporter)
-        state, settings = self.state, self.settings
+        run, settings = self._writer.run, self.settings
         harvests = (self._harvest or []) if settings.compile_only else []
         lines = [line for harvest in harvests for line in precompile.table(harvest)]
         if settings.fuzz:
             lines += self._fuzzed
-            lines += [*self._damaged, *(f"{name} cannot run: {reason}" for name, reason in state.missing.items())]
-        elif not self._measured or any(o.tier or o.status is not Status.PASSED for o in state.outcomes):
-            lines += state.summary()
+            lines += [*self._damaged, *(f"{name} cannot run: {reason}" for name, reason in self.totals.missing.items())]
+        elif not self._measured or reports.shows_more_than_times(run):
+            lines += terminal.summary(run)
         else:
             lines += self._damaged
-        lines += state.incomplete()
+        lines += terminal.incomplete(run)
         if lines:
             terminalreporter.section("GEMM backends")
             for line in lines:
@@ -482,3 +495,12 @@ def _folder_of(config: pytest.Config) -> Path | None:
     """Where a worker of xdist and the controller exchange files; ``None`` for a worker of another machine."""
     given = getattr(config, "workerinput", {})
     return Path(given["gemm_folder"]) if "gemm_folder" in given else None
+
+
+def _unknown_torch() -> tuple[str, ...]:
+    """What a run says of a torch that is newer than this version; a known one is not even imported."""
+    if not software.unknown_torch():
+        return ()
+    from pytest_gemm.backends.inductor import torch_compat
+
+    return torch_compat.lacks()

@@ -9,13 +9,16 @@ from typing import Any, Final
 import pytest
 
 from pytest_gemm.config.config import CONFIG
+from pytest_gemm.core.outcome import Outcome
 from pytest_gemm.plugin import reports
-from pytest_gemm.run import github, review
-from pytest_gemm.run.github import Annotation
-from pytest_gemm.run.state import Cause, Red, RunState
+from pytest_gemm.record.writer import Writer
+from pytest_gemm.report import github, review
+from pytest_gemm.report.github import Annotation
+from pytest_gemm.run.progress import is_read_by_github, quoted
+from pytest_gemm.verdict import Cause, Red, causes, missing
 
 # The class of the JUnit cases of what is no test.
-JUNIT: Final = "gemm"
+_JUNIT: Final = "gemm"
 
 
 class Review:
@@ -23,27 +26,19 @@ class Review:
 
     Args:
         config: pytest's.
-        state: of the run.
+        writer: of the run.
     """
 
-    def __init__(self, config: pytest.Config, state: RunState) -> None:
-        self._config, self._state, self._settings = config, state, config.stash[CONFIG]
+    def __init__(self, config: pytest.Config, writer: Writer) -> None:
+        self._config, self._writer, self._settings = config, writer, config.stash[CONFIG]
         self._backends = github.places_of_backends(self._settings.backends)
-        self._failed: dict[str, tuple[str, Any]] = {}
-        self._wanted = github.is_wanted(self._settings.github)
+        self._failed: dict[str, tuple[str, Sequence[Outcome], Sequence[str]]] = {}
+        self._wanted = is_read_by_github(self._settings.github)
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be collected is a failure of the run."""
-        if report.failed:
-            self._state.failed.add(Red.CASE)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Remember the failures."""
-        if not report.failed:
-            return
-        self._state.failed.add(Red.of(report))
-        if self._wanted and (judged := getattr(report, "gemm", None)) is not None:
-            self._failed[report.nodeid] = (report.longreprtext, judged)
+    def failed(self, report: pytest.TestReport, outcomes: Sequence[Outcome]) -> None:
+        """Remember a failure of a test that judged something."""
+        if self._wanted and hasattr(report, "gemm"):
+            self._failed[report.nodeid] = (report.longreprtext, outcomes, report.gemm_verdicts)
 
     @pytest.hookimpl(tryfirst=True)  # before pytest writes the file
     def pytest_sessionfinish(self) -> None:
@@ -53,15 +48,15 @@ class Review:
         xml = self._config.stash.get(xml_key, None)
         if xml is None:
             return
-        for cause in self._state.reds():
-            add_case(xml, cause, "failed", cause.text)
+        for cause in causes(self._writer.run):
+            _add_case(xml, cause, "failed", cause.text)
         for cause in self._allowed():
-            add_case(xml, cause, "skipped", (str(self._config.rootpath), 0, f"Skipped: {cause.text}"))
+            _add_case(xml, cause, "skipped", (str(self._config.rootpath), 0, f"Skipped: {cause.text}"))
 
     def _allowed(self) -> list[Cause]:
         """Backends that may be missing, and are."""
-        missing = self._state.missing if "missing" in self._state.terms.allow else {}
-        return [Cause(Red.BACKEND, name, f"{name} did not run: {reason}") for name, reason in missing.items()]
+        run = self._writer.run
+        return missing(run) if "missing" in run.head.terms.allow else []
 
     def write(self, measured: Sequence[Any]) -> None:
         """Write ``summary.md``, and the summary of the job.
@@ -69,22 +64,25 @@ class Review:
         Args:
             measured: what was timed.
         """
-        state, settings = self._state, self._settings
+        run, settings = self._writer.run, self._settings
         path = settings.file("summary.md")
         if path is None and not self._wanted:
             return
-        text = "\n".join(filter(None, (reports.speed_markdown(settings, measured), state.markdown())))
+        parts = [reports.speed_markdown(settings, measured)]
+        if reports.shows_more_than_times(run) or causes(run):
+            parts.append(review.markdown([run], review.title(run)))
+        text = "\n".join(filter(None, parts))
         if path is not None and text:
-            with state.writing(path):
+            with self._writer.writing(path):
                 path.write_text(text, encoding="utf-8")
         if self._wanted and text:
-            with state.writing(Path("the summary of the job")):
+            with self._writer.writing(Path("the summary of the job")):
                 github.append_summary(text)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, object, object]:
         """Quote for GitHub what others say, and add the annotations, which are commands."""
-        *before, after = github.quoted((), self._settings.github) or [""]
+        *before, after = quoted((), self._settings.github) or [""]
         if not before:
             return (yield)
         terminalreporter.write_line(*before)
@@ -98,17 +96,14 @@ class Review:
 
     def _of_tests(self) -> list[Annotation]:
         root = self._config.rootpath
-        found = (
-            review.failure(nodeid, said, judged["outcomes"], judged.get("verdicts", ()), root, self._backends)
-            for nodeid, (said, judged) in self._failed.items()
-        )
+        found = (review.failure(nodeid, *failed, root, self._backends) for nodeid, failed in self._failed.items())
         return [one for one in found if one is not None]
 
     def _of_run(self) -> list[Annotation]:
         backends, ledger = self._backends, self._settings.ledger
         lines = {entry.id: entry.line for entry in ledger.entries}
         found = []
-        for cause in self._state.reds():
+        for cause in causes(self._writer.run):
             where = backends.get(cause.name)
             if cause.red is Red.LEDGER and ledger.path is not None:
                 where = github.Place(str(ledger.path), lines[cause.name])
@@ -117,14 +112,14 @@ class Review:
         return found + [Annotation("warning", _TITLES[c.red], c.text, (backends.get(c.name),)) for c in allowed]
 
 
-def add_case(xml: Any, cause: Cause, ended: str, shown: Any) -> None:
+def _add_case(xml: Any, cause: Cause, ended: str, shown: Any) -> None:
     """Add a case without a test to pytest's JUnit report."""
     name = f"{cause.red.name.lower().replace('_', '-')}: {cause.name}"
     for when in ("setup", "call", "teardown"):
         is_call = when == "call"
         made: Any = pytest.TestReport(
-            f"{JUNIT}::{name}",
-            (JUNIT, 0, name),
+            f"{_JUNIT}::{name}",
+            (_JUNIT, 0, name),
             {},
             ended if is_call else "passed",  # type: ignore[arg-type]  # one of its literals
             shown if is_call else None,

@@ -1,1 +1,1 @@
-"""Outcomes as data: the run record."""
+"""The run record: the only door between judging and showing."""

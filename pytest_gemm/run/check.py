@@ -7,7 +7,6 @@ import dataclasses
 import unittest
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import pytest
 
@@ -20,10 +19,10 @@ from pytest_gemm.core.text import described
 from pytest_gemm.failures import text
 from pytest_gemm.judging.case import Case, Evidence, Judged
 from pytest_gemm.judging.judge import Judge, run_once
-from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.record import records
+from pytest_gemm.record.lines import Use, merge_use
+from pytest_gemm.record.writer import OfTest
 from pytest_gemm.run.guarded import GuardedJudge
 from pytest_gemm.run.orchestrator import Orchestrator
 from pytest_gemm.worker.messages import Died, Thrown
@@ -42,8 +41,7 @@ class GemmCheck:
         workers: the processes of the kernels; ``None`` where kernels run in this one.
         guarded: judges with guard pages, where ``--gemm-guard`` asks for it.
         timed: the test is timed, too.
-        judged: plain data of all that was judged, for the report: ``outcomes``, the ledger's ``use``, and what
-            was ``lost``: why a file could not be written, by the option that asks for it.
+        judged: what the test judged so far.
     """
 
     config: GemmConfig
@@ -53,11 +51,10 @@ class GemmCheck:
     workers: Workers | None = None
     guarded: GuardedJudge | None = None
     timed: bool = False
+    judged: OfTest = dataclasses.field(default_factory=OfTest)
 
     def __post_init__(self) -> None:
-        self.judged: dict[str, Any] = {"outcomes": [], "use": {}, "lost": {}}
         self._run = Orchestrator(self.config, self.judge, self.test)
-        self._use = LedgerUse()
         self._backend = ""
         self._warm = ""
 
@@ -76,7 +73,7 @@ class GemmCheck:
         held = self._run.withheld(case)
         if held is not None:
             held = dataclasses.replace(held, test=self.test)
-            self._keep([held], LedgerUse())
+            self._keep([held], {})
             if self.config.output is not None and case.distributions:
                 given = tensors.make(case.problem, case.distributions[0], case.seed, case.device)
                 self._save(case, [Judged(held, Evidence(given))])
@@ -153,10 +150,9 @@ class GemmCheck:
                 with contextlib.suppress(Thrown, Died, Misconduct):
                     run_once(self.judge.worker_of(case.backend), other)
 
-    def _keep(self, outcomes: list[Outcome], use: LedgerUse) -> None:
-        self.judged["outcomes"] += map(records.to_record, outcomes)
-        self._use.merge(use.to_dict())
-        self.judged["use"] = self._use.to_dict()
+    def _keep(self, outcomes: list[Outcome], use: Use) -> None:
+        self.judged.outcomes += outcomes
+        merge_use(self.judged.use, use)
 
     @property
     def rerun(self) -> text.Rerun:
@@ -182,7 +178,7 @@ class GemmCheck:
 
     def _save(self, case: Case, found: Sequence[Judged]) -> None:
         """Write the files of those that failed, known failures included."""
-        self.judged["lost"].update(self._run.keep(case, found, self.rerun, self._warm))
+        self.judged.lost.update(self._run.keep(case, found, self.rerun, self._warm))
 
 
 @contextlib.contextmanager

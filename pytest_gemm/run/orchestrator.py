@@ -11,8 +11,8 @@ from pytest_gemm.failures import artifacts
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging.case import Case, Judged
 from pytest_gemm.judging.judge import Judge, Timing
-from pytest_gemm.ledger.ledger import LedgerUse
-from pytest_gemm.run import admission, state
+from pytest_gemm.record.lines import Use
+from pytest_gemm.run import admission, known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Orchestrator:
 
     def withheld(self, case: Case, candidate: str = "") -> Outcome | None:
         """The outcome of a case, or of one candidate, that the ledger forbids to run; ``None`` of any other."""
-        return state.withheld(self.config.ledger, case, self.test, candidate)
+        return known.withheld(self.config.ledger, case, self.test, candidate)
 
     def judged(self, case: Case, timing: Timing | None = None) -> Iterator[Judged]:
         """Judge a case without the candidates that the ledger withholds; arguments as of :meth:`Judge.judge`.
@@ -47,11 +47,11 @@ class Orchestrator:
             if need:
                 self.judge.release()
 
-    def explained(self, case: Case, found: Iterable[Judged]) -> tuple[list[Judged], LedgerUse]:
+    def explained(self, case: Case, found: Iterable[Judged]) -> tuple[list[Judged], Use]:
         """The same under the name of the test, failures that the ledger knows as known failures; and its use."""
         found = list(found)
         named = [dataclasses.replace(judged.outcome, test=self.test) for judged in found]
-        outcomes, use = state.explain(named, case.problem, self.config.ledger, state.environment_of(case))
+        outcomes, use = known.explain(named, case.problem, self.config.ledger, known.environment_of(case))
         return [Judged(outcome, judged.evidence) for outcome, judged in zip(outcomes, found, strict=True)], use
 
     def keep(self, case: Case, found: Sequence[Judged], rerun: Rerun, warm: str = "") -> dict[str, str]:
@@ -66,12 +66,12 @@ class Orchestrator:
         Returns:
             Why a file could not be written, by the option that asks for it.
         """
-        folder, known = self.config.artifacts, self.config.file("known-failures")
+        folder, scripts = self.config.artifacts, self.config.file("known-failures")
         lost = {}
         if folder is not None:
             lost[str(folder)] = artifacts.save(folder, found, case, rerun, warm)
-        if known is not None:
+        if scripts is not None:
             for judged in found:
-                if judged.outcome.known_failure and (why := artifacts.save_defect(known, judged, case, warm)):
-                    lost[str(known)] = why
+                if judged.outcome.known_failure and (why := artifacts.save_defect(scripts, judged, case, warm)):
+                    lost[str(scripts)] = why
         return {option: why for option, why in lost.items() if why}

@@ -19,8 +19,8 @@ from pytest_gemm.config.config import CONFIG, SPEED_WORKER, GemmConfig, workers
 from pytest_gemm.core import trace
 from pytest_gemm.core.text import table
 from pytest_gemm.machine import processor
+from pytest_gemm.record.writer import Writer
 from pytest_gemm.run.progress import words
-from pytest_gemm.run.state import RunState
 from pytest_gemm.storage import cache, files
 
 WORTH_A_LINE: Final = 10.0
@@ -39,13 +39,13 @@ _TEST: Final = "pytest, fixtures, reports"
 Span = Mapping[str, Any]
 
 
-def register(config: pytest.Config, state: RunState) -> None:
+def register(config: pytest.Config, writer: Writer) -> None:
     """Add the hooks; a process that times is left alone."""
     settings, is_worker = config.stash[CONFIG], hasattr(config, "workerinput")
     if config.pluginmanager.has_plugin(SPEED_WORKER):
         return
     if settings.profile:
-        config.pluginmanager.register(_Profile(config, state), "gemm-profile")
+        config.pluginmanager.register(_Profile(config, writer), "gemm-profile")
     if not (is_worker or config.option.collectonly or settings.compile_only or settings.fuzz):
         config.pluginmanager.register(_Estimate(config), "gemm-estimate")
 
@@ -161,8 +161,8 @@ def own_seconds(spans: Iterable[Span]) -> Counter[str]:
 class _Profile:
     """The hooks of ``--gemm-profile``: workers send their spans with the reports, the process that reports writes."""
 
-    def __init__(self, config: pytest.Config, state: RunState) -> None:
-        self._config, self._state, self._is_worker = config, state, hasattr(config, "workerinput")
+    def __init__(self, config: pytest.Config, writer: Writer) -> None:
+        self._config, self._writer, self._is_worker = config, writer, hasattr(config, "workerinput")
         self._spans: defaultdict[str, list[Span]] = defaultdict(list)
         trace.begin()
         self._began = trace.now()
@@ -203,7 +203,7 @@ class _Profile:
         if not self._is_worker:
             self._spans["main"] += trace.taken()
             if path is not None:
-                with self._state.writing(path):
+                with self._writer.writing(path):
                     path.write_text(json.dumps({"traceEvents": self._events()}), encoding="utf-8")
         return result
 

@@ -109,7 +109,7 @@ class Meter:
 
     def __init__(self, request: Request, folder: Path, config: GemmConfig, keeper: Keeper | None = None) -> None:
         from pytest_gemm.judging.judge import Judge
-        from pytest_gemm.run.state import eager_refusal
+        from pytest_gemm.run.known import eager_refusal
         from pytest_gemm.worker.inline import Inline
         from pytest_gemm.worker.process import Process
 

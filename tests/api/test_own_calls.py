@@ -17,7 +17,8 @@ from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import terminal
+from pytest_gemm.record.reader import Run
+from pytest_gemm.report import terminal
 
 LINEAR = "linear:f32:nt:17x65x127:bias"
 
@@ -136,5 +137,5 @@ def test_a_timed_call_is_not_counted() -> None:
 def test_the_summary_counts_both() -> None:
     outcomes = [*judged(Whole, LINEAR), *judged(Whole, "linear:f32:nt:17x65x127:relu")]
     count = len(outcomes) // 2
-    said = terminal.summary(outcomes, missing={}, stale_entries=(), processes=1, wall_seconds=1.0)
+    said = terminal.summary(Run(outcomes=outcomes))
     assert f"mine: {count} cases by its own path, {count} composed by eager PyTorch" in said

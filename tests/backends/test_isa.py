@@ -37,10 +37,9 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.operands import tensors
-from pytest_gemm.plugin import selection
+from pytest_gemm.plugin import reports, selection
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.record import records
-from pytest_gemm.run.state import RunState
+from pytest_gemm.record import lines as records
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 TWIN = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, isa="avx2"), "rand", 0, Status.INCORRECT)
@@ -138,7 +137,7 @@ def test_a_level_that_is_unknown_or_not_in_the_cpu_is_an_error(text: str, here: 
 
 def test_what_all_left_out_is_said_in_the_summary() -> None:
     settings = GemmConfig(Registry(), isa=((), ("amx", "amx_fp16")))
-    (note,) = RunState.of(settings).notes
+    (note,) = settings.notes
     assert note.endswith("does not execute: amx, amx_fp16")
 
 
@@ -169,7 +168,7 @@ def test_a_level_shows_in_id_report_rerun_line_junit_and_record() -> None:
     assert f"{MM.line} on cpp@aoti@avx2: incorrect" in text
     assert text.endswith("--gemm-isa=avx2")
     assert records.from_record(records.to_record(TWIN)) == TWIN
-    assert ("gemm_isa", "avx2") in records.junit_properties([records.to_record(TWIN)])
+    assert ("gemm_isa", "avx2") in reports.junit_properties([TWIN])
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from pytest_gemm.backends.inductor import hooks, torch_compat
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.machine import software
 from pytest_gemm.operands import tensors as operands
+from pytest_gemm.plugin import hooks as plugin_hooks
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import state
 
 PROBLEM = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
 SELECTION = "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__"
@@ -117,7 +117,7 @@ def test_an_option_that_a_release_has_no_more_is_left_out(monkeypatch: pytest.Mo
 
 
 def test_a_run_says_it_at_its_end(version: Callable[[str], None]) -> None:
-    assert state._unknown_torch() == ()
+    assert plugin_hooks._unknown_torch() == ()
     version("2.16.0")
-    (said,) = state._unknown_torch()
+    (said,) = plugin_hooks._unknown_torch()
     assert "torch 2.16.0 is newer" in said

@@ -27,8 +27,7 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.record.record import Provenance
-from pytest_gemm.record.records import plain, to_record
+from pytest_gemm.record.lines import Head, plain, to_record
 from pytest_gemm.speed.data import Sample, Session, session_text
 
 if sys.version_info >= (3, 11):
@@ -233,7 +232,7 @@ def test_the_page_of_results_is_made_of_records(pytester: pytest.Pytester) -> No
         Outcome(CaseId("numpy", "mm:f64:nn:8x8x8"), "rand", 0, Status.PASSED),
         Outcome(CaseId("numpy", "mm:f16:nn:8x8x8"), "", 0, Status.UNSUPPORTED),
     ]
-    run = {"run": plain(Provenance(versions={"numpy": "2.4.6"}))}
+    run = {"run": plain(Head(versions={"numpy": "2.4.6"}))}
     lines = [json.dumps(one) for one in (run, *map(to_record, outcomes))]
     (pytester.path / "run.jsonl").write_text("\n".join(lines) + "\n")
     speed = pytester.mkdir("speed") / "samples"
@@ -273,7 +272,7 @@ def test_a_block_of_its_own_has_the_libraries_on_a_gpu(pytester: pytest.Pytester
     page.write_text(
         "<!-- generated: libraries -->\nold\n<!-- end -->\n<!-- generated: libraries-gpu -->\n<!-- end -->\n"
     )
-    run = {"run": plain(Provenance(versions={"torch": "2.15.0", distribution: "1.2"}))}
+    run = {"run": plain(Head(versions={"torch": "2.15.0", distribution: "1.2"}))}
     outcome = to_record(Outcome(CaseId(backend, "mm:f32:nn:8x8x8"), "rand", 0, Status.PASSED))
     (pytester.path / "run.jsonl").write_text(f"{json.dumps(run)}\n{json.dumps(outcome)}\n")
     result = pytester.run(sys.executable, FOLDER / "results.py", page, pytester.path, "--block=libraries-gpu")

@@ -36,7 +36,7 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.plugin import selection
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.state import eager_refusal
+from pytest_gemm.run.known import eager_refusal
 
 SHIPPED = Path(__file__).parents[2] / "conformance" / "known_failures.toml"
 

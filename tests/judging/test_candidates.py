@@ -43,7 +43,7 @@ from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.record import records as records_module
+from pytest_gemm.record import lines as records_module
 from pytest_gemm.worker import calls
 
 pytestmark = pytest.mark.slow

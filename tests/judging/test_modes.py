@@ -28,8 +28,8 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
 from pytest_gemm.plugin import selection
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.record import records
-from pytest_gemm.run import terminal
+from pytest_gemm.record import lines as records
+from pytest_gemm.report import model
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 MINE = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, None, True)
@@ -148,7 +148,7 @@ def test_a_mode_shows_in_id_report_rerun_line_and_record() -> None:
     assert f"{MM.line} on cpp@aoti: incorrect" in text
     assert text.endswith("--gemm-modes=aoti")
     assert records.from_record(records.to_record(MODED)) == MODED
-    assert set(terminal.by([MODED], "who", "problem")) == {("cpp@aoti", MM.line)}
+    assert set(model.by([MODED], "who", "problem")) == {("cpp@aoti", MM.line)}
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.plugin import selection
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.record import records
-from pytest_gemm.run import state
+from pytest_gemm.record import lines as records
+from pytest_gemm.run import known as known_module
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 ODD = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "rand", 0, Status.INCORRECT)
@@ -167,7 +167,7 @@ def test_the_threads_of_a_run_show_in_id_report_rerun_line_record_and_ledger() -
     fewer = Entry(
         "fewer", "r", {"backend": Globs(("cpp",)), "run_threads": Comparisons((Comparison("<", 4),))}, crashes=True
     )
-    env = state.environment("cpu")
+    env = known_module.environment("cpu")
     assert Ledger((fewer,)).applicable("cpp", MM, "test_product", env.at("", 4, 2)) is fewer
     assert Ledger((fewer,)).applicable("cpp", MM, "test_product", env.at("", 4)) is None
 
@@ -180,7 +180,7 @@ def test_an_entry_of_the_ledger_may_speak_of_the_threads_of_a_case(
     held = Entry(
         "one-thread", "r", {"backend": Globs(("cpp",)), "threads": Comparisons((Comparison("==", 1),))}, crashes=True
     )
-    env = state.environment("cpu").at("", threads)
+    env = known_module.environment("cpu").at("", threads)
     assert env.threads == (threads or 3)
     assert (Ledger((held,)).applicable("cpp", MM, "test_product", env) is held) is known
 

@@ -25,7 +25,7 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.state import explain
+from pytest_gemm.run.known import explain
 
 SHIPPED: Final = Path(__file__).parents[2] / "conformance" / "known_failures.toml"
 

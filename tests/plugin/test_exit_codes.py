@@ -15,7 +15,7 @@ import psutil
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm.run.state import Red
+from pytest_gemm.verdict import Red
 
 pytestmark = pytest.mark.slow
 

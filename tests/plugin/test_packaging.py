@@ -220,7 +220,7 @@ def test_an_installed_wheel_works_away_from_the_repository(wheel: Path, tmp_path
         "ledger.ledger",
         "problem.problem",
         "api.protocols",
-        "run.terminal",
+        "report.terminal",
     ],
 )
 def test_importing_what_every_pytest_run_imports_leaves_torch_alone(module: str, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.state import eager_refusal
+from pytest_gemm.run.known import eager_refusal
 
 Groups = tuple[tuple[int, int], ...]
 

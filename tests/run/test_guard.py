@@ -20,7 +20,7 @@ from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.plugin import sanitizer
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.record import records
+from pytest_gemm.record import lines as records
 
 LINES = (
     "mm:f32:nn:8x16x32",

@@ -30,7 +30,7 @@ from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import state
+from pytest_gemm.run import known
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import controller
 from pytest_gemm.speed import runner as runner_module
@@ -110,10 +110,10 @@ def test_a_session_asks_the_ledger_as_a_judgement_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conditions: dict[str, Any], axes: dict[str, Any], held: bool
 ) -> None:
     here = Environment("2.13.0", ("avx2", "avx512f"), threads=4)
-    monkeypatch.setattr(state, "environment", lambda _: here)
+    monkeypatch.setattr(known, "environment", lambda _: here)
     entry = Entry("deadly", "planted", {"backend": Globs(("several",)), **conditions}, crashes=True)
     asked = case(**axes)
-    assert (state.withheld(Ledger((entry,)), asked, "test_speed") is not None) is held
+    assert (known.withheld(Ledger((entry,)), asked, "test_speed") is not None) is held
     (sample,) = judged(tmp_path, asked, entry)
     assert sample.status is (Status.KNOWN_FAILURE if held else Status.PASSED)
     if held:

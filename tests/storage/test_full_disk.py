@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm.run.state import Red
 from pytest_gemm.tools import cli
+from pytest_gemm.verdict import Red
 
 pytestmark = pytest.mark.slow
 

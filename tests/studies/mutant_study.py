@@ -59,7 +59,7 @@ from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import STEPS
 from pytest_gemm.programs.program import args, build
-from pytest_gemm.run import state
+from pytest_gemm.run import known
 
 # The ledger that is shipped with the conformance suite.
 LEDGER: Final = Path(__file__).parents[2] / "conformance" / "known_failures.toml"
@@ -124,7 +124,7 @@ def ledger() -> Ledger:
 
 def judge() -> Judge:
     """One that runs eager ATen only where that does not kill the process."""
-    return Judge(state.eager_refusal(ledger()), statements=ledger().statements)
+    return Judge(known.eager_refusal(ledger()), statements=ledger().statements)
 
 
 def outcomes(who: Judge, backend: Planted, line: str, seed: int = 0) -> Iterator[Outcome]:
@@ -312,7 +312,7 @@ def everyday(problem: Problem, seed: int) -> operands.Operands:
 
 def _eager(problem: Problem, given: operands.Operands) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Eager's result and the same in float64 where the op has it; ``None`` where eager cannot or must not be asked."""
-    if state.eager_refusal(ledger())(problem, "cpu"):
+    if known.eager_refusal(ledger())(problem, "cpu"):
         return None
     tensors = args(problem, given)
     with settings(problem):
@@ -708,7 +708,7 @@ def flooded(seed: int, count: int, journal: Path | None = None) -> Flood:
         journal: a folder for a file that says what is being judged, should it kill the process.
     """
     torch.set_num_threads(1)
-    draw, who, found, environment = random.Random(seed), judge(), Flood(), state.environment("cpu")
+    draw, who, found, environment = random.Random(seed), judge(), Flood(), known.environment("cpu")
     backend = AtenBackend()
     while found.ends.total() < count:
         problem = drawn_problem(draw)

@@ -27,7 +27,7 @@ from studies import lines
 
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.record import record
+from pytest_gemm.record import reader
 
 
 class Product(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,10 +131,10 @@ def main() -> int:
     """Print the page; returns 1 where the table differs from the suite, from the installed torch, or from runs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--run", type=Path, action="append", default=[], help="list what this record has not proved")
-    runs = [record.read(path) for path in parser.parse_args().run]
+    runs = [reader.read(path) for path in parser.parse_args().run]
     wrong = [*complaints(), *unknown(PRODUCTS, installed(source()), release())]
     if runs:
-        torch = Version(Version(runs[0].run.versions.get("torch", str(release()))).base_version)
+        torch = Version(Version(runs[0].head.versions.get("torch", str(release()))).base_version)
         wrong += unproved(PRODUCTS, [outcome for one in runs for outcome in one.outcomes], torch)
     return lines.printed(page(), wrong)
 

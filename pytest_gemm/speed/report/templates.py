@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_gemm.core.text import escaped
-from pytest_gemm.record.records import ratio_text
+from pytest_gemm.core.text import escaped, ratio_text
 from pytest_gemm.speed.report import units
 
 

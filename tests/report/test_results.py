@@ -11,9 +11,10 @@ import pytest
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Reason, Status
-from pytest_gemm.record import records
-from pytest_gemm.record.record import Provenance, Record
-from pytest_gemm.run import page as results
+from pytest_gemm.record import lines as records
+from pytest_gemm.record.lines import Head
+from pytest_gemm.record.reader import Run
+from pytest_gemm.report import markdown as results
 from pytest_gemm.tools import cli
 
 PASSED = Outcome(
@@ -58,7 +59,7 @@ OUTCOMES = [
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
     lines = [
-        {"run": records.plain(Provenance.of(["--gemm-backends=triton"], gpus=False))},
+        {"run": records.plain(Head.of(["--gemm-backends=triton"], gpus=False))},
         *map(records.to_record, OUTCOMES),
         {"totals": {"wall_seconds": 12.0, "processes": 3, "notes": ["CUTLASS: 2 kernels"]}},
     ]
@@ -100,10 +101,10 @@ def test_the_page_says_which_epilogues_another_kernel_did() -> None:
         dataclasses.replace(apart, case=CaseId("cpp", f"linear:f32:nt:{m}x8x8:relu"), fused=True, fusions=m)
         for m in (1, 2)
     ]
-    page = results.page([Record(Provenance(), (apart, *fused, PASSED))], "Mine")
+    page = results.page([Run(outcomes=[apart, *fused, PASSED])], "Mine")
     assert f"| cpp | linear | bias+relu+t+add program.multi_output | 1 | 1 | 0 | `{apart.problem}` |" in page
     assert "| cpp | linear | relu | 2 |  | 1 2 |  |" in page
-    assert "## Epilogues" not in results.page([Record(Provenance(), (PASSED,))], "Mine")
+    assert "## Epilogues" not in results.page([Run(outcomes=[PASSED])], "Mine")
 
 
 def test_a_run_that_was_killed_says_so(record: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,8 @@ import pytest
 import recorded_runs
 import speed_runs
 
-from pytest_gemm.compare import page, report, runs
+from pytest_gemm.record.reader import read
+from pytest_gemm.report import diff, html
 from pytest_gemm.speed.report import page as speed_page
 
 pytestmark = pytest.mark.slow
@@ -86,9 +87,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         run = dataclasses.replace(recorded_runs.RUN, versions=version)
         both.append(recorded_runs.write(folder / version["torch"], recorded_runs.outcomes(later=later), run))
     texts = {
-        "one run": page.page(page.load(both[1:]), "One run"),
-        "two runs": page.page(page.load(both), "Two runs"),
-        "comparison": report.compared(*map(runs.load, both)).html(),
+        "one run": html.page([read(both[1])], "One run"),
+        "two runs": html.page(list(map(read, both)), "Two runs"),
+        "comparison": diff.compared(*map(read, both)).html(),
         "speed": speed_page.page(speed_runs.example(), "Speed"),
     }
     for name, text in texts.items():

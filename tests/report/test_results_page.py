@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from recorded_runs import KNOWN, NEW, PASSED, RUN, outcomes, write
 
-from pytest_gemm.compare import page
 from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.failures.text import folder_name
+from pytest_gemm.record.reader import read
+from pytest_gemm.report import html as html_page
 from pytest_gemm.tools import cli
 
 # The smallest picture: one grey element.
@@ -134,7 +135,7 @@ def test_a_run_is_called_by_what_tells_it_from_the_others(
         write(tmp_path / name, [PASSED], dataclasses.replace(RUN, versions={"torch": version}))
         for name, version in zip(some, versions, strict=True)
     ]
-    assert [run.label for run in page.load(paths)] == labels
+    assert html_page._labels(list(map(read, paths))) == labels
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_an_error_is_drawn_in_the_colour_of_its_status(tmp_path: Path, ratio: fl
 def test_a_run_that_did_not_end_is_called_so(tmp_path: Path) -> None:
     path = write(tmp_path / "out", [PASSED], RUN)
     path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]), encoding="utf-8")
-    text = page.page(page.load([path]), "Results")
+    text = html_page.page([read(path)], "Results")
     assert "The run did not end: cases are missing." in text
     assert "did not end" not in html(tmp_path, [PASSED])
 

@@ -1,20 +1,22 @@
-"""The report of a comparison: text, Markdown, and a page that loads nothing."""
+"""Two runs, of two releases or environments for instance, in one report: ``pytest-gemm compare BEFORE AFTER``."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from pytest_gemm.compare import cases, runs, timings
-from pytest_gemm.compare.cases import Facts, Row, Section
-from pytest_gemm.compare.runs import Run
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Seconds, Status
-from pytest_gemm.core.text import escaped, table
-from pytest_gemm.record.records import status_of
+from pytest_gemm.core.text import escaped, show, table
+from pytest_gemm.record.reader import Run, read
+from pytest_gemm.report import cases, runs, timings
+from pytest_gemm.report.cases import Facts, Row, Section
+from pytest_gemm.report.model import status_of
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.speed.report.units import plural
+from pytest_gemm.storage import files
 
 # Families of a section, and problems of a family, that are shown without --all.
 _FAMILIES = 12
@@ -43,7 +45,7 @@ class Comparison:
     @property
     def is_bad(self) -> bool:
         """Whether anything is newly wrong or slower, or may be: the later run did not end."""
-        return self.after.record.totals is None or any(one.is_bad and one.rows for one in self.sections)
+        return not self.after.ended or any(one.is_bad and one.rows for one in self.sections)
 
     @property
     def verdict(self) -> str:
@@ -54,7 +56,7 @@ class Comparison:
     def html(self) -> str:
         """One HTML document."""
         title = f"{self.before.path} and {self.after.path}"
-        return render("compare.html.jinja", "pytest_gemm.compare", found=self, title=title) + "\n"
+        return render("compare.html.jinja", "pytest_gemm.report", found=self, title=title) + "\n"
 
     def text(self, *, markdown: bool = False, whole: bool = False) -> str:
         """For a terminal or a pull request; ``whole`` lists every case."""
@@ -63,14 +65,14 @@ class Comparison:
 
 def compared(before: Run, after: Run) -> Comparison:
     """Compare two runs."""
-    old, new = (cases.join(run.record.outcomes) for run in (before, after))
+    old, new = (cases.join(run.outcomes) for run in (before, after))
     return Comparison(
         before,
         after,
-        runs.environment(before.record.run, after.record.run),
-        runs.warnings(before.record, after.record),
+        runs.environment(before.head, after.head),
+        runs.warnings(before, after),
         _totals(old, new),
-        [*cases.sections(old, new), *timings.sections(before.sessions, after.sessions)],
+        [*cases.sections(old, new), *timings.sections(*(list(runs.sessions(run)) for run in (before, after)))],
     )
 
 
@@ -84,6 +86,15 @@ def _totals(before: Mapping[CaseId, Facts], after: Mapping[CaseId, Facts]) -> li
     then, now = (sum((every[case].seconds for case in both), Seconds()) for every in (before, after))
     parts = {"compile": (then.compile, now.compile), "run": (then.run, now.run)}
     return counts + [(f"seconds to {part}, cases of both", f"{a:.0f}", f"{b:.0f}") for part, (a, b) in parts.items()]
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the report; returns 1 where a case is newly wrong or slower or the later run did not end."""
+    found = compared(read(given.before), read(given.after))
+    if given.html is not None:
+        files.replace(given.html, found.html().encode(errors="backslashreplace"))
+    show(found.text(markdown=given.markdown, whole=given.all))
+    return int(found.is_bad)
 
 
 # -- text and Markdown -------------------------------------------------------------------------------------------

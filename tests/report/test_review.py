@@ -11,10 +11,11 @@ import pytest
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Reason, Status
-from pytest_gemm.record import records
-from pytest_gemm.record.record import Provenance, Totals
-from pytest_gemm.run import github, review, terminal
-from pytest_gemm.run.github import Annotation
+from pytest_gemm.record import lines as records
+from pytest_gemm.record.lines import Head, Totals
+from pytest_gemm.record.reader import Run
+from pytest_gemm.report import github, review, terminal
+from pytest_gemm.report.github import Annotation
 from pytest_gemm.tools import cli
 
 CONFTEST = """
@@ -337,7 +338,7 @@ def test_a_comment_is_short_whatever_failed() -> None:
         )
         for i in range(5000)
     ]
-    made = review.markdown(review.Run(many, ["y" * 5000] * 50, [Provenance()] * 3, 1.0), "T")
+    made = review.markdown([Run(outcomes=many, totals=Totals(1.0, lost={f"{i}": "y" * 5000 for i in range(50)}))], "T")
     assert len(made) < 65_536
     head = made.partition("<details>")[0]
     assert head.count("| incorrect |") == 10
@@ -347,9 +348,9 @@ def test_a_comment_is_short_whatever_failed() -> None:
 
 def test_the_comment_of_records_is_what_their_runs_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [
-        {"run": records.plain(Provenance())},
+        {"run": records.plain(Head())},
         records.to_record(WRONG),
-        {"totals": records.plain(Totals(3.0, 1, (), ("absent did not run: there is no board",)))},
+        {"totals": records.plain(Totals(3.0, 1, missing={"absent": Reason("no-board", "there is no board")}))},
     ]
     for name in ("a", "b"):
         (tmp_path / name).write_text("".join(map(records.record_line, lines)))
@@ -361,21 +362,22 @@ def test_the_comment_of_records_is_what_their_runs_said(tmp_path: Path, capsys: 
 
 
 def test_foreign_words_do_not_break_the_table() -> None:
-    made = review.markdown(review.Run([WRONG], [], [], 1.0), "T")
+    made = review.markdown([Run(outcomes=[WRONG])], "T")
     assert r"| `mm:f32:nn:1x1x1` | `off` | incorrect | a \| b &lt;b&gt; \`c\`\\nd | rand | 7 |" in made
 
 
 def test_of_what_passed_the_share_is_shown_that_is_correctly_rounded() -> None:
     cases = [dataclasses.replace(WRONG, status=Status.PASSED, reason=None, ratio=ratio) for ratio in (0.0, 0.5, 1.0)]
-    made = review.markdown(review.Run([*cases, WRONG], [], [], 2.0), "T")
+    run = Run(outcomes=[*cases, WRONG])
+    made = review.markdown([run], "T")
     assert "| backend | op | passed | incorrect | correctly rounded |" in made
     assert "| 33% |" in made
-    said = terminal.summary(outcomes=[*cases, WRONG], missing={}, stale_entries=(), processes=1, wall_seconds=1.0)
+    said = terminal.summary(run)
     assert [line.split()[-1] for line in said[:2]] == ["rounded", "33%"]
 
 
 def test_a_green_run_says_so() -> None:
     right = dataclasses.replace(WRONG, status=Status.PASSED, reason=None, ratio=0.5)
-    made = review.markdown(review.Run([right], [], [], 2.0), "T")
+    made = review.markdown([Run(outcomes=[right], totals=Totals(2.0))], "T")
     assert made.startswith("## T\n\n**Green**.\nProblems, each on one backend: 1 passed. 1 case(s) judged in 2 s.\n")
     assert "Failures" not in made

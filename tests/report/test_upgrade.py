@@ -11,18 +11,18 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from pytest_gemm.compare import cases
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import WITHHELD, Outcome, Reason, Seconds, Status
-from pytest_gemm.record import records
-from pytest_gemm.record.record import Provenance
+from pytest_gemm.record import lines as records
+from pytest_gemm.record.lines import Head
+from pytest_gemm.report import cases
 from pytest_gemm.speed.data import Sample, Session, session_text
 from pytest_gemm.tools import cli
 
 # Compares two runs of these outcomes; with options: exit status and what is printed.
 Compare: TypeAlias = "Callable[..., tuple[int, str]]"
 
-RUN = Provenance(
+RUN = Head(
     "2026-11-22 20:00:00 +0000",
     ("pytest", "--gemm-backends=cpp", "--gemm-output=a"),
     {"torch": "2.13.0", "python": "3.11.7"},
@@ -62,7 +62,7 @@ def refused(m: int) -> Outcome:
     return Outcome(case, "", 0, Status.UNSUPPORTED, REFUSED)
 
 
-def written(folder: Path, outcomes: Iterable[Outcome], run: Provenance = RUN, *, ended: bool = True) -> str:
+def written(folder: Path, outcomes: Iterable[Outcome], run: Head = RUN, *, ended: bool = True) -> str:
     folder.mkdir()
     lines = [{"run": records.plain(run)}, *map(records.to_record, outcomes)]
     lines += [{"totals": {"wall_seconds": 1.0, "processes": 1}}] * ended
@@ -381,19 +381,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         cli.main(["compare", *words])
     assert left.value.code == cli.USAGE_ERROR
     return capsys.readouterr().err
-
-
-def test_an_environment_is_answered_with_the_command_that_makes_its_record(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    python = tmp_path / "env" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.touch(0o755)
-    made = written(tmp_path / "a", [PASSED])
-    expected = f"`{python} -m pytest --pyargs pytest_gemm.conformance --gemm-backends=cpp --gemm-output=DIR`"
-    assert expected in refusal(capsys, made, str(tmp_path / "env"))
-    assert expected in refusal(capsys, str(python), made)
-    assert "--gemm-backends=..." in refusal(capsys, str(python), str(python))
 
 
 def test_what_is_no_run_is_an_error_of_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ from typing import Final
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import WITHHELD, Outcome, Seconds, Status
-from pytest_gemm.record import records
-from pytest_gemm.run.terminal import distinct
+from pytest_gemm.core.text import ratio_text
+from pytest_gemm.report.model import distinct, status_of
 from pytest_gemm.speed.report.units import plural
 
 # -- one case of one run ------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class Facts:
     @functools.cached_property
     def worst(self) -> Outcome | None:
         """The outcome that decides."""
-        status = records.status_of(self.outcomes)
+        status = status_of(self.outcomes)
         return next((one for one in self.outcomes if one.status is status), None)
 
     @property
@@ -296,7 +296,7 @@ def _bits(changes: _Changes) -> Section:
         operands += bool(pairs) and not same
         if others := sorted(((a, b) for a, b in same if a.bits != b.bits), key=lambda ab: ab[0].distribution):
             a, b = max(others, key=lambda ab: ab[1].ratio or 0.0)
-            ratios = f"{records.ratio_text(a.ratio)} -> {records.ratio_text(b.ratio)} of the bound"
+            ratios = f"{ratio_text(a.ratio)} -> {ratio_text(b.ratio)} of the bound"
             names = ", ".join(dict.fromkeys(a.distribution for a, _ in others))
             rows.append(Row(case, "another kernel" if differing(old, new) else "the same kernel", f"{names}; {ratios}"))
     notes = [f"Compared: {plural(compared, 'case')} right in both runs."] if compared else []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_gemm.compare.cases import Row, Section
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
+from pytest_gemm.report.cases import Row, Section
 from pytest_gemm.speed.data import Judgement, Session, by_case
 from pytest_gemm.speed.gate import estimates
 from pytest_gemm.speed.gate.design import Design, Readings

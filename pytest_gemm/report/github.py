@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import secrets
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Literal
+
+from pytest_gemm.report.model import spread
 
 # How many annotations of one kind GitHub shows of a step.
 _SHOWN: Final = 10
@@ -60,19 +62,6 @@ class Annotation:
         return f"::{self.kind} {given}::{self.text.translate(_DATA)}"
 
 
-def is_wanted(setting: str) -> bool:
-    """Whether GitHub reads the output, by the setting ``run.github``."""
-    return setting == "yes" or (setting == "auto" and os.environ.get("GITHUB_ACTIONS") == "true")
-
-
-def quoted(lines: Iterable[str], setting: str) -> list[str]:
-    """Lines in which GitHub looks for no commands, whatever a kernel has written there; elsewhere they are as given."""
-    if not is_wanted(setting) and not is_wanted("auto"):
-        return list(lines)
-    token = secrets.token_hex(16)  # nothing that is in the lines can have known it
-    return [f"::stop-commands::{token}", *lines, f"::{token}::"]
-
-
 def repository(otherwise: Path) -> Path:
     """The folder that the paths of annotations begin at."""
     return Path(os.environ.get("GITHUB_WORKSPACE") or otherwise).resolve()
@@ -87,22 +76,12 @@ def commands(annotations: Sequence[Annotation], root: Path) -> list[str]:
     """
     lines = []
     for kind in ("error", "warning"):
-        found = _spread([one for one in annotations if one.kind == kind])
+        found = spread([one for one in annotations if one.kind == kind], attrgetter("family"))
         lines += [one.command(root) for one in (found if len(found) <= _SHOWN else found[: _SHOWN - 1])]
         if len(found) > _SHOWN:
             more = len(found) - _SHOWN + 1
             lines.append(Annotation(kind, f"{more} more", "The summary of the job lists them.").command(root))
     return lines
-
-
-def _spread(annotations: Sequence[Annotation]) -> list[Annotation]:
-    """First one of each family, then the second ones, and so on."""
-    ranks: dict[tuple[str, ...], int] = {}
-    keyed = []
-    for one in annotations:
-        ranks[one.family] = ranks.get(one.family, -1) + 1
-        keyed.append((ranks[one.family], one))
-    return [one for _, one in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def append_summary(markdown: str, environment: Mapping[str, str] = os.environ) -> None:

@@ -1,0 +1,1 @@
+"""Runs as reports: terminal, Markdown, HTML, GitHub, two runs compared, shards merged."""

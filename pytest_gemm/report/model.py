@@ -1,0 +1,144 @@
+"""Outcomes in groups and numbers, as all reports count them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.problem import Problem
+
+if TYPE_CHECKING:
+    import jinja2
+
+T = TypeVar("T")
+
+# The status of a problem is that of its worst case, by this order.
+_SEVERITY: Final = [
+    *map(Status, ("crashed", "timed-out", "incorrect", "fallback", "impossible", "mistrusted", "known-failure")),
+    *map(Status, ("passed", "pruned", "unsupported", "not-run")),
+]
+
+
+def by(outcomes: Iterable[Outcome], *names: str) -> dict[Any, list[Outcome]]:
+    """Outcomes in groups that agree in these attributes, in the order in which they came in."""
+    key = operator.attrgetter(*names)
+    found: dict[Any, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        found[key(outcome)].append(outcome)
+    return found
+
+
+def having(outcomes: Iterable[Outcome], *statuses: str) -> list[Outcome]:
+    """The outcomes with one of these statuses."""
+    return [outcome for outcome in outcomes if outcome.status.value in statuses]
+
+
+def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The outcomes that turn a run red."""
+    return [outcome for outcome in outcomes if outcome.status.is_failure]
+
+
+def distinct(outcomes: Iterable[Outcome], name: str) -> set[Any]:
+    """The distinct values of an attribute, which may hold one or, as a tuple, several."""
+    values = [getattr(outcome, name) for outcome in outcomes]
+    return {one for value in values for one in (value if isinstance(value, tuple) else (value,))}
+
+
+def spread(items: Iterable[T], key: Callable[[T], Hashable]) -> list[T]:
+    """First one of each kind, then the second ones, and so on."""
+    seen: Counter[Hashable] = Counter()
+    ranked = []
+    for item in items:
+        ranked.append((seen[key(item)], item))
+        seen[key(item)] += 1
+    return [item for _, item in sorted(ranked, key=operator.itemgetter(0))]
+
+
+def selected(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
+    """What autotuning selected of several backends' candidates, with the number of problems, most often first."""
+    counts = Counter(name for group in by(outcomes, "problem").values() for name in distinct(group, "candidates"))
+    return counts.most_common()
+
+
+def status_of(outcomes: Iterable[Outcome]) -> Status:
+    """The worst status among the outcomes of one problem."""
+    return min((outcome.status for outcome in outcomes), key=_SEVERITY.index, default=Status.NOT_RUN)
+
+
+def kind(line: str) -> str:
+    """Dtypes of a problem with the flags that change its arithmetic; ``?`` for what is no problem of this version."""
+    try:
+        problem = Problem.parse(line)
+    except ProblemError:
+        return "?"
+    return " ".join([str(problem.dtypes), *(flag for flag in problem.flags if flag.startswith("math."))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """Problems by how they ended, each under the worst of its cases.
+
+    Attributes:
+        counts: by status, without those that nothing got.
+        judged: how many cases were judged.
+        worst: largest error over bound of what passed.
+        nearest: share of the passed cases with every element correctly rounded, in percent.
+    """
+
+    counts: Mapping[Status, int]
+    judged: int
+    worst: float | None
+    nearest: str
+
+    @classmethod
+    def of(cls, outcomes: Iterable[Outcome]) -> Tally:
+        """Of some outcomes."""
+        every = list(outcomes)
+        counts = Counter(map(status_of, by(every, "who", "problem").values()))
+        passed = [one.ratio for one in having(every, "passed") if one.ratio is not None]
+        share = f"{math.floor(100 * passed.count(0) / len(passed))}%" if passed else "-"
+        judged = sum(one.ratio is not None for one in every)
+        return cls({s: counts[s] for s in Status if counts[s]}, judged, max(passed, default=None), share)
+
+    @property
+    def right(self) -> int:
+        """Problems that passed."""
+        return self.counts.get(Status.PASSED, 0)
+
+    @property
+    def known(self) -> int:
+        """Problems that are wrong as an entry of the ledger says."""
+        return self.counts.get(Status.KNOWN_FAILURE, 0)
+
+    @property
+    def new(self) -> int:
+        """Problems that are wrong, and no entry explains it."""
+        return sum(count for status, count in self.counts.items() if status.is_failure)
+
+    @property
+    def refused(self) -> int:
+        """Problems that are unsupported, pruned or not run."""
+        return sum(self.counts.values()) - self.right - self.known - self.new
+
+
+@functools.cache
+def template(name: str) -> jinja2.Template:
+    """A template of this package for text, with the functions above as filters."""
+    import jinja2  # late: a run that shows nothing does without it
+
+    loader = jinja2.PackageLoader("pytest_gemm.report")
+    made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    made.filters |= {"by": by, "having": having, "distinct": distinct, "selected": selected, "row": _markdown_row}
+    return made.get_template(name)
+
+
+def _markdown_row(cells: Iterable[object]) -> str:
+    return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\|", str(cell)) for cell in cells) + " |"

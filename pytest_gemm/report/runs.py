@@ -1,0 +1,90 @@
+"""What is said of two runs as a whole, and the sessions of the speed suite beside a record."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from pytest_gemm.record.lines import Head
+from pytest_gemm.record.reader import Run
+from pytest_gemm.speed.data import Session, read_session
+
+# Arguments of pytest that change no outcome; the second kind has a word behind it.
+_IDLE: Final = ("--gemm-output", "--junit", "-q", "-v", "--tb", "--color", "-n", "--dist", "--durations", "-p")
+_TAKES_WORD: Final = frozenset({"-n", "-p", "--dist", "--gemm-output", "--junit-xml"})
+
+
+def sessions(run: Run) -> Iterator[Session]:
+    """Those of the head that came to their end, in order of time; of an earlier run with the same output none."""
+    read = [read_session(path) for path in sorted((run.path.parent / "samples").glob("*.jsonl"))] if run.path else []
+    for one in sorted(read, key=lambda session: (session.date, session.index)):
+        if one.complete and one.group == "head" and not _is_earlier(one.date, run.head.date):
+            yield one
+
+
+def _is_earlier(date: str, began: str) -> bool:
+    try:
+        then = datetime.datetime.strptime(date, "%Y-%m-%dT%H:%M:%S%z")
+        return then < datetime.datetime.strptime(began, "%Y-%m-%d %H:%M:%S %z")
+    except ValueError:  # a record without its first line
+        return False
+
+
+# -- what both are ------------------------------------------------------------------------------------------------
+
+
+def deciding_arguments(command: Sequence[str]) -> list[str]:
+    """The arguments that decide what is judged."""
+    words = iter(command[1:])
+    found = []
+    for word in words:
+        if word in _TAKES_WORD:
+            next(words, None)
+        elif not word.startswith(_IDLE):
+            found.append(word)
+    return found
+
+
+def environment(before: Head, after: Head) -> list[tuple[str, str, str]]:
+    """What the runs are of: torch in any case, and whatever else differs; ``-`` for what is not there."""
+    names = dict.fromkeys(("torch", *before.versions, *after.versions))
+    found = [(name, before.versions.get(name, "-"), after.versions.get(name, "-")) for name in names]
+    found += [
+        (name, " ".join(sorted(map(str, a))) or "-", " ".join(sorted(map(str, b))) or "-")
+        for name, a, b in (
+            ("machine", [before.machine], [after.machine]),
+            ("CPU", [before.cpu], [after.cpu]),
+            ("instruction set", [before.isa], [after.isa]),
+            ("GPUs", before.gpus, after.gpus),
+            ("CPU threads of a process", [before.threads or "-"], [after.threads or "-"]),
+        )
+    ]
+    return [(name, a, b) for name, a, b in found if name == "torch" or a != b]
+
+
+def warnings(before: Run, after: Run) -> list[str]:
+    """Why the two cannot be compared in full, one sentence each."""
+    found = []
+    heads = before.head, after.head
+    hardware = [(head.machine, head.cpu, head.isa, head.gpus) for head in heads]
+    if hardware[0] != hardware[1]:
+        found.append("The runs are of different hardware: a kernel, bits or a time may differ for that reason alone.")
+    threads = [head.threads for head in heads]
+    if threads[0] != threads[1] and all(threads):
+        found.append(
+            "The processes of the runs had different numbers of CPU threads: bits may differ for that reason alone."
+        )
+    asked = [deciding_arguments(head.command) for head in heads]
+    if set(asked[0]) != set(asked[1]):
+        only = [shlex.join(_without(*pair)) or "nothing" for pair in (asked, asked[::-1])]
+        found.append(f"The runs were asked for different things: only before {only[0]}, only after {only[1]}.")
+    for name, one in (("before", before), ("after", after)):
+        if not one.ended:
+            found.append(f"The run {name} did not end: cases are missing.")
+    return found
+
+
+def _without(words: Iterable[str], others: Sequence[str]) -> list[str]:
+    return [word for word in words if word not in others]

@@ -1,0 +1,52 @@
+"""The summary of a run: its sentences are in ``templates/summary.txt.jinja``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pytest_gemm.core.outcome import Outcome, Seconds, Status
+from pytest_gemm.core.text import table
+from pytest_gemm.record.reader import Run
+from pytest_gemm.report.model import Tally, by, distinct, having, template
+from pytest_gemm.verdict import Red, causes
+
+# The columns that the table of a run always has.
+_ALWAYS: Final = frozenset({Status.PASSED, Status.INCORRECT, Status.FALLBACK, Status.UNSUPPORTED, Status.KNOWN_FAILURE})
+
+
+def summary(run: Run) -> list[str]:
+    """The lines of the terminal summary."""
+    outcomes, found = run.outcomes, causes(run)
+    unsupported = by(having(outcomes, "unsupported"), "who", "why")
+    text = template("summary.txt.jinja").render(
+        run=run,
+        outcomes=outcomes,
+        table=_status_table(outcomes),
+        judged=[outcome for outcome in outcomes if outcome.ratio is not None],
+        unsupported=sorted(unsupported.items(), key=lambda item: -len(distinct(item[1], "problem"))),
+        stale=[cause for cause in found if cause.red is Red.LEDGER],
+        further=[
+            cause
+            for cause in found
+            if cause.red is Red.BACKEND and cause.name not in {"device-lost", *run.totals.missing}
+        ],
+        total=sum((outcome.seconds for outcome in outcomes), Seconds()),
+    )
+    return text.split("\n")[:-1]
+
+
+def incomplete(run: Run) -> list[str]:
+    """A line for each file that is not complete."""
+    return [f"{name} is not complete: {why}; the run is red for it" for name, why in run.totals.lost.items()]
+
+
+def _status_table(outcomes: list[Outcome]) -> list[str]:
+    """Problems by backend, op and status."""
+    columns = [status for status in Status if status in _ALWAYS or any(o.status is status for o in outcomes)]
+    head = ["backend", "op", *map(str, columns), "cases", "correctly rounded"]
+    rows = []
+    for (backend, op), group in (*by(outcomes, "who", "op").items(), (("all", ""), outcomes)):
+        tally = Tally.of(group)
+        counts = (str(tally.counts.get(status, ".")) for status in columns)
+        rows.append([backend, op, *counts, str(tally.judged), tally.nearest])
+    return table(head, rows, range(2, len(head)))
