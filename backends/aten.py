@@ -97,7 +97,7 @@ class CompiledAten(InductorBackend):
     name = "aten"
     inductor_name = "ATEN"
     devices = ("cpu", "cuda")
-    rules = ("aten-compiled", "aten", "grouped", "sparse-compiled")
+    rules = ("aten-compiled", "aten", "grouped")
 
     def installation(self) -> Availability:
         """As eager ATen."""

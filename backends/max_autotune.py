@@ -67,7 +67,7 @@ class MaxAutotuneBackend(InductorBackend):
     name: str = "inductor"
     inductor_name: str = "GEMM"
     devices: tuple[str, ...] = ("cpu", "cuda")
-    rules = ("aten", "grouped", "sparse-compiled", "qlinear-unfrozen")
+    rules = ("aten", "grouped", "qlinear-unfrozen")
     capabilities = frozenset({Capability.MODE, Capability.USER_CACHES})
     on_request = True
     settings: Mapping[str, Setting] = {

@@ -163,12 +163,6 @@ def _nvgemm_dynamic(problem: Problem, request: BuildRequest) -> str:
     return nvgemm_facts.release() if is_dynamic and nvgemm_facts.is_static() else ""
 
 
-def _no_cusparselt(_problem: Problem, _request: BuildRequest) -> bool:
-    import torch
-
-    return torch.cuda.is_available() and not torch.backends.cusparselt.is_available()
-
-
 def _not_hopper(_problem: Problem, _request: BuildRequest) -> bool:
     """Whether there is a device and its compute capability is not 9."""
     import torch
@@ -224,7 +218,6 @@ _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
     "scaled-groups": _scaled_groups,
     "other-threads": _other_threads,
     "squares-of-a": lambda p, _: p.scale_blocks is not None and p.scale_blocks[0] > 1,
-    "no-cusparselt": _no_cusparselt,
     "not-hopper": _not_hopper,
     "cublas-before-12.9": _cublas_before_12_9,
     "not-blackwell": _not_blackwell,

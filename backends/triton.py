@@ -70,8 +70,6 @@ class TritonBackend(InductorBackend):
     def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
         """With the persistent TMA template among the candidates, where Inductor's condition for it holds."""
         options = {**super().options(problem, request), "triton.enable_persistent_tma_matmul": True}
-        if problem.op.name.startswith("conv2d"):
-            options["max_autotune_conv_backends"] = self.inductor_name
         if self.space == "exhaustive":
             options["max_autotune_gemm_search_space"] = "EXHAUSTIVE"
         if self.selects(request) == Selection.WINNER:  # for a user, decompose-K is among the candidates

@@ -264,7 +264,7 @@ def problems(
     """
     by_op: dict[str, list[Form]] = {}
     for form in forms(backend, ops):
-        if huge and (form.op.composed or form.op.quantises_a):  # judged in full alone
+        if huge and form.op.quantises_a:  # judged in full alone
             continue
         by_op.setdefault(form.op.name, []).append(form)
     if not by_op:
@@ -309,10 +309,10 @@ def _problem(draw: st.DrawFn, form: Form, work: int, *, huge: bool) -> Problem:
 def _fitting(form: Form, shape: Shape) -> Shape:
     """The shape with whole groups of K, or blocks of four bits, and with elements where the op needs them."""
     op, sizes = form.op, {"m": shape.m, "n": shape.n, "k": shape.k}
-    if op.window > 1 or op.quantises_a:
+    if op.quantises_a:
         sizes = {name: max(1, size) for name, size in sizes.items()}
         shape = dataclasses.replace(shape, batch=max(1, shape.batch) if shape.batch is not None else None)
-    unit = 128 if "group" in op.scales else 32 if form.dtypes.a.is_packed else 4 if op.sparse_b else op.summands
+    unit = 128 if "group" in op.scales else 32 if form.dtypes.a.is_packed else op.summands
     sizes["k"] = -(-sizes["k"] // unit) * unit
     if op.quantises_a and form.dtypes.a.name == "bf16":
         sizes["k"] = unit  # one group

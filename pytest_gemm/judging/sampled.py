@@ -55,7 +55,6 @@ def applies(problem: Problem, mode: str) -> bool:
     several = (
         problem.op.several
         or problem.op.quantises_a
-        or problem.op.composed
         or problem.scale_blocks is not None
         or problem.micro_block > 0
         or (problem.op.rounds_once and problem.shape.batch is not None)

@@ -61,14 +61,13 @@ class Truth:
         if columns is None:
             yield None
             return
-        step = 2 if self.problem.op.is_complex else 1  # a number is a pair
-        columns.copy_(columns.roll(step, -1))
+        columns.copy_(columns.roll(1, -1))
         try:
             self._other = self._other or Truth(self.operands, self.digest)
             yield self._other
         finally:
             if not self.spoiled:
-                columns.copy_(columns.roll(-step, -1))
+                columns.copy_(columns.roll(-1, -1))
 
     @property
     def _columns(self) -> torch.Tensor | None:

@@ -74,8 +74,6 @@ def settings(problem: Problem) -> Iterator[None]:
             stack.callback(setattr, owner, name, before)
             setattr(owner, name, value)
 
-        if problem.op.name.startswith("conv2d"):
-            change(torch.backends.cudnn, "allow_tf32", False, torch.backends.cudnn.allow_tf32)
         # With the new switches off, PyTorch can tell the old one whatever state it is in.
         for switches in (cuda, onednn):
             change(switches, "fp32_precision", "ieee", switches.fp32_precision)

@@ -13,8 +13,6 @@ from pytest_gemm.numerics.dynamic import quantised
 from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.operands import prologues
 from pytest_gemm.operands.dtypes import torch_dtype
-from pytest_gemm.problem.ops.complex import real_factors
-from pytest_gemm.problem.ops.derived import unfolded
 from pytest_gemm.problem.ops.grouped_mm import joined, pair
 from pytest_gemm.problem.ops.microscaled import decoded
 from pytest_gemm.problem.ops.quantised import of_blocks
@@ -113,8 +111,8 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[torch.Tensor, t
     """A and B as the product multiplies them: after the prologues.
 
     Under autocast on the CPU, rounded once to the half type; A without its zero point, or as the op quantises it, and
-    B's codes of 4 bits with their scales and zeros, both exact in float64; the real factors of complex ones; the
-    windows of an image.  Otherwise they are the operands themselves.
+    B's codes of 4 bits with their scales and zeros, both exact in float64.  Otherwise they are the
+    operands themselves.
     """
     if operands.quantisation is not None:
         a = quantised(widened(operands.a)).middle if problem.op.quantises_a else operands.a
@@ -122,10 +120,6 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[torch.Tensor, t
     if operands.zero:
         return widened(operands.a) - operands.zero, operands.b
     a, b = operands.a, operands.b
-    if problem.op.is_complex:
-        return real_factors(torch, problem, widened(a), widened(b))
-    if problem.op.window > 1:
-        return unfolded(torch, problem, widened(a)), b
     if problem.scale_blocks or problem.micro_block:
         assert operands.scale_a is not None
         assert operands.scale_b is not None

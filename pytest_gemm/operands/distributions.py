@@ -60,12 +60,12 @@ def _keeps_integers(p: Problem) -> bool:
 
 def _changes_operands(p: Problem) -> bool:
     """The product is not one of A and B as they are drawn."""
-    return p.op.quantises_a or p.op.composed or p.op.sparse_b
+    return p.op.quantises_a
 
 
 def _keeps_rows(p: Problem) -> bool:
     """A row of A with a single 1 gives a row of B."""
-    return not (p.b_is_a or p.op.quantises_a or p.op.window > 1 or _gated_by_a(p))
+    return not (p.b_is_a or p.op.quantises_a or _gated_by_a(p))
 
 
 def _only_floats(p: Problem) -> bool:
@@ -84,7 +84,7 @@ def _varies_if_positive(p: Problem) -> bool:
 
 
 def _may_be_special(p: Problem) -> bool:
-    """Nothing is asked about NaN in what is quantised, composed or packed, or beside zeros that are left out."""
+    """Nothing is asked about NaN in what is quantised or packed."""
     has_none = _changes_operands(p) or p.dtypes.a.is_packed
     return _only_floats(p) and not has_none and p.terms >= 1 and p.shape.m * p.shape.n >= 2
 
@@ -99,7 +99,7 @@ def _may_be_large(p: Problem) -> bool:
 DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType({
     "int-2": Distribution(
         "wide against narrow integers, exact sums: indexing, reduced precision, split-K partials, bad stores",
-        int_2, lambda p: not p.op.composed, exact=True,
+        int_2, lambda _: True, exact=True,
     ),
     "rand": Distribution(
         "uniform in [-1, 1] with full significands (integers: full range): the everyday case",

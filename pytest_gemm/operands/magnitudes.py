@@ -232,8 +232,8 @@ def headroom_of(problem: Problem, draw: Callable[[str], Stream] = Stream) -> Hea
     return Headroom(
         problem,
         # Elements of four bits are drawn line by line, as their bytes have to be put together.
-        Side("a", a, (1 if one_a else batch, rows, problem.terms // op.window**2), whole=op.is_complex or a.is_packed),
-        Side("b", b, (1 if one_b else batch, columns, problem.terms), whole=op.is_complex or b.is_packed),
+        Side("a", a, (1 if one_a else batch, rows, problem.terms), whole=a.is_packed),
+        Side("b", b, (1 if one_b else batch, columns, problem.terms), whole=b.is_packed),
         2**out.precision if problem.has("math.half_partials") or op.summands > 1 else limit,
         room / growth,
         sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),

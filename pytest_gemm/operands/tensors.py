@@ -38,10 +38,8 @@ from pytest_gemm.operands.magnitudes import Drawn, Grid, Headroom, Side, headroo
 from pytest_gemm.operands.memory import Guarded, guarded, poison_of
 from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines, is_finite
 from pytest_gemm.problem.dtypes import DTYPES, E8M0, DType
-from pytest_gemm.problem.ops.derived import unfolded
 from pytest_gemm.problem.ops.grouped_mm import scale_of
 from pytest_gemm.problem.ops.microscaled import swizzled, tiled
-from pytest_gemm.problem.ops.sparse import GROUP
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import BLOCK_K
@@ -255,8 +253,6 @@ def make(problem: Problem, distribution: str, seed: int, device: str = Device.CP
         raise Unsupported("distribution", f"{distribution} does not apply to {problem}", remedy)
     # Roundings to a narrow dtype, overflows to Inf included, are meant; torch does them silently.
     drawn = chosen.build(headroom)
-    if problem.op.sparse_b:
-        _prune(drawn, headroom.draw("pruned"))
     _face_relu(headroom, drawn)
     if headroom.int8:
         _scale_int8(headroom, drawn, distribution)
@@ -344,9 +340,7 @@ class _Memory:
         is_matrix = batch is None or one or (problem.op.ragged in {"n", "k"} and not is_a)
         view = self.keep(
             side.name,
-            _pairs_in_place(lines, transposed == is_a)
-            if problem.op.is_complex
-            else all_lines(lines, side.shape, transposed == is_a),
+            all_lines(lines, side.shape, transposed == is_a),
             problem.dtypes.a if is_a else problem.dtypes.b,
             padded=problem.has(f"{side.name}.padded"),
             offset=problem.has(f"{side.name}.offset"),
@@ -426,27 +420,6 @@ class _Memory:
             return self.keep(f"r{index}", lines, dtype)  # no view could undo the view; the program takes one with gaps
         stored = views.forth(torch.from_numpy(lines), made).contiguous()
         return views.back(self.keep(f"r{index}", stored.numpy(), dtype), shape, made)
-
-
-def _pairs_in_place(lines: Array, transposed: bool) -> Array:
-    """Lines of complex numbers in storage order; transposed, both parts of a number stay together."""
-    if not transposed:
-        return lines
-    numbers = lines.reshape(*lines.shape[:-1], lines.shape[-1] // 2, 2).swapaxes(-3, -2)
-    return (
-        numbers.reshape(*numbers.shape[:-2], -1)
-        if numbers.size
-        else np.empty((*numbers.shape[:-2], 2 * numbers.shape[-2]), lines.dtype)
-    )
-
-
-def _prune(drawn: Drawn, stream: Stream) -> None:
-    """Two of each four elements of B's lines become zeros, in all six ways."""
-    assert drawn.b is not None
-    ways = np.array([[x in kept for x in range(GROUP)] for kept in itertools.combinations(range(GROUP), 2)])
-    groups = drawn.b.reshape(*drawn.b.shape[:-1], -1, GROUP)
-    chosen = stream.look_up(groups.shape[:-1], np.arange(len(ways), dtype=np.int32))
-    drawn.b = np.where(ways[chosen], groups, 0).astype(drawn.b.dtype).reshape(drawn.b.shape)
 
 
 # Distributions whose integers must come through as they are.
@@ -585,11 +558,8 @@ def _face_relu(headroom: Headroom, drawn: Drawn) -> None:
     if drawn.positive:
         turned = sign < 0.0
     elif math.prod(problem.result_shape) <= 16:
-        a = drawn.a
-        if problem.op.window > 1:
-            a = unfolded(torch, problem, torch.from_numpy(a)).numpy()
         with np.errstate(invalid="ignore"):  # an infinity may meet a zero
-            total = float((a.astype(np.float64) @ drawn.b.astype(np.float64).swapaxes(-1, -2)).sum())
+            total = float((drawn.a.astype(np.float64) @ drawn.b.astype(np.float64).swapaxes(-1, -2)).sum())
         turned = sign * total < 0.0
     else:
         return

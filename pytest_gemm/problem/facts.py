@@ -69,15 +69,10 @@ class Facts:
         m, n, batch = self.shape.m, self.shape.n, self.shape.batch
         if self.op.several:  # one for each product
             return (batch or 0, 1, n)
-        n = self.ends if self.op.ragged == "n" else n * self.parts
+        n = self.ends if self.op.ragged == "n" else n
         if batch is not None and step.text == "mn":
             return self.result_shape
         return {"": (n,), "xn": (n,), "0": (), "1n": (1, n), "m1": (m, 1), "mn": (m, n)}[step.text]
-
-    @property
-    def parts(self) -> int:
-        """Numbers that an element is stored as: two of a complex one."""
-        return 2 if self.op.is_complex else 1
 
     @property
     def chain(self) -> tuple[Step, ...]:
@@ -210,11 +205,8 @@ class Facts:
 
     @property
     def terms(self) -> int:
-        """How many products a sum can have: K, or where K is divided into groups, all of it.
-
-        It is 2 K of complex numbers, and of a convolution K times the pixels of its window.
-        """
-        return self.ends if self.op.ragged == "k" else self.shape.k * self.parts * self.op.window**2
+        """How many products a sum can have: K, or where K is divided into groups, all of it."""
+        return self.ends if self.op.ragged == "k" else self.shape.k
 
     @property
     def several(self) -> int:
@@ -238,7 +230,7 @@ class Facts:
     @property
     def result_shape(self) -> tuple[int, ...]:
         """Shape of the result in the product's own coordinates, where it is judged; of ``linears`` of all results."""
-        m, n, batch = self.shape.m, self.shape.n * self.parts, self.shape.batch
+        m, n, batch = self.shape.m, self.shape.n, self.shape.batch
         if batch is None or self.step("gated") is not None:
             return (m, n)
         grouped = {"m": (batch * m, n), "n": (m, batch * n)}

@@ -68,18 +68,18 @@ def work(problem: Problem) -> Work:
     batch = 1 if shape.batch is None else shape.batch
     rows = shape.m * batch  # of grouped_mm as well: M is the mean size of a group
     a_rows = shape.m if problem.has("a.broadcast") or problem.op.several else rows
-    bits = a_rows * shape.k * problem.parts * problem.dtypes.a.bits
+    bits = a_rows * shape.k * problem.dtypes.a.bits
     if not problem.b_is_a:
         # One weight serves a whole batch of linear.
         b_count = 1 if problem.has("b.broadcast") or problem.op.batch == "optional" else batch
-        bits += b_count * shape.k * shape.n * problem.parts * problem.op.window**2 * problem.dtypes.b.bits
+        bits += b_count * shape.k * shape.n * problem.dtypes.b.bits
     if problem.bias_shape is not None and problem.beta != 0.0:
         bits += math.prod(problem.bias_shape) * problem.bias_dtype.bits
     if problem.grouped:
         bits += batch * DTYPES["i32"].bits
     bits += _scale_bits(problem) + _residual_bits(problem)
     bits += sum(math.prod(one.result_shape) * one.result_dtype.bits for one in problem.outputs)
-    return Work(float(shape.flops * (problem.parts * problem.op.window) ** 2), bits / 8)
+    return Work(float(shape.flops), bits / 8)
 
 
 def _scale_bits(problem: Problem) -> int:
@@ -294,12 +294,9 @@ def _fewest_operations(problem: Problem) -> float:
         return 0.0
     if problem.has("a.broadcast") and problem.has("b.broadcast"):  # one product, over and over
         flops /= problem.shape.batch or 1
-    if problem.has("b.alias_t") or problem.op.sparse_b:  # a symmetric result; a weight of which half is stored
+    if problem.has("b.alias_t"):  # a symmetric result
         flops /= 2.0
-    if problem.op.is_complex:  # three real products instead of four
-        flops *= 0.75
-    # A convolution by Winograd's algorithm, however large its tiles are.
-    return flops / problem.op.window**2
+    return flops
 
 
 def impossible(samples: Sequence[Sample]) -> Reason | None:

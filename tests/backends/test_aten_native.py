@@ -24,7 +24,6 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bmm:bf16:nn:9x0x65x1", False),
         ("bmm:bf16:nn:9x33x65x1:out.given", False),
         ("mm:bf16:nn:33x65x1", False),
-        ("complex_bmm:f32:nn:9x33x65x1", False),
     ],
 )
 def test_an_outer_product_names_its_kernel(line: str, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:

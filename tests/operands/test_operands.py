@@ -98,10 +98,7 @@ LAYOUTS = [
 ]
 # Operands that have other shapes than the matrices of the line.
 COMPOSED = [
-    "complex_bmm:f32:tn:2x5x3x7:b.padded+conj",
     "da8w4:bf16-i4-bf16:nt:3x5x64:bias:quant.group-64",
-    "conv2d_3x3:f16:tt:2x6x5x4:a.padded",
-    "sparse_linear:bf16:nt:5x16x32:bias",
 ]
 
 

@@ -62,11 +62,6 @@ BASES = {
         ("f8e4m3fn-f8e4m3fn-bf16", "tensorwise"),
         ("f4e2m1fn-f4e2m1fn-bf16", "nv"),
     ],
-    "conv2d_3x3": [("f32", "bias")],
-    "sparse_linear": [("f16", "bias")],
-    "complex_mm": [("f32", "")],
-    "complex_addmm": [("f64", "bias")],
-    "complex_bmm": [("f32", "")],
     "grouped_mm": [("bf16", "")],
 }
 # As few sizes as every rule about sizes asks for; rows of bf16 and fp8 that grouped_mm and scaled_mm take.

@@ -9,23 +9,12 @@ import copyreg
 from collections.abc import Mapping
 from typing import Final
 
-from pytest_gemm.problem.ops import complex as complex_numbers
-from pytest_gemm.problem.ops import da8w4, dense, derived, grouped_mm, quantised, sparse, woq
+from pytest_gemm.problem.ops import da8w4, dense, derived, grouped_mm, quantised, woq
 from pytest_gemm.problem.ops.op import Op as Op
 
-OPS: Final[Mapping[str, Op]] = {
-    op.name: op
-    for op in (
-        *dense.OPS,
-        *woq.OPS,
-        *quantised.OPS,
-        *da8w4.OPS,
-        *complex_numbers.OPS,
-        *grouped_mm.OPS,
-        *derived.OPS,
-        *sparse.OPS,
-    )
-}
+_MODULES: Final = (dense, woq, quantised, da8w4, grouped_mm, derived)
+
+OPS: Final[Mapping[str, Op]] = {op.name: op for module in _MODULES for op in module.OPS}
 
 
 def _named(name: str) -> Op:

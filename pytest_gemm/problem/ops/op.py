@@ -123,9 +123,6 @@ class Op:
         several: whether there is one product for each matrix of the batch, all of one A.
         ragged: the dimension that is divided into groups of uneven sizes, ``m``, ``n`` or ``k``; "" for none.
         summands: of how many products the result is the sum; each has its share of K.
-        is_complex: whether operands and results are pairs of floats, which the program takes for complex numbers.
-        window: side of the square of rows of A, which are the pixels of an image, that a row of the result reads.
-        sparse_b: whether two of four adjacent elements of a column of B are zeros that the weight is stored without.
         quantises_a: whether the op itself quantises each row of A to 8 bits.
         pack: the N x K weight in the form that the op takes, of the program's tensors, where a user packs it once;
             ``None`` for no packing.
@@ -156,18 +153,10 @@ class Op:
     several: bool = False
     ragged: str = ""
     summands: int = 1
-    is_complex: bool = False
-    window: int = 1
-    sparse_b: bool = False
     quantises_a: bool = False
     pack: Callable[[Any, Problem, Tensors], Tensor] | None = None
     derived: Callable[[Any, Problem, Tensors], Tensors] | None = None
     check: Callable[[Problem], Complaints] = lambda _: iter(())
-
-    @property
-    def composed(self) -> bool:
-        """Whether the real product that is computed is one of matrices that A and B are only the numbers of."""
-        return self.is_complex or self.window > 1
 
     @property
     def fp8_result(self) -> bool:
