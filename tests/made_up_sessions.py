@@ -50,7 +50,7 @@ def answer(folder: Path, request: Request) -> None:
         datetime.datetime.now(datetime.timezone.utc).isoformat(),
         request.commit,
         Peaks({"f32": 1e15}, 1e15),
-        tuple(sample(CaseId(case.backend, case.problem)) for case in request.cases if request.timed),
+        tuple(sample(one.case) for one in request.cases if request.timed),
         seconds=1.0,
     )
     (folder / SESSION).write_text(session_text(session), encoding="utf-8")

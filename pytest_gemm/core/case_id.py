@@ -106,5 +106,10 @@ class CaseId:
         threads = f"{threads_text(self.threads, self.run_threads)}t" if self.threads else ""
         return "@".join(filter(None, (self.backend, self.mode.value, self.isa, threads)))
 
+    @property
+    def whole(self) -> CaseId:
+        """The case that a candidate is of."""
+        return dataclasses.replace(self, candidate="")
+
     def __str__(self) -> str:
         return f"{self.who}-{self.problem}" + (f"@{self.candidate}" if self.candidate else "")

@@ -21,7 +21,7 @@ from pytest_gemm.config import config as config_module
 from pytest_gemm.config import effect
 from pytest_gemm.config.config import CONFIG, SPEED_WORKER
 from pytest_gemm.core import trace
-from pytest_gemm.core.case_id import threads_text
+from pytest_gemm.core.case_id import CaseId, threads_text
 from pytest_gemm.core.text import message
 from pytest_gemm.machine import software
 from pytest_gemm.plugin import division, reports, review, selection, startup, xdist
@@ -216,7 +216,7 @@ class GemmRun:
             return
         files.leave(folder, "measured", self._prepare(ids, files.left(folder, "cases")))
 
-    def _prepare(self, ids: Sequence[str], timed: Collection[tuple[str, str, str]]) -> list[Any]:
+    def _prepare(self, ids: Sequence[str], timed: Collection[tuple[CaseId, str]]) -> list[Any]:
         """Compile what the collected tests need, and time; returns what was measured.
 
         An option that no collected test heeds is refused, unless tests are missing for a reason that the run gives.
@@ -229,7 +229,7 @@ class GemmRun:
         self._precompile(ids)
         return self._measure(timed)
 
-    def _measure(self, timed: Collection[tuple[str, str, str]]) -> list[Any]:
+    def _measure(self, timed: Collection[tuple[CaseId, str]]) -> list[Any]:
         """Have sessions time the cases before the first test asks for them."""
         measured: list[Any] = []
         self._measured = measured
@@ -240,8 +240,7 @@ class GemmRun:
         from pytest_gemm.speed.request import Project
 
         totals.narrowed = True  # a few shapes do not show that an entry of the ledger is stale
-        cases = {(backend, line): test for backend, line, test in timed}
-        measured += controller.measure(settings, cases, Project.of(config), self._display())
+        measured += controller.measure(settings, dict(timed), Project.of(config), self._display())
         totals.undecided = any(made.decided_too_little for made in measured)
         for made in measured:
             self._writer.lose(made.lost)

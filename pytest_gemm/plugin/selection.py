@@ -279,12 +279,12 @@ def is_placeholder(item: pytest.Item) -> bool:
     return any(name in params and not isinstance(params[name], kind) for name, kind in kinds.items())
 
 
-def timed(item: pytest.Item) -> tuple[str, str, str] | None:
-    """Backend, problem line and function of a test whose case is timed, ``None`` of any other."""
+def timed(item: pytest.Item) -> tuple[CaseId, str] | None:
+    """Case and function of a test whose case is timed, ``None`` of any other."""
     if not isinstance(item, pytest.Function) or "gemm_speed" not in item.fixturenames:
         return None
     found = parameter_of(item)
-    return (found.case.backend, found.case.problem, item.originalname) if found is not None else None
+    return (found.case, item.originalname) if found is not None else None
 
 
 def is_benchmark(item: pytest.Item) -> TypeGuard[pytest.Function]:

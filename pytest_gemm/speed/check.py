@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Sample
 from pytest_gemm.speed.report import text
 from pytest_gemm.speed.report.rows import Run
-from pytest_gemm.speed.runner import timed
 
 if TYPE_CHECKING:
     from pytest_gemm.config.config import GemmConfig
@@ -68,8 +68,8 @@ class SpeedCheck:
             one without a baseline; it is *unsupported* where the backend does not support it.
         """
         made = next((one for one in self.measured if one.device == case.device), None)
-        this = (case.backend.name, case.problem.line)
-        every = [s for session in made.sessions for s in session.samples if timed(s.case) == this] if made else []
+        this = CaseId(case.backend.name, case.problem.line)
+        every = [s for session in made.sessions for s in session.samples if s.case.whole == this] if made else []
         samples = [sample for sample in every if sample.is_timed]
         failed = made.failed.get(this) if made else None
         if failed is None and not samples:  # all requested candidates have been left out
@@ -81,7 +81,7 @@ class SpeedCheck:
             return []
         if made is None or not samples:
             pytest.fail(f"{case.problem} on {case.backend.name} was not timed: no session has it", pytrace=False)
-        judged = [judgement for judgement in made.judgements if timed(judgement.case) == this]
+        judged = [judgement for judgement in made.judgements if judgement.case.whole == this]
         self._show(case.problem, made, samples, judged)
         self.check.finish(case, [_outcome(samples[0], case.seed)])
         if made.mode == "none":

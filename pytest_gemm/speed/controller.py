@@ -35,13 +35,13 @@ from pytest_gemm.speed.gate import design, estimates, selection
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.speed.report.rows import Past, Run
 from pytest_gemm.speed.request import Group, Project
-from pytest_gemm.speed.runner import Runner, SessionFailed, Timed, timed, timed_apart
+from pytest_gemm.speed.runner import Runner, SessionFailed, timed_apart
 
 if TYPE_CHECKING:
     from pytest_gemm.config.config import GemmConfig
 
 
-def measure(config: GemmConfig, cases: Mapping[Timed, str], project: Project, display: Display) -> list[Run]:
+def measure(config: GemmConfig, cases: Mapping[CaseId, str], project: Project, display: Display) -> list[Run]:
     """Time the cases and come to verdicts, device by device.
 
     Args:
@@ -54,9 +54,9 @@ def measure(config: GemmConfig, cases: Mapping[Timed, str], project: Project, di
         pytest.UsageError: when options contradict each other, the other environment or a baseline cannot be used, or
             no session can measure.
     """
-    of_device: dict[str, list[Timed]] = {}
+    of_device: dict[str, list[CaseId]] = {}
     for case in cases:
-        of_device.setdefault(config.device_of(config.registry[case[0]]), []).append(case)
+        of_device.setdefault(config.device_of(config.registry[case.backend]), []).append(case)
     found = []
     with tempfile.TemporaryDirectory(prefix="pytest-gemm-") as name:
         scratch = Path(name)
@@ -97,7 +97,7 @@ class _Measurement:
     """
 
     def __init__(
-        self, config: GemmConfig, runner: Runner, device: str, cases: Sequence[Timed], groups: Sequence[Group]
+        self, config: GemmConfig, runner: Runner, device: str, cases: Sequence[CaseId], groups: Sequence[Group]
     ) -> None:
         hardware = key_module.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
         self.policy = policy_module.Policy.for_device(device)
@@ -125,7 +125,7 @@ class _Measurement:
         made, runner, speed = self.made, self._runner, self._config.speed
         made.record = project.recording
         if made.mode != "against":  # a store that cannot be read is an error before anything is measured
-            self.stored = self.store.load_all(dict.fromkeys(backend for backend, _ in self._cases))
+            self.stored = self.store.load_all(dict.fromkeys(case.backend for case in self._cases))
         try:
             with self._clock("compile"):
                 for group in self.groups:
@@ -143,7 +143,7 @@ class _Measurement:
                 display.line(f"speed: {line}")
             raise
         order = {case: place for place, case in enumerate(self._cases)}  # each session has another one
-        made.judgements = sorted(made.judgements, key=lambda judgement: order[timed(judgement.case)])
+        made.judgements = sorted(made.judgements, key=lambda judgement: order[judgement.case.whole])
         made.failed, made.lost = runner.failed, runner.lost
         if names := sorted({name for session in made.base for name in session.shared}):
             made.notes.append(
@@ -186,7 +186,7 @@ class _Measurement:
                     for group in self.groups:
                         runner.select_again(group, again)
                     runner.before = runner.selected(self.groups[-1]) if is_paired else before
-                wanted = list(dict.fromkeys(map(timed, cases)))
+                wanted = list(dict.fromkeys(case.whole for case in cases))
                 self._sessions(wanted, count - done, "confirming")
             return estimates.pair_readings(made.base[first:], made.sessions[first:])
 
@@ -203,7 +203,7 @@ class _Measurement:
                 f"{len(other)} baselines were timed in another way and do not compare: record them again"
             )
 
-    def _sessions(self, cases: Sequence[Timed], count: int, what: str) -> None:
+    def _sessions(self, cases: Sequence[CaseId], count: int, what: str) -> None:
         """Time the cases in ``count`` sessions of each group.
 
         Which group begins changes from pair to pair, so that a drift hits both alike.
@@ -268,6 +268,3 @@ class _Measurement:
         with trace.span(f"speed: {phase}"):
             yield
         self._seconds[phase] += time.perf_counter() - started
-
-
-# -- between the processes of xdist ----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from pytest_gemm.config.config import CONFIG
+from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.machine.environment import THIS, Environment
 from pytest_gemm.speed.data import Peaks
 
@@ -95,7 +96,7 @@ class TimedCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """A case of a request.
 
     Attributes:
-        backend, problem: name and problem line.
+        case: which.
         test: name of its test function; entries of the ledger may name it.
         ranked: candidates of a backend that selects by timing, the one to time first and the others behind it: an
             earlier process of the run has selected.
@@ -104,8 +105,7 @@ class TimedCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
             now, it is timed beside that.
     """
 
-    backend: str
-    problem: str
+    case: CaseId
     test: str = ""
     ranked: tuple[str, ...] = ()
     spared: tuple[str, ...] = ()

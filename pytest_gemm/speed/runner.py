@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from pytest_gemm.config.config import GemmConfig
 
 
-Timed = tuple[str, str]  # backend and problem line of a case
 # Fewer cases than this are compiled by the first session itself.
 _WORTH_WHILE: Final = 4
 # A candidate that took this many times as long as the fastest one, when several processes compiled and timed at once,
@@ -52,11 +52,6 @@ _BOUND: Final = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
 # Large pages where the system has them: which small pages a process gets, and so what falls on the same lines of a
 # cache, is chance, and the same in all of its readings.  The first is PyTorch's, the second the C library's.
 _HUGE_PAGES: Final = {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-
-
-def timed(case: CaseId) -> Timed:
-    """The case that a candidate is of."""
-    return case.backend, case.problem
 
 
 # -- running sessions ----------------------------------------------------------------------------------------
@@ -114,12 +109,12 @@ class Runner:
     display: Display
     device: str
     scratch: Path
-    tests: Mapping[Timed, str] = dataclasses.field(default_factory=dict)
+    tests: Mapping[CaseId, str] = dataclasses.field(default_factory=dict)
     before: dict[CaseId, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    failed: dict[Timed, Sample] = dataclasses.field(default_factory=dict)
+    failed: dict[CaseId, Sample] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     lost: dict[str, str] = dataclasses.field(default_factory=dict)
-    ranked: dict[str, dict[Timed, tuple[str, ...]]] = dataclasses.field(default_factory=lambda: defaultdict(dict))
+    ranked: dict[str, dict[CaseId, tuple[str, ...]]] = dataclasses.field(default_factory=lambda: defaultdict(dict))
     peaks: Peaks | None = None
 
     def __post_init__(self) -> None:
@@ -134,11 +129,11 @@ class Runner:
         self.commit = _commit(self.config.speed.root)
         self._count = itertools.count(1)
 
-    def jobs(self, cases: Sequence[Timed]) -> int:
+    def jobs(self, cases: Sequence[CaseId]) -> int:
         """How many processes compile and judge the cases before the sessions; 1: the first session does it."""
         return min(self.config.jobs, -(-len(cases) // _WORTH_WHILE))
 
-    def compile(self, group: Group, cases: Sequence[Timed]) -> None:
+    def compile(self, group: Group, cases: Sequence[CaseId]) -> None:
         """Have several processes compile and judge the cases at once; what fails needs no timing.
 
         Backends that select a candidate by timing do it here, in one process and alone on the device, and all sessions
@@ -147,21 +142,21 @@ class Runner:
         jobs = self.jobs(cases)
         # On a CPU Inductor's own rule selects; whether anything was timed shows once it is compiled.
         registry, on_device = self.config.registry, self.device != "cpu"
-        tuned = {case for case in cases if on_device and honours(registry[case[0]], Capability.SELECTION)}
+        tuned = {case for case in cases if on_device and honours(registry[case.backend], Capability.SELECTION)}
         crowded: list[Sample] = []
         if jobs > 1:
             crowded = self._compile(group, cases, jobs, "compiling and judging", {})
-            tuned = {timed(sample.case) for sample in crowded if sample.ranking}
+            tuned = {sample.case.whole for sample in crowded if sample.ranking}
         if self.config.wanted_candidates in {"", "winner"} and (
             todo := [case for case in self.left(cases) if case in tuned]
         ):
             self._select(group, todo, crowded)
 
-    def _select(self, group: Group, cases: Sequence[Timed], crowded: Sequence[Sample]) -> None:
+    def _select(self, group: Group, cases: Sequence[CaseId], crowded: Sequence[Sample]) -> None:
         """Have backends select their candidates; ``crowded`` is what they measured when all were at work at once."""
         started = time.perf_counter()
         spared = {
-            timed(sample.case): names
+            sample.case.whole: names
             for sample in crowded
             if honours(self.config.registry[sample.case.backend], Capability.SPARED)
             and (names := slow(sample, max(_SHORTEST_LIST, 1 + self.config.speed.regret)))
@@ -170,17 +165,17 @@ class Runner:
         for sample in alone:
             if sample.selected:
                 ranked = (sample.selected[0], *(name for name in sample.ranking if name not in sample.selected))
-                self.ranked[group.name][timed(sample.case)] = ranked
+                self.ranked[group.name][sample.case.whole] = ranked
         if alone:
             seconds = time.perf_counter() - started
             self.notes.append(f"selecting in {group.label} took {seconds:.0f} s: {_timed_alone(alone, spared)}")
 
     def _compile(
-        self, group: Group, cases: Sequence[Timed], jobs: int, what: str, spared: Mapping[Timed, tuple[str, ...]]
+        self, group: Group, cases: Sequence[CaseId], jobs: int, what: str, spared: Mapping[CaseId, tuple[str, ...]]
     ) -> list[Sample]:
         # Dealt out backend by backend: one has much more to compile than another, and each process gets some of both.
-        dealt = sorted(cases, key=lambda case: case[0]) if jobs > 1 else cases
-        wanted = [TimedCase(*case, self.tests.get(case, ""), spared=spared.get(case, ())) for case in dealt]
+        dealt = sorted(cases, key=attrgetter("backend")) if jobs > 1 else cases
+        wanted = [TimedCase(case, self.tests.get(case, ""), spared=spared.get(case, ())) for case in dealt]
         requests = [Request(tuple(wanted[i::jobs]), self.device, timed=False) for i in range(jobs)]
 
         def said(processes: Sequence[_Open]) -> str:
@@ -210,7 +205,7 @@ class Runner:
                 time.sleep(0.2)
         return processes
 
-    def left(self, cases: Iterable[Timed]) -> list[Timed]:
+    def left(self, cases: Iterable[CaseId]) -> list[CaseId]:
         """The cases that have not failed."""
         return [case for case in cases if case not in self.failed]
 
@@ -219,16 +214,16 @@ class Runner:
 
         A selection is one observation as well: what a confirmation times is to have been selected twice.
         """
-        ranked = dict.fromkeys(case for case in map(timed, cases) if case in self.ranked[group.name])
+        ranked = dict.fromkeys(case for case in (one.whole for one in cases) if case in self.ranked[group.name])
         if todo := self.left(ranked):
             self.compile(group, todo)
 
     def selected(self, group: Group) -> dict[CaseId, tuple[str, ...]]:
         """What the backends that select by timing have selected."""
-        return {CaseId(*case): candidates[:1] for case, candidates in self.ranked[group.name].items()}
+        return {case: candidates[:1] for case, candidates in self.ranked[group.name].items()}
 
     def sessions(
-        self, groups: Sequence[Group], cases: Sequence[Timed], index: int, label: str, behind: int = 0
+        self, groups: Sequence[Group], cases: Sequence[CaseId], index: int, label: str, behind: int = 0
     ) -> dict[str, Session]:
         """A session of each group over the cases that have not failed; the first group begins.
 
@@ -258,12 +253,12 @@ class Runner:
         processes = self._run(wanted, said, ends)
         return {group.name: self._ended(one, group, index) for group, one in zip(groups, processes, strict=True)}
 
-    def _request(self, group: Group, cases: Sequence[Timed], index: int) -> Request:
+    def _request(self, group: Group, cases: Sequence[CaseId], index: int) -> Request:
         is_head, ranked = group.name == "head", self.ranked[group.name]
         known = self.before.items() if is_head else ()
-        before = {timed(case): names[0] for case, names in known if len(names) == 1 and not case.candidate}
+        before = {case: names[0] for case, names in known if len(names) == 1 and not case.candidate}
         wanted = (
-            TimedCase(*case, self.tests.get(case, ""), ranked.get(case, ()), before=before.get(case, ""))
+            TimedCase(case, self.tests.get(case, ""), ranked.get(case, ()), before=before.get(case, ""))
             for case in self._shuffled(self.left(cases), index)
         )
         commit = self.commit if is_head else ""
@@ -281,14 +276,14 @@ class Runner:
             self.lost.setdefault(str(self.samples), error.strerror or str(error))
         return session
 
-    def _shuffled(self, cases: Sequence[Timed], index: int) -> list[Timed]:
+    def _shuffled(self, cases: Sequence[CaseId], index: int) -> list[CaseId]:
         """Another order each time, so that no case always comes after the same one.
 
         The backends of a problem stay together: they share its operands and its reference.
         """
-        problems: dict[str, list[Timed]] = {}
+        problems: dict[str, list[CaseId]] = {}
         for case in cases:
-            problems.setdefault(case[1], []).append(case)
+            problems.setdefault(case.problem, []).append(case)
         chance = random.Random(f"{self.config.seed} {index}")
         groups = list(problems.values())
         chance.shuffle(groups)
@@ -302,7 +297,7 @@ class Runner:
             # A candidate that was pruned, or that the ledger forbids to run, is none of the others' faults.
             withheld = sample.status is Status.KNOWN_FAILURE and bool(sample.case.candidate)
             if sample.status not in {Status.PASSED, Status.PRUNED} and not withheld:
-                self.failed.setdefault(timed(sample.case), sample)
+                self.failed.setdefault(sample.case.whole, sample)
 
     def start(self, group: Group, request: Request) -> tuple[subprocess.Popen[bytes], Path]:
         """A process that answers the request, and the folder of its answer."""
@@ -340,13 +335,13 @@ def slow(sample: Sample, fewest: int) -> tuple[str, ...]:
     return tuple(name for name, seconds in ranked[fewest:] if seconds > _FAR * ranked[0][1])
 
 
-def _timed_alone(samples: Iterable[Sample], spared: Mapping[Timed, Sequence[str]]) -> str:
+def _timed_alone(samples: Iterable[Sample], spared: Mapping[CaseId, Sequence[str]]) -> str:
     """How many candidates each backend timed alone, of how many that it had timed before."""
     alone, others, cases = Counter[str](), Counter[str](), Counter[str]()
     for sample in samples:
         backend = sample.case.backend
         alone[backend] += len(sample.ranking)
-        others[backend] += len(spared.get(timed(sample.case), ()))
+        others[backend] += len(spared.get(sample.case.whole, ()))
         cases[backend] += 1
     parts = []
     for backend, count in alone.items():
@@ -428,8 +423,8 @@ class _Open:
             return True
         if status != LOST:
             self._samples.append(self._culprit(status))
-        seen = {timed(sample.case) for sample in self._samples}
-        rest = tuple(case for case in self._request.cases if (case.backend, case.problem) not in seen)
+        seen = {sample.case.whole for sample in self._samples}
+        rest = tuple(case for case in self._request.cases if case.case not in seen)
         if not rest:
             return True
         if len(self._parts) > _RESTARTS:

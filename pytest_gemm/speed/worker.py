@@ -167,7 +167,7 @@ class Meter:
     def _measured_peaks(self) -> Peaks | None:
         if not self.request.timed:
             return None
-        dtypes = sorted({roofline.dtype_name(Problem.parse(case.problem)) for case in self.request.cases})
+        dtypes = sorted({roofline.dtype_name(Problem.parse(one.case.problem)) for one in self.request.cases})
         with self._interleaving.round(), self._interleaving.window():
             return self._worker.call(Peaks, "peaks", self.request.device, dtypes)
 
@@ -529,7 +529,7 @@ def answer(request: Request, folder: Path, config: GemmConfig, keeper: Keeper | 
     meter = Meter(request, folder, config, keeper)
     device, candidates = Device(request.device), CandidateSelection(config.wanted_candidates)
     for wanted in request.cases:
-        backend, problem = config.registry[wanted.backend], Problem.parse(wanted.problem)
+        backend, problem = config.registry[wanted.case.backend], Problem.parse(wanted.case.problem)
         meter(Case(backend, problem, (), config.seed, device, candidates), wanted)
     meter.close()
 

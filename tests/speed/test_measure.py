@@ -43,6 +43,7 @@ from pytest_gemm.speed.worker import Meter, _same
 from pytest_gemm.tools import cli
 
 MM = Problem.parse("mm:f32:nn:4x8x8")
+SEVERAL, COMPILER = CaseId("several", MM.line), CaseId("compiler", MM.line)
 OPTIONS = {name: option.default for name, option in BY_NAME.items()}
 
 
@@ -79,7 +80,7 @@ def case(**axes: Any) -> Case:
 
 def judged(folder: Path, asked: Case, entry: Entry, output: Path | None = None, **selected: Any) -> tuple[Sample, ...]:
     """The samples of a session that compiles and judges this one case under a ledger of this one entry."""
-    timed = TimedCase(asked.backend.name, MM.line, "test_speed", **selected)
+    timed = TimedCase(CaseId(asked.backend.name, MM.line), "test_speed", **selected)
     request = Request((timed,), "cpu", timed=False)
     registry = Registry()
     registry.add(asked.backend)
@@ -133,7 +134,7 @@ def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed
     config: Any = SimpleNamespace(speed=speed, seed=0)
     runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cpu", tmp_path)
     runner.note_failures(samples)
-    assert runner.left([("several", MM.line)]) == [("several", MM.line)]
+    assert runner.left([SEVERAL]) == [SEVERAL]
 
 
 def test_a_candidate_that_was_selected_by_timing_is_the_backend_s_own_way(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ def test_a_timed_outcome_names_the_distribution_that_was_timed(distribution: str
     status = Status.PASSED if distribution else Status.CRASHED
     sample = Sample(CaseId("several", MM.line), "cpu", status, subject=readings, distribution=distribution)
     made, found = Run(sessions=[Session("amd", samples=(sample,))]), []
-    made.failed = {} if distribution else {("several", MM.line): sample}
+    made.failed = {} if distribution else {SEVERAL: sample}
     bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
     config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
     ends: Any = SimpleNamespace(finish=lambda _, outcomes: found.extend(outcomes))
@@ -348,23 +349,23 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=2, wanted_candidates="")
     runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cuda", tmp_path)
     crowd = {f"c{i}": 1.0 + 0.2 * i for i in range(12)}
-    asked: list[dict[tuple[str, str], Sequence[str]]] = []
+    asked: list[dict[CaseId, Sequence[str]]] = []
 
     def compiling(*given: Any) -> list[Sample]:
         jobs, spared = given[2], dict(*given[4:])
         asked.append(spared)
-        mine = {name: s for name, s in crowd.items() if name not in spared.get(("several", MM.line), ())}
+        mine = {name: s for name, s in crowd.items() if name not in spared.get(SEVERAL, ())}
         # Alone, the second one is the fastest.
         alone = mine if jobs > 1 else {name: s for name, s in mine.items() if name != "c0"} | {"c0": 9.0}
         return [ranked("several", alone), ranked("compiler", crowd)]
 
     monkeypatch.setattr(runner, "_compile", compiling)
     head = Group("head")
-    runner.compile(head, [("several", MM.line), ("compiler", MM.line), *(("several", f"x{i}") for i in range(4))])
-    assert asked == [{}, {("several", MM.line): ("c8", "c9", "c10", "c11")}]
+    runner.compile(head, [SEVERAL, COMPILER, *(CaseId("several", f"x{i}") for i in range(4))])
+    assert asked == [{}, {SEVERAL: ("c8", "c9", "c10", "c11")}]
     kept = runner.ranked["head"]
-    assert kept["several", MM.line] == ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c0")
-    assert len(kept["compiler", MM.line]) == len(crowd)
+    assert kept[SEVERAL] == ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c0")
+    assert len(kept[COMPILER]) == len(crowd)
     (note,) = runner.notes
     assert "several timed 8 of 12 candidates of 1 case alone; the others took over 1.5x of the fastest" in note
     assert "compiler timed all 12 candidates of 1 case alone" in note
@@ -431,7 +432,7 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     )
     display = Lines()
     with pytest.raises(raised):
-        controller.measure(config, {("several", MM.line): ""}, Project(str(tmp_path)), display)
+        controller.measure(config, {SEVERAL: ""}, Project(str(tmp_path)), display)
     first, then = display.lines
     assert "the recording on cpu was cut short: 3 of 5 sessions are complete" in first
     _, _, line = then.partition(": to record from these: ")
@@ -468,7 +469,7 @@ def test_any_other_run_that_is_cut_short_says_how_far_it_was(
     )
     display = Lines()
     with pytest.raises(KeyboardInterrupt):
-        controller.measure(config, {("several", MM.line): ""}, Project(str(tmp_path)), display)
+        controller.measure(config, {SEVERAL: ""}, Project(str(tmp_path)), display)
     (said,) = display.lines
     assert says in said
     assert not list(tmp_path.glob("pytest-gemm-samples-*"))

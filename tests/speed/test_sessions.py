@@ -609,12 +609,12 @@ class Selecting(runner_module.Runner):
         self.ranked, self._selects, self.asked = {"head": {}}, iter(selects), 0
         self.compile(Group("head"), [])
 
-    def compile(self, group: Group, _: Sequence[tuple[str, str]]) -> None:
+    def compile(self, group: Group, _: Sequence[CaseId]) -> None:
         self.asked += 1
-        self.ranked[group.name] = {(CASE.backend, CASE.problem): (next(self._selects), "old", "bad")}
+        self.ranked[group.name] = {CASE: (next(self._selects), "old", "bad")}
 
     def sessions(
-        self, groups: Sequence[Group], cases: Sequence[tuple[str, str]], index: int, label: str, behind: int = 0
+        self, groups: Sequence[Group], cases: Sequence[CaseId], index: int, label: str, behind: int = 0
     ) -> dict[str, Session]:
         (one,) = self.selected(groups[0])[CASE]
         times = {"old": 1e-5, "bad": 4e-5}
@@ -650,7 +650,7 @@ def test_a_selection_that_makes_a_case_slower_has_to_recur(
     )
     config: Any = SimpleNamespace(speed=SpeedConfig(baselines=tmp_path), options=defaultdict(str))
     runner = Selecting(selects)
-    measurement = controller._Measurement(config, runner, "cuda", [(CASE.backend, CASE.problem)], [Group("head")])
+    measurement = controller._Measurement(config, runner, "cuda", [CASE], [Group("head")])
     measurement.stored = {CASE: stored}
     measurement.judge()
     (judgement,) = measurement.made.judgements
@@ -677,13 +677,13 @@ def test_a_selection_that_makes_a_case_slower_has_to_recur(
 def test_the_candidate_of_the_baseline_is_timed_beside_another_one(
     before: str, regret: int, expected: list[str]
 ) -> None:
-    asked = TimedCase("several", LINES[0], ranked=("a", "b", "c", "deadly"), before=before)
+    asked = TimedCase(CaseId("several", LINES[0]), ranked=("a", "b", "c", "deadly"), before=before)
     assert others(asked, ("a",), regret, lambda: ("listed",), lambda name: name == "deadly") == expected
 
 
 def test_without_a_ranking_regret_is_of_candidates_from_all_over_the_list() -> None:
     listed = [f"c{i}" for i in range(9)]
-    assert others(TimedCase("several", LINES[0]), ("c0",), 2, lambda: listed, lambda _: None) == ["c1", "c8"]
+    assert others(TimedCase(CaseId("several", LINES[0])), ("c0",), 2, lambda: listed, lambda _: None) == ["c1", "c8"]
 
 
 def lock_of(tmp: Path, name: str) -> Path:

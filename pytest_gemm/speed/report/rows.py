@@ -66,7 +66,7 @@ class Run:
         undecided_share: of the compared cases, beyond which the run fails for what stays undecided.
         device: ``cpu`` or ``cuda``.
         base: sessions of the other environment.
-        failed: cases without an estimate, by backend and problem line: the sample with the reason.
+        failed: cases without an estimate, with the sample that has the reason.
         refused: cases that were to be recorded and were not, with the reason.
         lost: why a requested file is not complete, by the option with its value.
     """
@@ -88,7 +88,7 @@ class Run:
     undecided_share: float = 1.0
     device: str = "cpu"
     base: list[Session] = dataclasses.field(default_factory=list)
-    failed: Mapping[tuple[str, str], Sample] = dataclasses.field(default_factory=dict)
+    failed: Mapping[CaseId, Sample] = dataclasses.field(default_factory=dict)
     refused: Mapping[CaseId, str] = dataclasses.field(default_factory=dict)
     lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -115,7 +115,7 @@ class Run:
         ended = Counter(sample.status for sample in self.failed.values())
         found = [f"{ended[status]} {status}" for status in Status if status.is_failure and ended[status]]
         if self.mode == "none":
-            refused = sum((case.backend, case.problem) not in self.failed for case in self.refused)
+            refused = sum(case.whole not in self.failed for case in self.refused)
             return found + [f"{refused} not recorded"] * bool(refused)
         found += [f"{count} {verdict}" for verdict, count in self.counts().items() if verdict in self.fatal]
         if self.decided_too_little and Verdict.UNDECIDED not in self.fatal:
