@@ -10,6 +10,7 @@ from pytest_gemm.backends.inductor import ahead
 
 
 @pytest.mark.compiler
+@pytest.mark.study
 def test_a_machine_that_has_nothing_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -52,6 +52,7 @@ def is_product(library: Path) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_a_planted_kernel_is_caught_and_one_of_another_machine_is_not_taken(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ def test_the_facts_of_a_problem() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_a_pair_can_be_had_where_the_parser_and_the_rules_take_it() -> None:
     found = pairs.feasible()
     assert pair("op bmm", "operands a.offset") in found
@@ -50,6 +51,7 @@ def test_the_full_level_covers_nearly_all_pairs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_additions_have_what_is_left_out() -> None:
     problems = matrix.products("full")
     fewer = [one for one in problems if not (one.op.name == "bmm" and any(word == "a.offset" for word in one.flags))]

@@ -103,7 +103,17 @@ PROJECTS = {
 }
 
 
-@pytest.mark.parametrize(("files", "command", "kept"), PROJECTS.values(), ids=PROJECTS)
+# The others are studies: a project each takes three seconds.
+OFTEN = {"conftest-of-the-suite", "plugin-that-ends-a-suite", "ini", "entry-point"}
+
+
+@pytest.mark.parametrize(
+    ("files", "command", "kept"),
+    [
+        pytest.param(*project, id=name, marks=() if name in OFTEN else pytest.mark.study)
+        for name, project in PROJECTS.items()
+    ],
+)
 def test_it_fails_again(
     pytester: pytest.Pytester,
     programs: Programs,

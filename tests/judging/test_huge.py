@@ -129,6 +129,7 @@ TALL = "int_mm:i8-i8-i32:nt:2080903x2x1032"
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_a_kernel_with_offsets_of_32_bits_is_caught(tmp_path: Path) -> None:
     """And one with offsets of 64 bits is not; both have the same operands, which take longest to make."""
     problem, judge = Problem.parse(TALL), Judge()

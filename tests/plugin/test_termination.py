@@ -53,8 +53,15 @@ def lives(process: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["alone", "workers"])
-@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["process", "group"])
+@pytest.mark.parametrize(
+    ("send", "more"),
+    [
+        pytest.param(os.kill, (), id="process-alone"),
+        pytest.param(os.killpg, ("-n", "2"), id="group-workers"),
+        pytest.param(os.kill, ("-n", "2"), id="process-workers", marks=pytest.mark.study),
+        pytest.param(os.killpg, (), id="group-alone", marks=pytest.mark.study),
+    ],
+)
 def test_a_run_that_is_terminated_ends_its_workers_and_cleans_up(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
@@ -126,6 +133,7 @@ def test_a_forked_process_ends_at_once() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_what_a_killed_run_leaves_goes_when_the_next_one_begins(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

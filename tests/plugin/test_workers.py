@@ -141,6 +141,7 @@ class Node:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_workers")
+@pytest.mark.study
 def test_the_longest_recorded_case_starts_first(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
     monkeypatch.setenv("SLEEP", "0.45")

@@ -155,12 +155,21 @@ def test_shards_with_workers_are_one_run(project: pytest.Pytester, capsys: pytes
 # -- the set -----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two shards of a run are kept, once a test has made them."""
+    return tmp_path_factory.mktemp("shards")
+
+
 @pytest.fixture
-def shards(project: pytest.Pytester) -> Path:
+def shards(project: pytest.Pytester, two: Path) -> Path:
     """Two shards of a run, in ``s1`` and ``s2``."""
     project.makepyfile(test_it=TEST.replace("PROBLEMS[:2]", "PROBLEMS[:1]"))
-    for number in (1, 2):
-        run(project, f"s{number}", f"--gemm-shard={number}/2", "-k", "plain or 4x8x8")
+    for name in ("s1", "s2"):
+        if not (two / name).exists():
+            run(project, name, f"--gemm-shard={name[1]}/2", "-k", "plain or 4x8x8")
+            shutil.copytree(name, two / name)
+        shutil.copytree(two / name, name, dirs_exist_ok=True)
     return project.path
 
 

@@ -83,6 +83,7 @@ def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     timeline.record(tmp_path / "file" / "durations.json", {"a": 1.0})
 
 
+@pytest.mark.study
 def test_a_run_says_what_it_will_take(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
     run(pytester, backends="sleeps").stdout.no_fnmatch_line("*the last run*")

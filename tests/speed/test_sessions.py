@@ -467,7 +467,7 @@ def another_environment(project: pytest.Pytester) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("installed", [True, pytest.param(False, marks=pytest.mark.study)])
 def test_the_other_environment_runs_its_own_package_where_it_has_one(
     timing_project: pytest.Pytester, installed: bool
 ) -> None:

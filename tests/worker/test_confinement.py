@@ -81,6 +81,7 @@ def test_a_confined_kernel_has_no_rights_outside_of_its_folder(confined: bool) -
     assert not TARGET.exists()
 
 
+@pytest.mark.study
 def test_generated_code_is_compiled_and_judged_and_nothing_is_left(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
