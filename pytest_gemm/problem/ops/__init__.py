@@ -1,20 +1,21 @@
-"""The operations: :data:`OPS`.  A module has an op, or several that differ in little.
+"""The operations: :data:`OPS`.  A module of this package has an op, or several that differ in little.
 
-A new op is one module with an ``Op``, and its name in the list of modules.
+A new op is one module with ``OPS``, a tuple of :class:`Op`; nothing else names it.
 """
 
 from __future__ import annotations
 
 import copyreg
+import pkgutil
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Final
 
-from pytest_gemm.problem.ops import da8w4, dense, derived, grouped_mm, quantised, woq
 from pytest_gemm.problem.ops.op import Op as Op
 
-_MODULES: Final = (dense, woq, quantised, da8w4, grouped_mm, derived)
+_MODULES: Final = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
 
-OPS: Final[Mapping[str, Op]] = {op.name: op for module in _MODULES for op in module.OPS}
+OPS: Final[Mapping[str, Op]] = {op.name: op for module in _MODULES for op in getattr(module, "OPS", ())}
 
 
 def _named(name: str) -> Op:
