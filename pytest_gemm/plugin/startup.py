@@ -37,8 +37,8 @@ from pytest_gemm.worker.keeper import KEEPER, Keeper, cuda_has_started
 _A_WORKER: Final = 3
 # As many workers leave no core for a process beside them, on a machine of so many.
 _FEW: Final = 2
-# What the first case of a process imports: the judge, and what it records the kernels with.
-_JUDGING: Final = ("torch", "torch.profiler", "pytest_gemm.judging.judge", "torch._dynamo")
+# What the first case of a process imports; where kernels run in it, too, that is more.
+_JUDGING: Final = ("torch", "pytest_gemm.judging.judge")
 # What the first question to a worker imports.
 _WORKING: Final = ("torch", "torch._dynamo", "pytest_gemm.worker.server")
 # What the first compile by Inductor imports.  None of these starts its pool of compile processes.
@@ -195,12 +195,11 @@ class _Worker:
         if keeper is not None:
             keeper.prepare(cuda=cuda)
         with trace.span("import of torch"), ThreadPoolExecutor(1) as beside, contextlib.suppress(Exception):
-            for name in _JUDGING:
+            inline = (*_WORKING, *(_COMPILING if compiling else ())) if keeper is None else ()
+            for name in (*_JUDGING, *inline):
                 import_module(name)
             if cuda:  # which takes as long as the imports, without Python
                 beside.submit(_start_cuda, profiled=keeper is None)
-            for name in _COMPILING if compiling and keeper is None else ():
-                import_module(name)
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:

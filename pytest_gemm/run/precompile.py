@@ -4,20 +4,22 @@ A backend that can say which kernels a problem needs (:class:`Compiling`) is ask
 that several problems share are compiled once, and those of an earlier run not at all.  The tests then find everything
 in the store.  With ``--gemm-compile-only`` that is all that happens.
 
-Asking means generating the programs, which imports torch: it is done in processes of their own, so that the
-controller of xdist stays without torch and without a CUDA context.  They see no device; what they are asked does not
-need one.
+Asking means generating the programs, which the backends' code does: it is done in workers.  They see no device; what
+they are asked does not need one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import multiprocessing
+import logging
 import os
+import queue
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from unittest.mock import patch
 
 import pytest
 
@@ -32,6 +34,8 @@ from pytest_gemm.machine import gpus
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
 from pytest_gemm.storage.kernel_store import CompilePool, Counts, Job, Store
+from pytest_gemm.worker.keeper import Keeper
+from pytest_gemm.worker.messages import Died
 
 # Problems that one process is given at a time: enough to outweigh the call, few enough to keep all processes busy.
 _CHUNK = 6
@@ -94,25 +98,13 @@ def architecture_of(config: GemmConfig) -> str:
     return gpu.architecture if gpu else ""
 
 
-# -- in a process of its own ---------------------------------------------------------------------------
-
-
-def _start() -> None:
-    """Make a collecting process quiet, modest and blind to devices."""
-    import logging
-    import warnings
-
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.nice(10)
-    logging.disable(logging.ERROR)
-    warnings.simplefilter("ignore")
-
+# -- in a worker -------------------------------------------------------------------------------------
 
 # A problem's line with its kernels, none where it is unsupported, or with why they are not known.
 _Answer = tuple[str, list[Job] | str]
 
 
-def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: str) -> list[_Answer]:
+def _ask(_: object, backend: Compiling, lines: Sequence[str], architecture: str, wanted: str) -> list[_Answer]:
     """Ask a backend for the kernels of these problems.
 
     Args:
@@ -121,6 +113,8 @@ def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: st
         architecture: as nvcc has it.
         wanted: as ``--gemm-candidates``.
     """
+    logging.disable(logging.ERROR)
+    warnings.simplefilter("ignore")
     selection = CandidateSelection(wanted)
     select = None if selection.by_backend else selection.of
     request = BuildRequest(Device.CUDA, selection=Selection(wanted if selection.by_backend else ""))
@@ -187,40 +181,64 @@ def compile_for(
     harvest = Harvest(backend.name)
     started = time.perf_counter()
     store = Store(backend.store.folder, config.compile_timeout)
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(config.jobs, -(-len(problems) // _CHUNK)), mp_context=context, initializer=_start)
     todo = list(problems)
     harvest.needs = {line: set() for line in todo}
-    try:
-        with CompilePool(store, config.jobs) as compilers:
-            while todo:
-                chunks = [todo[at : at + _CHUNK] for at in range(0, len(todo), _CHUNK)]
-                waiting = {
-                    pool.submit(_ask, backend, one, architecture, config.wanted_candidates): one for one in chunks
-                }
-                fresh: dict[str, set[str]] = {}
-                for chunk, answers in _as_answered(waiting, compilers, backend.name, display):
-                    if isinstance(answers, str):
-                        harvest.unasked.update(dict.fromkeys(chunk, answers))
-                        continue
-                    for line, jobs in answers:
-                        fresh[line] = _noted(harvest, line, jobs, store)
-                    compilers.submit(harvest.kernels.values())
-                compilers.finish(lambda progress: display.progress(f"compiling for {backend.name}: {progress}"))
-                if harvest.unasked:
-                    break
-                # A candidate that was refused just now gives way to another one: which, is known by asking again.
-                lost = compilers.rejected.keys() - harvest.cached
-                todo = [line for line, keys in fresh.items() if keys & lost]
-            harvest.refused, harvest.undone = compilers.rejected, compilers.undone
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    terms, count = (architecture, config.wanted_candidates), min(config.jobs, -(-len(problems) // _CHUNK))
+    with CompilePool(store, config.jobs) as compilers, _asking(backend, terms, count) as ask:
+        while todo:
+            waiting = {ask(chunk): chunk for at in range(0, len(todo), _CHUNK) if (chunk := todo[at : at + _CHUNK])}
+            fresh: dict[str, set[str]] = {}
+            for chunk, answers in _as_answered(waiting, compilers, backend.name, display):
+                if isinstance(answers, str):
+                    harvest.unasked.update(dict.fromkeys(chunk, answers))
+                    continue
+                for line, jobs in answers:
+                    fresh[line] = _noted(harvest, line, jobs, store)
+                compilers.submit(harvest.kernels.values())
+            compilers.finish(lambda progress: display.progress(f"compiling for {backend.name}: {progress}"))
+            if harvest.unasked:
+                break
+            # A candidate that was refused just now gives way to another one: which, is known by asking again.
+            lost = compilers.rejected.keys() - harvest.cached
+            todo = [line for line, keys in fresh.items() if keys & lost]
+        harvest.refused, harvest.undone = compilers.rejected, compilers.undone
     made = {key: store.object_of(key) for key in harvest.kernels}
     harvest.sizes = {key: path.stat().st_size for key, path in made.items() if path is not None}
     harvest.took = {key: float(store.facts(key).get("seconds", 0.0)) for key in harvest.sizes}
     harvest.counts = store.counts
     harvest.seconds = time.perf_counter() - started
     return harvest
+
+
+@contextlib.contextmanager
+def _asking(
+    backend: Compiling, terms: tuple[str, str], count: int
+) -> Iterator[Callable[[Sequence[str]], Future[list[_Answer]]]]:
+    """A function that has one of ``count`` workers asked for the kernels of some problems."""
+    with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
+        keeper = Keeper({backend.name: backend}, 1, ("torch",), {"ask": _ask})
+    from pytest_gemm.worker.process import Process  # which imports torch, and the keeper is to be a fork without it
+
+    workers = [Process(keeper, (0.0, 0.0)) for _ in range(count)]
+    idle: queue.SimpleQueue[Process] = queue.SimpleQueue()
+    for one in workers:
+        idle.put(one)
+
+    def ask(lines: Sequence[str]) -> list[_Answer]:
+        worker = idle.get()
+        try:
+            return worker.call(list[_Answer], "ask", backend, lines, *terms)
+        finally:
+            idle.put(worker)
+
+    threads = ThreadPoolExecutor(count)
+    try:
+        yield lambda lines: threads.submit(ask, lines)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        keeper.close()  # its workers end with it
+        for one in workers:
+            one.close()
 
 
 def _as_answered(
@@ -234,10 +252,10 @@ def _as_answered(
             chunk, error = waiting.pop(future), future.exception()
             if error is None:
                 yield chunk, future.result()
-            elif isinstance(error, BrokenProcessPool):
+            elif isinstance(error, Died):
                 yield chunk, "the process that was to ask died"
-            else:  # a backend that cannot be pickled, for instance
-                yield chunk, f"{type(error).__name__}: {error}"
+            else:
+                yield chunk, str(error)
 
 
 def _noted(harvest: Harvest, line: str, jobs: list[Job] | str, store: Store) -> set[str]:

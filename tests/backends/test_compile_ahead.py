@@ -6,12 +6,12 @@ and makes an object whose entry returns the length of the text.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import importlib.metadata
 import importlib.util
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -20,13 +20,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import other_process
 import psutil
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
@@ -49,6 +48,8 @@ from pytest_gemm.storage.kernel_store import (
     Store,
     Toolchain,
 )
+from pytest_gemm.worker.keeper import Keeper
+from pytest_gemm.worker.process import Process
 
 needs_cutlass = pytest.mark.skipif(
     importlib.util.find_spec("cutlass_library") is None, reason="the wheel nvidia-cutlass is not installed"
@@ -557,27 +558,36 @@ def backend(nvcc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return found
 
 
+def under(inline: object, environment: Mapping[str, str], *asked: Any) -> Any:
+    """Ask with this environment instead of the one that the worker was started with."""
+    os.environ.clear()
+    os.environ.update(environment)
+    # What was found out for somebody else: which compiler there is, and which candidates.
+    cutlass._setup.cache_clear()
+    if "torch._inductor.utils" in sys.modules:
+        sys.modules["torch._inductor.utils"].clear_caches()
+    return precompile._ask(inline, *asked)
+
+
 @pytest.fixture(scope="module")
-def warm() -> Iterator[ProcessPoolExecutor]:
-    """A process that asks Inductor, started as ahead starts one; the first question loads Inductor and CUTLASS."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=precompile._start) as pool:
-        yield pool
+def warm() -> Iterator[Process]:
+    """A worker that asks Inductor; the first question loads Inductor and CUTLASS."""
+    keeper = Keeper({}, 1, ("torch",), {"ask": under})
+    with contextlib.closing(keeper), contextlib.closing(Process(keeper, (0.0, 0.0))) as worker:
+        yield worker
 
 
 @pytest.fixture
-def one_asks(warm: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def one_asks(warm: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process asks for all runs in this one."""
 
-    class Pool:
-        def __init__(self, *_: object, **__: object) -> None: ...
-        def submit(self, *asked: Any) -> Future[Any]:
-            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-            return warm.submit(other_process.under, environment, *asked)
+    @contextlib.contextmanager
+    def asking(backend: Any, terms: tuple[str, str], _: int) -> Iterator[Callable[..., Future[Any]]]:
+        asked = list[precompile._Answer], "ask", {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, backend
+        with ThreadPoolExecutor(1) as threads:
+            yield lambda lines: threads.submit(warm.call, *asked, lines, *terms)
 
-        def shutdown(self, **_: object) -> None: ...
-
-    monkeypatch.setattr(precompile, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(precompile, "_asking", asking)
 
 
 def harvest(backend: CutlassBackend, settings: Any, *lines: str) -> precompile.Harvest:
