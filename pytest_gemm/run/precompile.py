@@ -35,7 +35,6 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
 from pytest_gemm.storage.kernel_store import CompilePool, Counts, Job, Store
 from pytest_gemm.worker.keeper import Keeper
-from pytest_gemm.worker.messages import Died
 
 # Problems that one process is given at a time: enough to outweigh the call, few enough to keep all processes busy.
 _CHUNK = 6
@@ -213,21 +212,27 @@ def compile_for(
 @contextlib.contextmanager
 def _asking(
     backend: Compiling, terms: tuple[str, str], count: int
-) -> Iterator[Callable[[Sequence[str]], Future[list[_Answer]]]]:
+) -> Iterator[Callable[[Sequence[str]], Future[list[_Answer] | str]]]:
     """A function that has one of ``count`` workers asked for the kernels of some problems."""
     with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
         keeper = Keeper({backend.name: backend}, 1, ("torch",), {"ask": _ask})
-    from pytest_gemm.worker.process import Process  # which imports torch, and the keeper is to be a fork without it
+    # They import torch, and the keeper is to be a fork without it.
+    from pytest_gemm.worker.messages import Died, Thrown
+    from pytest_gemm.worker.process import Process
 
     workers = [Process(keeper, (0.0, 0.0)) for _ in range(count)]
     idle: queue.SimpleQueue[Process] = queue.SimpleQueue()
     for one in workers:
         idle.put(one)
 
-    def ask(lines: Sequence[str]) -> list[_Answer]:
+    def ask(lines: Sequence[str]) -> list[_Answer] | str:
         worker = idle.get()
         try:
             return worker.call(list[_Answer], "ask", backend, lines, *terms)
+        except Died:
+            return "the process that was to ask died"
+        except (Thrown, Unsupported) as error:  # Unsupported: a backend that cannot be pickled
+            return str(error)
         finally:
             idle.put(worker)
 
@@ -242,20 +247,14 @@ def _asking(
 
 
 def _as_answered(
-    waiting: dict[Future[list[_Answer]], list[str]], compilers: CompilePool, name: str, display: Display
+    waiting: dict[Future[list[_Answer] | str], list[str]], compilers: CompilePool, name: str, display: Display
 ) -> Iterator[tuple[list[str], list[_Answer] | str]]:
     """Chunks with their answers as they come, or with why there is none; the compilers work on meanwhile."""
     while waiting:
         to_go = sum(map(len, waiting.values()))
         display.progress(f"compiling for {name}: {to_go} problems to ask, {compilers.progress}")
         for future in wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED).done:
-            chunk, error = waiting.pop(future), future.exception()
-            if error is None:
-                yield chunk, future.result()
-            elif isinstance(error, Died):
-                yield chunk, "the process that was to ask died"
-            else:
-                yield chunk, str(error)
+            yield waiting.pop(future), future.result()
 
 
 def _noted(harvest: Harvest, line: str, jobs: list[Job] | str, store: Store) -> set[str]:

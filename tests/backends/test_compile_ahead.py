@@ -140,6 +140,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.fixture(autouse=True)
+def cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found damaged is noted there, and the next run of this user would tell it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def nvcc(tmp_path: Path) -> Compiler:
     script = tmp_path / "toolkit" / "bin" / "nvcc"
@@ -548,7 +554,6 @@ def settings() -> Any:
 @pytest.fixture
 def backend(nvcc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CutlassBackend:
     monkeypatch.setenv("CUDACXX", nvcc.path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = CutlassBackend()
     found.kernel_cache = tmp_path / "store"
     # Every problem takes the first candidate, and stream-K, which there is for static sizes only, is not offered: which
@@ -583,9 +588,11 @@ def one_asks(warm: Process, monkeypatch: pytest.MonkeyPatch) -> None:
 
     @contextlib.contextmanager
     def asking(backend: Any, terms: tuple[str, str], _: int) -> Iterator[Callable[..., Future[Any]]]:
-        asked = list[precompile._Answer], "ask", {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, backend
+        asked = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, backend
         with ThreadPoolExecutor(1) as threads:
-            yield lambda lines: threads.submit(warm.call, *asked, lines, *terms)
+            yield lambda lines: threads.submit(
+                lambda: warm.call(list[precompile._Answer], "ask", *asked, lines, *terms)
+            )
 
     monkeypatch.setattr(precompile, "_asking", asking)
 
