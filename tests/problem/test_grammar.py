@@ -171,9 +171,8 @@ def ignored(found: Iterator[Problem]) -> list[str]:
         f"{token} of {problem}"
         for problem in dict.fromkeys(found)
         for token, rest in shorter(problem)
-        # A single row, or column, is dense however it lies.
-        if not (token == "dense" and 1 in problem.result_shape[-2:])
-        and observed(problem.line) == observed(rest.line) != ()
+        # What has one row, column or matrix may be dense however it lies.
+        if not (token == "dense" and 1 in problem.result_shape) and observed(problem.line) == observed(rest.line) != ()
     ]
 
 
