@@ -184,7 +184,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [(), ("-n2",)])
+@pytest.mark.parametrize("workers", [pytest.param((), marks=pytest.mark.study), ("-n2",)])
 def test_each_fault_is_one_case_and_everything_else_is_judged(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
 ) -> None:
