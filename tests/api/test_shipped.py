@@ -122,6 +122,7 @@ def test_a_broken_one_is_one_sentence_with_its_origin(
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_two_of_one_name_are_both_named_and_the_others_run(pytester: pytest.Pytester, site: Path) -> None:
     install(site, "gemm-vendor", "vendor = gemm_vendor:backend\naten = gemm_vendor:backend")
     install(site, "gemm-seller", "vendor = gemm_vendor:backend")

@@ -330,6 +330,7 @@ def test_memory_that_runs_out_in_the_harness_is_said_to(
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_no_limit_means_none(pytester: pytest.Pytester) -> None:
     project(pytester, '8: ("run", slow)', range(8, 9))
     conftest = pytester.path / "conftest.py"
