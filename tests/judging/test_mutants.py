@@ -31,19 +31,23 @@ def small(line: str) -> bool:
     return s.m * s.k + s.k * s.n + s.m * s.n <= 1 << 23
 
 
-# Every mutant at the smallest K, and what has a size of its own where that is small; as a study the narrow floats, and
-# the plain products of f32 and int8 at the longer K too.  All of it is studies/mutant_study.py's, with a page in
+# Every mutant once, on the first of its lines that is quick to judge; and as a study at the smallest K in every dtype,
+# with the plain products of f32 and int8 at the longer K too.  All of it is studies/mutant_study.py's, with a page in
 # docs/results.
+ONCE: dict[str, list[str]] = {}
 CASES: dict[str, list[str]] = {}
-OFTEN: set[str] = set()
-NARROW = ("mm:bf16:nn:20x40x256", "mm:f16:nn:20x40x256", "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:20x40x256")
 for _name, _mutant in MUTANTS.items():
-    for _dtype, _k, _line in _mutant.problems():
-        is_first = _k == KS[0] or ("{k}" not in _mutant.lines[_dtype] and small(_line))
-        if is_first or _line.startswith(("mm:f32:nn:20", "int_mm:i8-i8-i32:nn")):
-            CASES.setdefault(_line, []).append(_name)
-        if is_first and not _line.startswith(NARROW):
-            OFTEN.add(_line)
+    _lines = [
+        _line
+        for _dtype, _k, _line in _mutant.problems()
+        if _k == KS[0]
+        or ("{k}" not in _mutant.lines[_dtype] and small(_line))
+        or _line.startswith(("mm:f32:nn:20", "int_mm:i8-i8-i32:nn"))
+    ]
+    for _line in _lines:
+        CASES.setdefault(_line, []).append(_name)
+    for _line in _lines[:1]:
+        ONCE.setdefault(_line, []).append(_name)
 
 
 @pytest.fixture(autouse=True)
@@ -62,13 +66,17 @@ def judge() -> Judge:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "line", [line if line in OFTEN else pytest.param(line, marks=pytest.mark.study) for line in CASES]
+    ("line", "names"),
+    [
+        *(pytest.param(line, names, id=f"{line}-once") for line, names in ONCE.items()),
+        *(pytest.param(line, names, id=line, marks=pytest.mark.study) for line, names in CASES.items()),
+    ],
 )
-def test_every_mutant_is_caught_by_a_named_tier(judge: Judge, line: str) -> None:
-    if any(line not in MUTANTS[name].lines.values() for name in CASES[line]):
+def test_every_mutant_is_caught_by_a_named_tier(judge: Judge, line: str, names: list[str]) -> None:
+    if any(line not in MUTANTS[name].lines.values() for name in names):
         mutant_study.prepare(judge, line)
     got_away = []
-    for name in CASES[line]:
+    for name in names:
         own = line in MUTANTS[name].lines.values()  # it may not run after the reference has been made
         catch = mutant_study.caught_apart(None if own else judge, Planted(name, MUTANTS[name]), line)
         if not isinstance(catch, mutant_study.Catch):
