@@ -1121,12 +1121,7 @@ def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytest
     )
     assert "--gemm-candidates=all" not in result.stdout.str()
     statuses = {(r["candidate"], r["status"]) for r in records(record)}
-    assert statuses == {
-        ("good-1", "passed"),
-        ("good-2", "passed"),
-        ("bad-off", "incorrect"),
-        ("big-unfit", "pruned"),
-    }
+    assert statuses == {("good-1", "passed"), ("good-2", "passed"), ("bad-off", "incorrect"), ("big-unfit", "pruned")}
     assert {tuple(r["chosen"]) for r in records(record) if r["candidate"] == "good-1"} == {("good-1",)}
     found = {p.get("name"): p.get("value") for p in ET.parse(junit).iter("property")}
     assert found["gemm_candidate"] == "good-1, good-2, bad-off, big-unfit"
@@ -1208,13 +1203,7 @@ def test_a_record_has_the_candidates_and_is_read_again() -> None:
 def test_artifacts_of_candidates_lie_beside_each_other(project: pytest.Pytester) -> None:
     project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=("a-off", "b-off")))
     folder = project.path / "failures"
-    run(
-        project,
-        "--gemm-backends=fake",
-        "--gemm-problem=mm:f32:nn:8x16x32",
-        "--gemm-candidates=all",
-        "--gemm-output=.",
-    )
+    run(project, "--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-candidates=all", "--gemm-output=.")
     names = [place.name for place in folder.iterdir()]
     assert any("a-off" in name for name in names)
     assert any("b-off" in name for name in names)

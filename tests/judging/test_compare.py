@@ -360,11 +360,7 @@ def cut(x: torch.Tensor, mask: int) -> torch.Tensor:
             "A and B were truncated to TF32",
         ),
         ("mm:f32:nn:24x40x1000", lambda _, o: bits(o.a, torch.bfloat16) @ bits(o.b, torch.bfloat16), "rounded to bf16"),
-        (
-            "mm:bf16:nn:24x40x1000",
-            lambda _, o: cut(o.a.float() @ o.b.float(), -(1 << 16)).bfloat16(),
-            "toward zero",
-        ),
+        ("mm:bf16:nn:24x40x1000", lambda _, o: cut(o.a.float() @ o.b.float(), -(1 << 16)).bfloat16(), "toward zero"),
         (
             "mm:bf16:nn:48x80x1000",
             lambda _, o: (o.a.float() @ o.b.float()).half().bfloat16(),

@@ -97,9 +97,7 @@ LAYOUTS = [
     "bmm:f32:nn:0x5x3x7",
 ]
 # Operands that have other shapes than the matrices of the line.
-COMPOSED = [
-    "da8w4:bf16-i4-bf16:nt:3x5x64:bias:quant.group-64",
-]
+COMPOSED = ["da8w4:bf16-i4-bf16:nt:3x5x64:bias:quant.group-64"]
 
 
 def poison_bytes(flat: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

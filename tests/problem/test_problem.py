@@ -177,12 +177,7 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f32:nn:8x8x8:relu+clamp-5_1", "epilogue", 27, ["'5_1' does not fit clamp", "the lower one first"]),
         ("mm:f32:nn:8x8x8:scale-1e999", "epilogue", 22, ["'1e999' does not fit scale", "1e-30 to 1e30"]),
         ("mm:f32:nn:8x8x8:scale-\u0663", "epilogue", 22, ["does not fit scale"]),
-        (
-            "qlinear:u8-i8-f32:nt:8x8x8:bias:quant.static-0.5_-1",
-            "quant",
-            38,
-            ["no zero point of u8", "from 0 to 255"],
-        ),
+        ("qlinear:u8-i8-f32:nt:8x8x8:bias:quant.static-0.5_-1", "quant", 38, ["no zero point of u8", "from 0 to 255"]),
         (
             "woq_int4:bf16-i4-bf16:nt:8x8x64:quant.group-0",
             "quant",
@@ -204,12 +199,7 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f32:nn:8x8x8:view-" + "1x" * 20 + "64", "epilogue", 21, ["does not fit view"]),
         # A complaint about one token points at that token, of what was typed and not of the canonical line.
         ("mm:f32-f32-f32:nn:008x8x8:relu:math.fast_accumulate:b.argument", "flags", 36, ["scaled_mm"]),
-        (
-            "bmm:f32:nn:2x8x8x8:scale-0.50:a.padded+broadcast+3d",
-            "flags",
-            49,
-            ["bmm does not take a.3d", "use linears"],
-        ),
+        ("bmm:f32:nn:2x8x8x8:scale-0.50:a.padded+broadcast+3d", "flags", 49, ["bmm does not take a.3d", "use linears"]),
     ],
 )
 def test_a_wrong_line_is_told_where_and_what_would_be_right(
