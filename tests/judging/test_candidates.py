@@ -711,19 +711,10 @@ def test_a_backend_picks_in_the_way_that_was_asked_for(choices: str, chosen: str
     assert outcome.chosen == (chosen,)
 
 
-@pytest.mark.parametrize(
-    ("choices", "expected"),
-    [
-        ("1", "a"),
-        ("2", "ag"),
-        ("3", "adg"),
-        ("4", "aceg"),
-        ("99", "abcdefg"),
-        ("b", "b"),
-        ("[ce]", "ce"),
-        ("?", "abcdefg"),
-    ],
-)
+@pytest.mark.parametrize(("choices", "expected"), [
+    ("1", "a"), ("2", "ag"), ("3", "adg"), ("4", "aceg"), ("99", "abcdefg"), ("b", "b"), ("[ce]", "ce"),
+    ("?", "abcdefg"),
+])  # fmt: skip
 def test_a_number_is_spread_and_a_pattern_is_matched(choices: str, expected: str) -> None:
     outcomes = judged(Fake(*"abcdefg"), choices, ("rand",))
     assert "".join(dict.fromkeys(o.candidate for o in outcomes)) == expected

@@ -337,14 +337,10 @@ def packing(key: Callable[[torch.Tensor], object]) -> Matmul:
 
 
 WEIGHTS = [
-    LINE,
-    f"{LINE}:b.argument",
-    "linear:f32:nt:17x65x127:bias+relu",
-    "linear:f32:nt:17x65x127:add:b.padded",
-    "bmm:f32:nn:3x17x65x127:b.broadcast",
-    "addmm:f32:nn:17x65x127:bias+alpha-0.5+beta-2+add+mul",
+    LINE, f"{LINE}:b.argument", "linear:f32:nt:17x65x127:bias+relu", "linear:f32:nt:17x65x127:add:b.padded",
+    "bmm:f32:nn:3x17x65x127:b.broadcast", "addmm:f32:nn:17x65x127:bias+alpha-0.5+beta-2+add+mul",
     "linears:f32:nt:3x17x65x127",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", WEIGHTS)

@@ -39,16 +39,10 @@ MM = Problem.parse("mm:f32:nn:8x9x10")
 ODD = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "rand", 0, Status.INCORRECT)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", ()),
-        ("3", ((3, 0),)),
-        ("all", ((cores(), 0),)),
-        (f"1,all,{cores()},999", ((1, 0), (cores(), 0), (999, 0))),
-        ("400/2,2/400,4/4,all/999", ((400, 2), (2, 400), (4, 0), (cores(), 999))),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("", ()), ("3", ((3, 0),)), ("all", ((cores(), 0),)), (f"1,all,{cores()},999", ((1, 0), (cores(), 0), (999, 0))),
+    ("400/2,2/400,4/4,all/999", ((400, 2), (2, 400), (4, 0), (cores(), 999))),
+])  # fmt: skip
 def test_threads_are_numbers_or_all_of_them(text: str, expected: tuple[tuple[int, int], ...]) -> None:
     assert threads(text) == tuple(dict.fromkeys(expected))
 
@@ -107,16 +101,10 @@ class Blocks:
         return Proof(executed=("blocks",), provable=False)
 
 
-@pytest.mark.parametrize(
-    ("in_turn", "compiled", "run", "status"),
-    [
-        (False, 4, 4, "passed"),
-        (False, 4, 0, "passed"),
-        (False, 4, 2, "incorrect"),
-        (False, 2, 4, "passed"),
-        (True, 4, 2, "passed"),
-    ],
-)
+@pytest.mark.parametrize(("in_turn", "compiled", "run", "status"), [
+    (False, 4, 4, "passed"), (False, 4, 0, "passed"), (False, 4, 2, "incorrect"), (False, 2, 4, "passed"),
+    (True, 4, 2, "passed"),
+])  # fmt: skip
 def test_blocks_that_no_thread_computes_are_found_with_fewer_threads_than_it_was_compiled_for(
     in_turn: bool, compiled: int, run: int, status: str
 ) -> None:
@@ -232,14 +220,10 @@ def test_the_template_of_bmm_packs_an_argument_only_where_its_columns_do_not_fit
     assert packing == {384: 0, 385: 1}
 
 
-@pytest.mark.parametrize(
-    ("mode", "freezing", "text", "expected"),
-    [
-        ("aoti", False, "linear:f32:nt:4x5x6:bias:b.parameter", ("b", "bias")),
-        ("aoti", True, "linear:f32:nt:4x5x6:bias", ("b", "bias")),
-        ("", False, "linear:f32:nt:4x5x6:bias:b.parameter", ()),
-    ],
-)
+@pytest.mark.parametrize(("mode", "freezing", "text", "expected"), [
+    ("aoti", False, "linear:f32:nt:4x5x6:bias:b.parameter", ("b", "bias")),
+    ("aoti", True, "linear:f32:nt:4x5x6:bias", ("b", "bias")), ("", False, "linear:f32:nt:4x5x6:bias:b.parameter", ()),
+])  # fmt: skip
 def test_a_parameter_is_a_constant_of_a_package_frozen_or_not(
     mode: str, freezing: bool, text: str, expected: tuple[str, ...]
 ) -> None:

@@ -62,37 +62,14 @@ def rejected(result: torch.Tensor, span: interval_module.Interval) -> int:
 
 SHAPES = ["1x64x1000", "33x65x127", "4x48x8200", "1x1x1", "24x24x0"]
 PRODUCTS = [
-    "mm:{d}:nn:{s}",
-    "addmm:{d}:nt:{s}:bias+alpha-0.5+beta-2",
-    "addmm:{d}:nn:{s}:bias-mn+alpha-0.3+beta-1.7",
-    "addmm:{d}:nn:{s}:bias+beta-0",
-    "linear:{d}:nt:{s}:bias+relu",
-    "bmm:{d}:tn:3x{s}",
-    "baddbmm:{d}:nn:2x{s}:bias-mn",
-]
+    "mm:{d}:nn:{s}", "addmm:{d}:nt:{s}:bias+alpha-0.5+beta-2", "addmm:{d}:nn:{s}:bias-mn+alpha-0.3+beta-1.7",
+    "addmm:{d}:nn:{s}:bias+beta-0", "linear:{d}:nt:{s}:bias+relu", "bmm:{d}:tn:3x{s}", "baddbmm:{d}:nn:2x{s}:bias-mn",
+]  # fmt: skip
 STEPS = [
-    "relu",
-    "gelu",
-    "gelu_tanh",
-    "silu",
-    "sigmoid",
-    "tanh",
-    "exp",
-    "hardswish",
-    "hardsigmoid",
-    "leaky_relu",
-    "leaky_relu-0.1",
-    "clamp-0_6",
-    "clamp--0.1_0.1",
-    "scale-0.3",
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "add+mul+relu",
-    "mul+sub+gelu",
-    "cast-f32+gelu",
-]
+    "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "leaky_relu",
+    "leaky_relu-0.1", "clamp-0_6", "clamp--0.1_0.1", "scale-0.3", "add", "sub", "mul", "div", "add+mul+relu",
+    "mul+sub+gelu", "cast-f32+gelu",
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -118,17 +95,11 @@ def test_eager_epilogues_are_right(dtype: str, steps: str) -> None:
                 assert judged(line, distribution, epilogue=epilogue)[0] == 0, (line, distribution, epilogue)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "mixed_mm:bf16-i8-bf16:nn:33x64x127",
-        "woq_int8:bf16-i8-bf16:nt:32x64x256:relu",
-        "woq_int8:f32-i8-f32:nt:3x64x1000",
-        "int_mm:i8-i8-i32:nn:33x64x128",
-        "int_mm:i8-i8-i32:nt:32x64x1000:cast-f32+relu",
-        "int_mm:i8-i8-i32:nt:32x64x1000:cast-bf16",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "mixed_mm:bf16-i8-bf16:nn:33x64x127", "woq_int8:bf16-i8-bf16:nt:32x64x256:relu", "woq_int8:f32-i8-f32:nt:3x64x1000",
+    "int_mm:i8-i8-i32:nn:33x64x128", "int_mm:i8-i8-i32:nt:32x64x1000:cast-f32+relu",
+    "int_mm:i8-i8-i32:nt:32x64x1000:cast-bf16",
+])  # fmt: skip
 def test_eager_integer_operands_are_right(line: str) -> None:
     for distribution in distributions_for(Problem.parse(line)):
         assert judged(line, distribution)[0] == 0, distribution
@@ -201,26 +172,13 @@ def one_percent(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("k", [256, 1000, 8200])
-@pytest.mark.parametrize(
-    ("dtype", "matmul", "distribution"),
-    [
-        ("f32", last_k_dropped, "int-1"),
-        ("f32", last_k_dropped, "rand"),
-        ("bf16", last_k_dropped, "rand"),
-        ("f32", through_bf16, "rand"),
-        ("f16", through_bf16, "rand"),
-        ("f32", through_bf16, "rand-positive"),
-        ("f32", truncated_inputs, "rand"),
-        ("f32", truncated_inputs, "int-2"),
-        ("bf16", truncating_store, "rand"),
-        ("f16", truncating_store, "rand"),
-        ("bf16", half_partials, "rand"),
-        ("f16", half_partials, "rand"),
-        ("bf16", double_rounding, "rand"),
-        ("f32", one_percent, "rand"),
-        ("bf16", one_percent, "rand"),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "matmul", "distribution"), [
+    ("f32", last_k_dropped, "int-1"), ("f32", last_k_dropped, "rand"), ("bf16", last_k_dropped, "rand"),
+    ("f32", through_bf16, "rand"), ("f16", through_bf16, "rand"), ("f32", through_bf16, "rand-positive"),
+    ("f32", truncated_inputs, "rand"), ("f32", truncated_inputs, "int-2"), ("bf16", truncating_store, "rand"),
+    ("f16", truncating_store, "rand"), ("bf16", half_partials, "rand"), ("f16", half_partials, "rand"),
+    ("bf16", double_rounding, "rand"), ("f32", one_percent, "rand"), ("bf16", one_percent, "rand"),
+])  # fmt: skip
 @pytest.mark.parametrize("epilogue", ["fused", "either"])
 def test_planted_errors_are_rejected(dtype: str, matmul: Matmul, distribution: str, k: int, epilogue: str) -> None:
     assert judged(f"mm:{dtype}:nn:32x64x{k}", distribution, matmul, epilogue=epilogue)[0] > 0
@@ -335,16 +293,11 @@ def test_sums_that_a_half_type_cannot_hold_are_not_exact_partial_sums() -> None:
 
 
 @pytest.mark.parametrize("half", ["bf16", "f16"])
-@pytest.mark.parametrize(
-    "line",
-    [
-        "mm:f32-f32-{}:nn:33x65x127",
-        "mm:f32-f32-{}:tt:33x65x127:bias+relu",
-        "addmm:f32-f32-{}:nn:17x40x1000:bias-mn+alpha-0.3+beta-1.7",
-        "linear:f32-f32-{}:nt:17x40x1000:bias+gelu",
-        "bmm:f32-f32-{}:nt:3x17x33x65",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "mm:f32-f32-{}:nn:33x65x127", "mm:f32-f32-{}:tt:33x65x127:bias+relu",
+    "addmm:f32-f32-{}:nn:17x40x1000:bias-mn+alpha-0.3+beta-1.7", "linear:f32-f32-{}:nt:17x40x1000:bias+gelu",
+    "bmm:f32-f32-{}:nt:3x17x33x65",
+])  # fmt: skip
 def test_eager_under_autocast_is_right(line: str, half: str) -> None:
     problem = Problem.parse(line.format(half))
     for distribution in distributions_for(problem):
@@ -613,52 +566,40 @@ TWO = "mm:f32:nn:1x1x2"
 TINY = [-(2.0**-20)], [2.0**-10]
 
 
-@pytest.mark.parametrize(
-    ("signs", "line", "a", "b", "more"),
-    [
-        # What cancels is +0 in any order, and so is a sum of zeros that are not all -0.
-        ("+", TWO, [3.0, -3.0], [1.0, 1.0], {}),
-        ("+", TWO, [0.0, 0.0], [1.0, -1.0], {}),
-        ("+", TWO, [-0.0, -0.0], [1.0, -1.0], {}),
-        ("+", "mm:f32:nn:1x1x0", [], [], {}),
-        # Where each product is -0 a sum that begins at +0 is +0, and one that begins with the first product is -0.
-        ("+-", TWO, [0.0, -0.0], [-1.0, 2.0], {}),
-        ("+-", ONE, [-0.0], [1.0], {}),
-        # A result that underflows when it is stored keeps its sign.  One that underflows in the sum may not: a product
-        # is rounded to -0 and +0 is added, or a fused multiply-add rounds once.
-        ("-", "mm:f16:nn:1x1x1", *TINY, {}),
-        ("-", "mm:f16:nn:1x1x1:scale-0.5", *TINY, {}),
-        ("+", "mm:f16:nn:1x1x1:scale--2", *TINY, {}),
-        ("+-", ONE, [-(2.0**-100)], [2.0**-100], {}),
-        # A factor and a residual turn the sign; what is added to a zero decides with it.
-        ("-", f"{TWO}:mul", [3.0, -3.0], [1.0, 1.0], {"r": -2.0}),
-        ("+", f"{TWO}:div", [3.0, -3.0], [1.0, 1.0], {"r": 2.0}),
-        ("-", f"{TWO}:scale--2", [3.0, -3.0], [1.0, 1.0], {}),
-        ("+", f"{TWO}:scale--2+add", [3.0, -3.0], [1.0, 1.0], {"r": 0.0}),
-        ("-", f"{TWO}:scale--2+add", [3.0, -3.0], [1.0, 1.0], {"r": -0.0}),
-        ("-", f"{TWO}:scale--2+sub", [3.0, -3.0], [1.0, 1.0], {"r": 0.0}),
-        ("+", f"{TWO}:add", [3.0, -1.0], [1.0, 1.0], {"r": -2.0}),
-        ("+", "linear:f32:nt:1x1x1:bias", [2.0], [1.0], {"bias": -2.0}),
-        # alpha < 0 may multiply A, B or their product.
-        ("+-", "addmm:f32:nn:1x1x2:bias+alpha--1+beta-0", [3.0, -3.0], [1.0, 1.0], {"bias": 1.0}),
-        ("+", "addmm:f32:nn:1x1x2:bias+alpha--1", [3.0, -3.0], [1.0, 1.0], {"bias": 0.0}),
-        ("+-", "addmm:f32:nn:1x1x0:bias", [], [], {"bias": -0.0}),
-        # relu of a negative number is +0; of -0 PyTorch gives either.
-        ("+", f"{ONE}:relu", [-2.0], [1.0], {}),
-        ("+", f"{TWO}:relu", [3.0, -3.0], [1.0, 1.0], {}),
-        ("+-", f"{TWO}:scale--2+relu", [3.0, -3.0], [1.0, 1.0], {}),
-        ("-", f"{ONE}:relu+scale--2", [-2.0], [1.0], {}),
-        # Other functions promise nothing.
-        ("+-", f"{TWO}:gelu", [3.0, -3.0], [1.0, 1.0], {}),
-        ("+-", f"{ONE}:clamp-0_6", [-2.0], [1.0], {}),
-        ("+-", f"{ONE}:leaky_relu-0", [-2.0], [1.0], {}),
-        # An integer has one zero.
-        ("+", "int_mm:i8-i8-i32:nn:1x1x1:cast-f32", [0.0], [-1.0], {}),
-        ("-", "int_mm:i8-i8-i32:nn:1x1x1:cast-f32+scale--2", [0.0], [-1.0], {}),
-        # And where a number is right a zero is not.
-        ("", ONE, [2.0], [1.0], {}),
-    ],
-)
+@pytest.mark.parametrize(("signs", "line", "a", "b", "more"), [
+    # What cancels is +0 in any order, and so is a sum of zeros that are not all -0.
+    ("+", TWO, [3.0, -3.0], [1.0, 1.0], {}), ("+", TWO, [0.0, 0.0], [1.0, -1.0], {}),
+    ("+", TWO, [-0.0, -0.0], [1.0, -1.0], {}), ("+", "mm:f32:nn:1x1x0", [], [], {}),
+    # Where each product is -0 a sum that begins at +0 is +0, and one that begins with the first product is -0.
+    ("+-", TWO, [0.0, -0.0], [-1.0, 2.0], {}), ("+-", ONE, [-0.0], [1.0], {}),
+    # A result that underflows when it is stored keeps its sign.  One that underflows in the sum may not: a product
+    # is rounded to -0 and +0 is added, or a fused multiply-add rounds once.
+    ("-", "mm:f16:nn:1x1x1", *TINY, {}), ("-", "mm:f16:nn:1x1x1:scale-0.5", *TINY, {}),
+    ("+", "mm:f16:nn:1x1x1:scale--2", *TINY, {}), ("+-", ONE, [-(2.0**-100)], [2.0**-100], {}),
+    # A factor and a residual turn the sign; what is added to a zero decides with it.
+    ("-", f"{TWO}:mul", [3.0, -3.0], [1.0, 1.0], {"r": -2.0}), ("+", f"{TWO}:div", [3.0, -3.0], [1.0, 1.0], {"r": 2.0}),
+    ("-", f"{TWO}:scale--2", [3.0, -3.0], [1.0, 1.0], {}),
+    ("+", f"{TWO}:scale--2+add", [3.0, -3.0], [1.0, 1.0], {"r": 0.0}),
+    ("-", f"{TWO}:scale--2+add", [3.0, -3.0], [1.0, 1.0], {"r": -0.0}),
+    ("-", f"{TWO}:scale--2+sub", [3.0, -3.0], [1.0, 1.0], {"r": 0.0}),
+    ("+", f"{TWO}:add", [3.0, -1.0], [1.0, 1.0], {"r": -2.0}),
+    ("+", "linear:f32:nt:1x1x1:bias", [2.0], [1.0], {"bias": -2.0}),
+    # alpha < 0 may multiply A, B or their product.
+    ("+-", "addmm:f32:nn:1x1x2:bias+alpha--1+beta-0", [3.0, -3.0], [1.0, 1.0], {"bias": 1.0}),
+    ("+", "addmm:f32:nn:1x1x2:bias+alpha--1", [3.0, -3.0], [1.0, 1.0], {"bias": 0.0}),
+    ("+-", "addmm:f32:nn:1x1x0:bias", [], [], {"bias": -0.0}),
+    # relu of a negative number is +0; of -0 PyTorch gives either.
+    ("+", f"{ONE}:relu", [-2.0], [1.0], {}), ("+", f"{TWO}:relu", [3.0, -3.0], [1.0, 1.0], {}),
+    ("+-", f"{TWO}:scale--2+relu", [3.0, -3.0], [1.0, 1.0], {}), ("-", f"{ONE}:relu+scale--2", [-2.0], [1.0], {}),
+    # Other functions promise nothing.
+    ("+-", f"{TWO}:gelu", [3.0, -3.0], [1.0, 1.0], {}), ("+-", f"{ONE}:clamp-0_6", [-2.0], [1.0], {}),
+    ("+-", f"{ONE}:leaky_relu-0", [-2.0], [1.0], {}),
+    # An integer has one zero.
+    ("+", "int_mm:i8-i8-i32:nn:1x1x1:cast-f32", [0.0], [-1.0], {}),
+    ("-", "int_mm:i8-i8-i32:nn:1x1x1:cast-f32+scale--2", [0.0], [-1.0], {}),
+    # And where a number is right a zero is not.
+    ("", ONE, [2.0], [1.0], {}),
+])  # fmt: skip
 @pytest.mark.parametrize("epilogue", ["fused", "eager", "either"])
 def test_the_sign_of_zero(
     signs: str, line: str, a: list[float], b: list[float], more: dict[str, float], epilogue: str

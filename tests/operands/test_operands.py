@@ -75,27 +75,16 @@ def test_dyn_m_changes_no_value_and_a_constant_is_the_same_for_every_m() -> None
 # -- guarded -----------------------------------------------------------------------------------------
 
 LAYOUTS = [
-    "mm:f32:nn:5x3x7",
-    "mm:bf16:tt:5x3x7:a.padded+offset:b.padded+offset",
-    "mm:f16:nt:5x3x7:a.padded:b.padded",
-    "int_mm:i8-i8-i32:tn:5x3x7:a.padded:b.offset",
-    "mixed_mm:f16-u8-f16:nt:5x3x7:b.padded",
-    "bmm:f32:nt:4x5x3x7:a.padded+broadcast",
-    "baddbmm:f32:nn:4x5x3x7:bias-mn:b.padded+offset+broadcast",
-    "linear:f32:nt:4x5x3x7:bias+add:a.padded",
-    "mm:f32:nt:5x5x7:a.padded+offset:b.alias_t",
-    "mm:f32:nn:5x3x7:a.tail:b.sliced",
-    "mm:bf16:tt:5x3x7:a.offset+sliced:b.offset+tail",
-    "bmm:f16:nt:4x5x3x7:a.tail:b.strided",
-    "linear:f32:nt:4x5x3x7:bias:a.strided:b.tail",
-    "addmm:bf16:nn:5x3x7:bias:out.given+padded+offset",
-    "int_mm:i8-i8-i32:nn:5x3x7:out.copied+padded",
-    "bmm:f16:nt:4x5x3x7:out.given+transposed",
-    "mm:f32:nn:0x3x7",
-    "mm:f32:nt:5x0x7:a.padded:b.padded",
-    "mm:f32:tn:5x3x0:a.padded:b.padded",
-    "bmm:f32:nn:0x5x3x7",
-]
+    "mm:f32:nn:5x3x7", "mm:bf16:tt:5x3x7:a.padded+offset:b.padded+offset", "mm:f16:nt:5x3x7:a.padded:b.padded",
+    "int_mm:i8-i8-i32:tn:5x3x7:a.padded:b.offset", "mixed_mm:f16-u8-f16:nt:5x3x7:b.padded",
+    "bmm:f32:nt:4x5x3x7:a.padded+broadcast", "baddbmm:f32:nn:4x5x3x7:bias-mn:b.padded+offset+broadcast",
+    "linear:f32:nt:4x5x3x7:bias+add:a.padded", "mm:f32:nt:5x5x7:a.padded+offset:b.alias_t",
+    "mm:f32:nn:5x3x7:a.tail:b.sliced", "mm:bf16:tt:5x3x7:a.offset+sliced:b.offset+tail",
+    "bmm:f16:nt:4x5x3x7:a.tail:b.strided", "linear:f32:nt:4x5x3x7:bias:a.strided:b.tail",
+    "addmm:bf16:nn:5x3x7:bias:out.given+padded+offset", "int_mm:i8-i8-i32:nn:5x3x7:out.copied+padded",
+    "bmm:f16:nt:4x5x3x7:out.given+transposed", "mm:f32:nn:0x3x7", "mm:f32:nt:5x0x7:a.padded:b.padded",
+    "mm:f32:tn:5x3x0:a.padded:b.padded", "bmm:f32:nn:0x5x3x7",
+]  # fmt: skip
 # Operands that have other shapes than the matrices of the line.
 COMPOSED = ["da8w4:bf16-i4-bf16:nt:3x5x64:bias:quant.group-64"]
 
@@ -191,29 +180,15 @@ def test_a_write_anywhere_is_noticed_and_named() -> None:
 # -- exact ------------------------------------------------------------------------------------------
 
 DTYPE_LINES = [
-    "mm:f32:nt:9x8x{}",
-    "mm:f16:nt:9x8x{}",
-    "mm:bf16:nn:9x8x{}",
-    "mm:f64:nt:9x8x{}",
-    "int_mm:i8-i8-i32:nt:9x8x{}",
-    "int_mm:i8-i8-i32:nt:9x8x{}:cast-f16",
-    "mixed_mm:f16-i8-f16:nt:9x8x{}",
-    "mixed_mm:u8-f32-f32:nt:9x8x{}",
-    "woq_int8:bf16-i8-bf16:nt:9x8x{}",
-    "woq_int8:f16-i8-f16:nt:9x8x{}:bias+mul",
-    "addmm:f16:nn:9x8x{}:bias-mn+alpha-4+beta-2",
-    "addmm:f32:nn:9x8x{}:bias+beta-0.5",
-    "linear:bf16:nt:9x8x{}:bias+gelu",
-    "linear:f16:nt:9x8x{}:bias+exp",
-    "mm:f32:nt:8x8x{}:b.alias_t",
-    "mm:f16:tn:8x8x{}:b.alias_t",
-    "mm:f32:nt:9x8x{}:math.tf32",
-    "mixed_mm:f32-i8-f32:nt:9x8x{}:mul:math.tf32",
-    "mm:f16:nt:9x8x{}:math.half_partials",
-    "addmm:bf16:nn:9x8x{}:bias+beta-2:math.half_partials",
-    "linear:f32-f32-bf16:nt:9x8x{}:bias+gelu",
-    "addmm:f32-f32-f16:nn:9x8x{}:bias-mn+alpha-4",
-]
+    "mm:f32:nt:9x8x{}", "mm:f16:nt:9x8x{}", "mm:bf16:nn:9x8x{}", "mm:f64:nt:9x8x{}", "int_mm:i8-i8-i32:nt:9x8x{}",
+    "int_mm:i8-i8-i32:nt:9x8x{}:cast-f16", "mixed_mm:f16-i8-f16:nt:9x8x{}", "mixed_mm:u8-f32-f32:nt:9x8x{}",
+    "woq_int8:bf16-i8-bf16:nt:9x8x{}", "woq_int8:f16-i8-f16:nt:9x8x{}:bias+mul",
+    "addmm:f16:nn:9x8x{}:bias-mn+alpha-4+beta-2", "addmm:f32:nn:9x8x{}:bias+beta-0.5",
+    "linear:bf16:nt:9x8x{}:bias+gelu", "linear:f16:nt:9x8x{}:bias+exp", "mm:f32:nt:8x8x{}:b.alias_t",
+    "mm:f16:tn:8x8x{}:b.alias_t", "mm:f32:nt:9x8x{}:math.tf32", "mixed_mm:f32-i8-f32:nt:9x8x{}:mul:math.tf32",
+    "mm:f16:nt:9x8x{}:math.half_partials", "addmm:bf16:nn:9x8x{}:bias+beta-2:math.half_partials",
+    "linear:f32-f32-bf16:nt:9x8x{}:bias+gelu", "addmm:f32-f32-f16:nn:9x8x{}:bias-mn+alpha-4",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("k", [1, 7, 256, 1000, 8200])
@@ -353,16 +328,10 @@ def test_k_cover_does_not_explain_what_is_no_k() -> None:
     assert decode_k(problem, 0, 21845.0, 21845.0) == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "mm:f32:nt:33x65x7",
-        "mm:f16:nn:100x200x2",
-        "mm:bf16:tn:50x70x9",
-        "int_mm:i8-i8-i32:nt:200x300x4",
-        "bmm:f32:nn:2x4x5x6",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "mm:f32:nt:33x65x7", "mm:f16:nn:100x200x2", "mm:bf16:tn:50x70x9", "int_mm:i8-i8-i32:nt:200x300x4",
+    "bmm:f32:nn:2x4x5x6",
+])  # fmt: skip
 def test_tile_map_tells_where_an_element_came_from(line: str) -> None:
     problem = Problem.parse(line)
     o = factory.make(problem, "tile-map", 0)
@@ -408,18 +377,10 @@ def test_specials_stay_in_a_quarter_of_the_rows_and_columns(dtype: str) -> None:
         assert (values == 2.0**tiny).any()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "mm:f32:nn:20x40x256",
-        "mm:bf16:nn:1x40x96",
-        "bmm:f16:nn:3x9x8x40",
-        "bmm:f16:nn:3x9x8x40:b.broadcast",
-        "mm:f32:nt:30x30x64:b.alias_t",
-        "mixed_mm:bf16-i8-bf16:nn:20x40x64",
-        "grouped_mm:bf16:nt:3x20x40x64",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "mm:f32:nn:20x40x256", "mm:bf16:nn:1x40x96", "bmm:f16:nn:3x9x8x40", "bmm:f16:nn:3x9x8x40:b.broadcast",
+    "mm:f32:nt:30x30x64:b.alias_t", "mixed_mm:bf16-i8-bf16:nn:20x40x64", "grouped_mm:bf16:nt:3x20x40x64",
+])  # fmt: skip
 def test_each_special_value_meets_a_zero(line: str) -> None:
     o = make(line, "specials")
     a, b = o.a.double(), o.b.double()
@@ -590,16 +551,12 @@ def test_a_large_constant_and_a_large_residual_are_the_same_for_every_m() -> Non
     assert len(many.residuals[0].unique(dim=0)) == 90
 
 
-@pytest.mark.parametrize(
-    ("line", "distribution"),
-    [
-        ("addmm:f32:tn:17x24x40:bias-1n+add:a.padded:b.offset", "int-2"),
-        ("mm:f32:nt:24x24x40:add:b.alias_t", "rand"),
-        ("bmm:bf16:nn:3x8x16x16:add:b.broadcast:r0.alias", "rand"),
-        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:32x32x32:bias:quant.rowwise", "int-1"),
-        ("grouped_mm:bf16:nt:4x16x16x32", "rand"),
-    ],
-)
+@pytest.mark.parametrize(("line", "distribution"), [
+    ("addmm:f32:tn:17x24x40:bias-1n+add:a.padded:b.offset", "int-2"), ("mm:f32:nt:24x24x40:add:b.alias_t", "rand"),
+    ("bmm:bf16:nn:3x8x16x16:add:b.broadcast:r0.alias", "rand"),
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:32x32x32:bias:quant.rowwise", "int-1"),
+    ("grouped_mm:bf16:nt:4x16x16x32", "rand"),
+])  # fmt: skip
 def test_a_clone_is_the_same_elsewhere(line: str, distribution: str) -> None:
     made = make(line, distribution, 1)
     other = made.clone()

@@ -281,34 +281,24 @@ def test_a_problem_that_is_made_of_parts_is_canonical_too() -> None:
     assert Step("bias", "n") == Step("bias")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"flags": ("a.padded", "a.padded")}, "duplicate flag"),
-        ({"flags": ("pad-ldq",)}, "unknown flag"),
-        ({"shape": Shape(-1, 2, 3)}, "'-1'|-1 is not a size"),
-        ({"shape": Shape(2, 2.0, 3)}, "2.0 is not a size"),  # type: ignore[arg-type]  # on purpose
-        ({"shape": Shape(2, True, 3)}, "True is not a size"),
-        ({"epilogue": (Step("static"),)}, "static is a quantisation parameter"),
-        ({"quant": (Step("static"),)}, "takes no static"),
-        ({"layout": "nn"}, "cannot be nn"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"flags": ("a.padded", "a.padded")}, "duplicate flag"), ({"flags": ("pad-ldq",)}, "unknown flag"),
+    ({"shape": Shape(-1, 2, 3)}, "'-1'|-1 is not a size"),
+    ({"shape": Shape(2, 2.0, 3)}, "2.0 is not a size"),  # type: ignore[arg-type]  # on purpose
+    ({"shape": Shape(2, True, 3)}, "True is not a size"),
+    ({"epilogue": (Step("static"),)}, "static is a quantisation parameter"),
+    ({"quant": (Step("static"),)}, "takes no static"), ({"layout": "nn"}, "cannot be nn"),
+])  # fmt: skip
 def test_parts_that_make_no_problem_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ProblemError, match=words):
         dataclasses.replace(Problem.parse("mm:f32:nn:2x2x3"), **change)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("rleu", "", "did you mean 'relu'"),
-        ("relu", "1", "takes no parameter"),
-        ("clamp", "2_1", "does not fit clamp; clamp-0_6: bounds LOW_HIGH, the lower one first"),
-        ("scale", "inf", "does not fit"),
-        ("bias", "q", "one of n 1n m1 mn"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "words"), [
+    ("rleu", "", "did you mean 'relu'"), ("relu", "1", "takes no parameter"),
+    ("clamp", "2_1", "does not fit clamp; clamp-0_6: bounds LOW_HIGH, the lower one first"),
+    ("scale", "inf", "does not fit"), ("bias", "q", "one of n 1n m1 mn"),
+])  # fmt: skip
 def test_a_step_that_is_none_cannot_be_made(name: str, text: str, words: str) -> None:
     with pytest.raises(ProblemError, match=words) as caught:
         Step(name, text)
@@ -399,16 +389,11 @@ def seconds(line: str) -> float:
     return time.thread_time() - began
 
 
-@pytest.mark.parametrize(
-    ("line", "autocast", "dtype"),
-    [
-        ("mm:f32-f32-bf16:nn:1x1x1", True, "bf16"),
-        ("addmm:f32-f32-f16:nn:1x1x1:bias", True, "f16"),
-        ("mm:f32:nn:1x1x1", False, "f32"),
-        ("mixed_mm:i8-f16-f16:nn:1x1x1", False, "f16"),
-        ("int_mm:i8-i8-i32:nt:1x1x1", False, "i8"),
-    ],
-)
+@pytest.mark.parametrize(("line", "autocast", "dtype"), [
+    ("mm:f32-f32-bf16:nn:1x1x1", True, "bf16"), ("addmm:f32-f32-f16:nn:1x1x1:bias", True, "f16"),
+    ("mm:f32:nn:1x1x1", False, "f32"), ("mixed_mm:i8-f16-f16:nn:1x1x1", False, "f16"),
+    ("int_mm:i8-i8-i32:nt:1x1x1", False, "i8"),
+])  # fmt: skip
 def test_the_dtype_in_which_a_product_is_multiplied(line: str, autocast: bool, dtype: str) -> None:
     problem = Problem.parse(line)
     assert (problem.autocast, problem.input_dtype.name) == (autocast, dtype)
@@ -448,15 +433,11 @@ def test_a_multi_output_program_answers_two_problems(line: str, outputs: list[st
     assert [str(p) for p in Problem.parse(line).outputs] == outputs
 
 
-@pytest.mark.parametrize(
-    ("line", "judged", "returned"),
-    [
-        ("mm:f32:nn:4x8x2:relu+t+add", (4, 8), (8, 4)),
-        ("linear:f32:nt:2x4x8x3:perm-2_0_1", (2, 4, 8), (8, 2, 4)),
-        ("mm:f32:nn:4x8x2:view-2x2x4x2+perm-0_2_1_3+t", (4, 8), (2, 4, 2, 2)),
-        ("grouped_mm:bf16:nt:2x4x8x8:t", (8, 8), (8, 8)),
-    ],
-)
+@pytest.mark.parametrize(("line", "judged", "returned"), [
+    ("mm:f32:nn:4x8x2:relu+t+add", (4, 8), (8, 4)), ("linear:f32:nt:2x4x8x3:perm-2_0_1", (2, 4, 8), (8, 2, 4)),
+    ("mm:f32:nn:4x8x2:view-2x2x4x2+perm-0_2_1_3+t", (4, 8), (2, 4, 2, 2)),
+    ("grouped_mm:bf16:nt:2x4x8x8:t", (8, 8), (8, 8)),
+])  # fmt: skip
 def test_a_result_is_returned_in_other_places_than_it_is_judged(
     line: str, judged: tuple[int, ...], returned: tuple[int, ...]
 ) -> None:

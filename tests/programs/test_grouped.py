@@ -105,17 +105,11 @@ def test_the_reference_is_the_product_of_each_group(text: str) -> None:
     assert (reference.big >= reference.c.abs()).all()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "grouped_mm:bf16:nt:4x33x40x64",
-        "grouped_mm:bf16:nn:3x17x100x64:relu",
-        "grouped_mm:f16:nt:2x40x7x1000:bias+gelu",
-        "grouped_mm:f32:nt:6x5x33x64:a.padded+offset:b.broadcast",
-        "grouped_mm:bf16:nn:3x16x40x0:a.padded",
-        "grouped_mm:f32:nn:4x31x0x8:b.padded",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "grouped_mm:bf16:nt:4x33x40x64", "grouped_mm:bf16:nn:3x17x100x64:relu", "grouped_mm:f16:nt:2x40x7x1000:bias+gelu",
+    "grouped_mm:f32:nt:6x5x33x64:a.padded+offset:b.broadcast", "grouped_mm:bf16:nn:3x16x40x0:a.padded",
+    "grouped_mm:f32:nn:4x31x0x8:b.padded",
+])  # fmt: skip
 def test_eager_on_a_cpu_is_right(text: str) -> None:
     problem = Problem.parse(text)
     backend = AtenBackend()

@@ -51,44 +51,30 @@ def computed(given: Operands) -> torch.Tensor:
     return one
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("linears:f32:nt:17x65x97", "needs a batch"),
-        ("linears:f32:nt:1x17x65x97", "two or more"),
-        ("linears:f32:nn:2x17x65x97", "cannot be nn"),
-        ("linears:f32:nt:3x17x65x97:gated-silu", "joins two products"),
-        ("linear:f32:nt:2x17x65x97:gated-silu", "linear takes no gated; these do: linears"),
-        ("linears:f32:nt:2x17x65x97:relu+gated-silu", "gated go first"),
-        ("linears:f32:nt:2x17x65x97:gated-tanh", "one of silu gelu"),
-        ("linears:f32:nt:2x17x65x97:bias.first", "needs a bias"),
-        ("linears:f32:nt:2x17x65x97:relu:steps.first+last", "contradict"),
-        ("linears:f32:nt:2x17x65x97:gated-silu:steps.first", "no step of one product"),
-        ("linears:f32:nt:2x17x65x97:a.3d", "even M"),
-        ("linears:f32:nt:2x16x65x97:out.2d", "add a.3d"),
-        ("linear:f32:nt:16x65x97:a.3d", "use linears"),
-        ("mm:f32:nn:16x16x16:a.batch_middle", "use bmm"),
-        ("bmm:f32:nn:3x16x16x16:b.broadcast+batch_middle", "contradict"),
-        ("mm:f32:nn:16x16x8:b.alias", "write 16x16x16"),
-        ("bmm:f32:nt:3x16x16x16:b.alias", "nn or tt"),
-        ("mm:f32:nn:16x16x16:b.argument+parameter", "drop b.argument"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("linears:f32:nt:17x65x97", "needs a batch"), ("linears:f32:nt:1x17x65x97", "two or more"),
+    ("linears:f32:nn:2x17x65x97", "cannot be nn"), ("linears:f32:nt:3x17x65x97:gated-silu", "joins two products"),
+    ("linear:f32:nt:2x17x65x97:gated-silu", "linear takes no gated; these do: linears"),
+    ("linears:f32:nt:2x17x65x97:relu+gated-silu", "gated go first"),
+    ("linears:f32:nt:2x17x65x97:gated-tanh", "one of silu gelu"),
+    ("linears:f32:nt:2x17x65x97:bias.first", "needs a bias"),
+    ("linears:f32:nt:2x17x65x97:relu:steps.first+last", "contradict"),
+    ("linears:f32:nt:2x17x65x97:gated-silu:steps.first", "no step of one product"),
+    ("linears:f32:nt:2x17x65x97:a.3d", "even M"), ("linears:f32:nt:2x16x65x97:out.2d", "add a.3d"),
+    ("linear:f32:nt:16x65x97:a.3d", "use linears"), ("mm:f32:nn:16x16x16:a.batch_middle", "use bmm"),
+    ("bmm:f32:nn:3x16x16x16:b.broadcast+batch_middle", "contradict"), ("mm:f32:nn:16x16x8:b.alias", "write 16x16x16"),
+    ("bmm:f32:nt:3x16x16x16:b.alias", "nn or tt"), ("mm:f32:nn:16x16x16:b.argument+parameter", "drop b.argument"),
+])  # fmt: skip
 def test_a_line_that_contradicts_itself_is_refused(text: str, words: str) -> None:
     with pytest.raises(ProblemError, match=words):
         Problem.parse(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "linears:f64:nt:3x4x5x6",
-        "linears:f64:nt:3x4x5x6:bias+relu:bias.last:steps.first",
-        "linears:f64:tt:2x4x5x6:bias+gated-silu+add",
-        "linears:f64:nt:2x4x5x6:bias+add:a.padded+3d:b.offset:bias.first",
-        "linears:f64:nt:2x4x5x6:gated-gelu+mul:a.3d:out.2d",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "linears:f64:nt:3x4x5x6", "linears:f64:nt:3x4x5x6:bias+relu:bias.last:steps.first",
+    "linears:f64:tt:2x4x5x6:bias+gated-silu+add", "linears:f64:nt:2x4x5x6:bias+add:a.padded+3d:b.offset:bias.first",
+    "linears:f64:nt:2x4x5x6:gated-gelu+mul:a.3d:out.2d",
+])  # fmt: skip
 def test_the_program_is_what_a_user_writes_and_lies_in_the_interval(text: str) -> None:
     given = made(text)
     p, count = given.problem, given.problem.shape.batch or 0

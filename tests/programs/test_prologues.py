@@ -27,15 +27,11 @@ def is_right(given: Operands, actual: torch.Tensor, contract: Contract | None = 
     return verdict.compare(actual, interval, given.problem, given).ok
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("mm:f32:nn:4x4x4:a.relu+floor", "contradict"),
-        ("mm:f32:nn:4x4x4:b.alias:a.relu", "contradict"),
-        ("int_mm:i8-i8-i32:nn:4x4x4:a.relu", "int_mm does not take a.relu, or use mm addmm bmm linear"),
-        ("mm:f32:nn:4x4x4:b.tril", "unknown flag"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("mm:f32:nn:4x4x4:a.relu+floor", "contradict"), ("mm:f32:nn:4x4x4:b.alias:a.relu", "contradict"),
+    ("int_mm:i8-i8-i32:nn:4x4x4:a.relu", "int_mm does not take a.relu, or use mm addmm bmm linear"),
+    ("mm:f32:nn:4x4x4:b.tril", "unknown flag"),
+])  # fmt: skip
 def test_a_line_that_contradicts_itself_is_refused(text: str, words: str) -> None:
     with pytest.raises(ProblemError) as failure:
         Problem.parse(text)

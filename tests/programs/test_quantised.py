@@ -236,17 +236,12 @@ def test_an_8_bit_result_is_rounded_to_nearest_even_and_saturated(
     )
 
 
-@pytest.mark.parametrize(
-    ("value", "scale", "zero", "low", "high"),
-    [
-        (2.25, "0.5", 3, 8, 8),  # 4.5 + 3: RNE gives 4 before the zero point and 8 after it: 7 or 8
-        (2.0, "0.5", 3, 7, 7),
-        (-100.0, "0.5", 3, 0, 0),
-        (200.0, "0.5", 3, 255, 255),
-        (0.37 * 4.5, "0.37", 2, 6, 7),  # the reciprocal's rounding straddles the half
-        (0.37 * 4.6, "0.37", 2, 7, 7),
-    ],
-)
+@pytest.mark.parametrize(("value", "scale", "zero", "low", "high"), [
+    (2.25, "0.5", 3, 8, 8),  # 4.5 + 3: RNE gives 4 before the zero point and 8 after it: 7 or 8
+    (2.0, "0.5", 3, 7, 7), (-100.0, "0.5", 3, 0, 0), (200.0, "0.5", 3, 255, 255),
+    (0.37 * 4.5, "0.37", 2, 6, 7),  # the reciprocal's rounding straddles the half
+    (0.37 * 4.6, "0.37", 2, 7, 7),
+])  # fmt: skip
 def test_codes_on_either_side_of_a_half(value: float, scale: str, zero: int, low: int, high: int) -> None:
     problem = Problem.parse(f"qlinear:u8-i8-u8:nt:1x1x1:quant.static+requant-{scale}_{zero}")
     x = torch.tensor([value], dtype=torch.float64)

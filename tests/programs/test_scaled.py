@@ -203,14 +203,10 @@ def test_a_long_sum_that_must_be_promoted_meets_positive_data_early() -> None:
 # -- the bound ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("k", "fast", "promoted"),
-    [
-        (32, 33 * 2.0**-13, 33 * 2.0**-13 + 2.0**-24),
-        (128, 4 * 33 * 2.0**-13, 4 * 33 * 2.0**-13 + 2.0**-24),
-        (8192, 256 * 33 * 2.0**-13, 4 * 33 * 2.0**-13 + 64 * 2.0**-24),
-    ],
-)
+@pytest.mark.parametrize(("k", "fast", "promoted"), [
+    (32, 33 * 2.0**-13, 33 * 2.0**-13 + 2.0**-24), (128, 4 * 33 * 2.0**-13, 4 * 33 * 2.0**-13 + 2.0**-24),
+    (8192, 256 * 33 * 2.0**-13, 4 * 33 * 2.0**-13 + 64 * 2.0**-24),
+])  # fmt: skip
 def test_the_hard_bound_of_fp8(k: int, fast: float, promoted: float) -> None:
     for epilogue, expected in (("rowwise:math.fast_accumulate", fast), ("rowwise", promoted)):
         contract = tensor_core.contract(Problem.parse(line(f"16x16x{k}", epilogue)))
@@ -353,19 +349,14 @@ def test_rows_are_refused_on_a_cpu_that_does_not_have_them(monkeypatch: pytest.M
         AtenBackend().prepare(o.problem, o)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (line("17x48x64", "rowwise"), ""),
-        (line("1x16x32", "tensorwise+bias"), ""),
-        (line("17x48x64", "rowwise", out="f32"), ""),
-        (line("17x40x64", "rowwise"), "multiples of 16"),
-        (line("17x48x72", "rowwise"), "multiples of 16"),
-        (line("17x48x64", "rowwise", a="f8e5m2", b="f8e5m2"), "f8e5m2 by f8e5m2"),
-        (line("17x48x64", "tensorwise+bias", out="f32"), "adds no bias"),
-        (line("17x48x64", "tensorwise:a.offset"), "addresses"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    (line("17x48x64", "rowwise"), ""), (line("1x16x32", "tensorwise+bias"), ""),
+    (line("17x48x64", "rowwise", out="f32"), ""), (line("17x40x64", "rowwise"), "multiples of 16"),
+    (line("17x48x72", "rowwise"), "multiples of 16"),
+    (line("17x48x64", "rowwise", a="f8e5m2", b="f8e5m2"), "f8e5m2 by f8e5m2"),
+    (line("17x48x64", "tensorwise+bias", out="f32"), "adds no bias"),
+    (line("17x48x64", "tensorwise:a.offset"), "addresses"),
+])  # fmt: skip
 def test_what_cuda_checks_is_refused_before(text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     o = dataclasses.replace(make(text, "rand"), device=Device.CUDA)
@@ -543,16 +534,11 @@ def test_the_function_with_recipes_gives_what_the_other_one_gives(scales: str) -
         assert "_scaled_mm_v2" in " ".join(prepared.proof().executed)
 
 
-@pytest.mark.parametrize(
-    ("shape", "scales", "words"),
-    [
-        ("64x128x512", "blocks", ""),
-        ("64x64x256", "blocks-1_1", ""),
-        ("64x64x256", "blocks", "4 blocks of K at once"),
-        ("64x64x256", "blocks-128_1", "4 blocks of K at once"),
-        ("64x64x64", "tensorwise:out.given", "contradict each other"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "scales", "words"), [
+    ("64x128x512", "blocks", ""), ("64x64x256", "blocks-1_1", ""), ("64x64x256", "blocks", "4 blocks of K at once"),
+    ("64x64x256", "blocks-128_1", "4 blocks of K at once"),
+    ("64x64x64", "tensorwise:out.given", "contradict each other"),
+])  # fmt: skip
 def test_what_the_function_with_recipes_takes(shape: str, scales: str, words: str) -> None:
     text = line(shape, f"{scales}:program.v2")
     if words:

@@ -72,14 +72,10 @@ def test_halves_that_are_rounded_are_right_only_where_they_may_be() -> None:
     assert not is_right(given, rounded, Contract("f32", "fused"))
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (_LINE, "ATen and Triton candidates only"),
-        ("mm_plus_mm:f32:nt:33x40x96:b.constant", ""),
-        ("mm_plus_mm:f32:tn:33x40x96:b.constant", "contiguous rows"),
-    ],
-)
+@pytest.mark.parametrize(("line", "words"), [
+    (_LINE, "ATen and Triton candidates only"), ("mm_plus_mm:f32:nt:33x40x96:b.constant", ""),
+    ("mm_plus_mm:f32:tn:33x40x96:b.constant", "contiguous rows"),
+])  # fmt: skip
 def test_the_templates_of_c_plus_plus_take_a_constant_b_only(line: str, words: str) -> None:
     refusal = CppBackend().supports(Problem.parse(line))
     assert (refusal is None) == (not words)
