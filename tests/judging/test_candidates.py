@@ -111,12 +111,12 @@ def test_what_tells_candidates_apart_is_in_their_names_and_nothing_else() -> Non
             [("x", {"g": g, "e": e}) for g in (1, 2) for e in (3, 4)],
             ("x,g=1,e=3", "x,g=1,e=4", "x,g=2,e=3", "x,g=2,e=4"),
         ),
-        ([("x", {}), ("y", {}), ("x", {}), ("x", {})], ["x", "y", "x@2", "x@3"]),
+        ([("x", {}), ("y", {}), ("x", {}), ("x", {})], ("x", "y", "x@2", "x@3")),
     ],
     ids=["two facts where one does not do", "nothing tells them apart"],
 )
-def test_several_facts_or_numbers_tell_candidates_apart(facts: Any, names: list[str]) -> None:
-    assert list(naming.unique(facts)) == names
+def test_several_facts_or_numbers_tell_candidates_apart(facts: Any, names: tuple[str, ...]) -> None:
+    assert naming.unique(facts) == names
 
 
 def test_every_kind_of_candidate_has_a_name_that_a_shell_and_a_pattern_take_as_it_is() -> None:
