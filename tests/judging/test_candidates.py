@@ -703,8 +703,7 @@ def test_when_all_candidates_are_pruned_the_case_fails() -> None:
     assert [o.status for o in judged(Fake("a-unfit", "b-unfit"), "a-unfit")] == [Status.PRUNED]
     (outcome,) = judged(Fake("a-unfit"), "")
     assert outcome.status is Status.CRASHED
-    assert outcome.reason is not None
-    assert outcome.reason.code == "all-pruned"
+    assert outcome.code == "all-pruned"
 
 
 @pytest.mark.parametrize(

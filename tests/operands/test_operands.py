@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from oracle import make
 
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.operands import memory, random_streams, views
@@ -18,13 +19,9 @@ from pytest_gemm.operands.random_streams import Lines
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
-from pytest_gemm.programs.program import args
+from pytest_gemm.programs.program import args, build
 
 EXACT = [name for name, distribution in DISTRIBUTIONS.items() if distribution.exact]
-
-
-def make(line: str, distribution: str, seed: int = 0) -> factory.Operands:
-    return factory.make(Problem.parse(line), distribution, seed)
 
 
 def accumulator_bits(problem: Problem) -> int:
@@ -54,9 +51,8 @@ def test_seed_distribution_and_problem_decide_the_values() -> None:
     line = "mm:f32:nt:5x3x7"
     first = make(line, "rand", 1).digest()
     assert make(line, "rand", 1).digest() == first
-    assert make(line, "rand", 2).digest() != first
-    assert make(line, "rand-positive", 1).digest() != first
-    assert make(line + ":relu", "rand", 1).digest() != first
+    others = (make(line, "rand", 2), make(line, "rand-positive", 1), make(line + ":relu", "rand", 1))
+    assert first not in {other.digest() for other in others}
 
 
 def test_dyn_m_changes_no_value_and_a_constant_is_the_same_for_every_m() -> None:
@@ -65,11 +61,9 @@ def test_dyn_m_changes_no_value_and_a_constant_is_the_same_for_every_m() -> None
         eight = make(line.format(8), distribution)
         assert make(line.format(8) + ":m.dynamic", distribution).digest() == eight.digest()
         seven = make(line.format(7) + ":m.dynamic", distribution)
-        assert eight.bias is not None
-        assert seven.bias is not None
-        # Bits: specials hold NaN.
-        assert torch.equal(seven.b.view(torch.int16), eight.b.view(torch.int16)), distribution
-        assert torch.equal(seven.bias.view(torch.int16), eight.bias.view(torch.int16)), distribution
+        constants = [(args(o.problem, o)["b"], args(o.problem, o)["bias"]) for o in (seven, eight)]
+        for some, same in zip(*constants, strict=True):
+            assert torch.equal(_bits(some), _bits(same)), distribution  # specials hold NaN
 
 
 # -- guarded -----------------------------------------------------------------------------------------
@@ -191,7 +185,7 @@ DTYPE_LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("k", [1, 7, 256, 1000, 8200])
+@pytest.mark.parametrize("k", [1, 7, 1000, 8200])
 @pytest.mark.parametrize("line", DTYPE_LINES)
 def test_exact_distributions_sum_exactly_in_the_accumulator(line: str, k: int) -> None:
     problem = Problem.parse(line.format(k))
@@ -283,7 +277,7 @@ def test_k_cover_names_what_was_dropped_or_doubled(line: str) -> None:
     a, b = o.a.double(), o.b.double()
     right = a @ b
     assert torch.equal(right, right.to(torch_dtype(problem.dtypes.out)).double())
-    for k in (0, 13, problem.shape.k - 1):
+    for k in (0, problem.shape.k - 1):
         for factor, word in ((-1, "dropped"), (1, "doubled"), (2, "tripled")):
             wrong = right + factor * a[:, k : k + 1] * b[k : k + 1]
             assert torch.equal(wrong, wrong.to(torch_dtype(problem.dtypes.out)).double())
@@ -293,13 +287,8 @@ def test_k_cover_names_what_was_dropped_or_doubled(line: str) -> None:
             assert found == [(k, word)]
     tail = problem.shape.k - 3
     wrong = a[:, :tail] @ b[:tail]
-    seen = {
-        k
-        for j in range(problem.shape.n)
-        for k, word in decode_k(problem, j, right[0, j].item(), wrong[0, j].item())
-        if word == "dropped"
-    }
-    assert seen == {tail, tail + 1, tail + 2}
+    seen = [one for j in range(problem.shape.n) for one in decode_k(problem, j, right[0, j].item(), wrong[0, j].item())]
+    assert {k for k, word in seen if word == "dropped"} == {tail, tail + 1, tail + 2}
 
 
 def test_k_cover_carries_as_many_digits_as_operand_and_output_hold() -> None:
@@ -322,10 +311,7 @@ def test_k_cover_with_few_columns_still_notices_every_k_and_lists_the_candidates
 
 def test_k_cover_does_not_explain_what_is_no_k() -> None:
     problem = Problem.parse("mm:f32:nt:3x200x1000")
-    assert decode_k(problem, 0, 21845.0, 21845.5) == []
-    assert decode_k(problem, 0, 21845.0, math.nan) == []
-    assert decode_k(problem, 0, 21845.0, 1e9) == []
-    assert decode_k(problem, 0, 21845.0, 21845.0) == []
+    assert not any(decode_k(problem, 0, 21845.0, wrong) for wrong in (21845.5, math.nan, 1e9, 21845.0))
 
 
 @pytest.mark.parametrize("line", [
@@ -344,9 +330,7 @@ def test_tile_map_tells_where_an_element_came_from(line: str) -> None:
             assert decode_source(problem, c[i, j].item()) == (i % rows, j % columns)
     if problem.shape.m * problem.shape.n <= 2**24 and problem.dtypes.out.name == "f32":
         assert (rows, columns) == (problem.shape.m, problem.shape.n)
-    assert decode_source(problem, 0.0) is None
-    assert decode_source(problem, 2.5) is None
-    assert decode_source(problem, math.nan) is None
+    assert {decode_source(problem, value) for value in (0.0, 2.5, math.nan)} == {None}
     # Tiles that lie 16, 32 or 64 apart never look alike.
     for step in (16, 32, 64):
         assert step % rows or step >= problem.shape.m
@@ -360,17 +344,13 @@ def test_tile_map_tells_where_an_element_came_from(line: str) -> None:
 def test_specials_stay_in_a_quarter_of_the_rows_and_columns(dtype: str) -> None:
     o = make(f"mm:{dtype}:nt:40x30x64", "specials")
     assert not o.finite
-    bad_rows = ~o.a.isfinite().all(1)
-    bad_columns = ~o.b.isfinite().all(0)
-    assert bad_rows.sum() == 3
-    assert bad_columns.sum() == 3
+    bad_rows, bad_columns = ~o.a.isfinite().all(1), ~o.b.isfinite().all(0)
+    assert bad_rows.sum() == bad_columns.sum() == 3
     c = o.a.double() @ o.b.double()
     assert c[~bad_rows][:, ~bad_columns].isfinite().all()
     for tensor in (o.a, o.b.mT):
         values = tensor.double()
-        assert values.isnan().sum() == 1
-        assert (values == math.inf).sum() == 1
-        assert (values == -math.inf).sum() == 1
+        assert values.isnan().sum() == (values == math.inf).sum() == (values == -math.inf).sum() == 1
         # A line of -0.0, and in f16 another one but for the smallest subnormal.
         assert (((values == 0) & values.signbit()).sum(1) > 50).sum() == (2 if dtype == "f16" else 1)
         tiny = DTYPES[dtype].emin - DTYPES[dtype].precision + 1
@@ -421,27 +401,23 @@ def test_relu_leaves_something_of_a_result_of_one_sign(epilogue: str) -> None:
     assert (sign * (o.a @ o.b) > 0).all()
 
 
-def test_scales_leave_room_for_the_sum_before_them() -> None:
+def test_scales_leave_room_for_the_sum_before_them_and_beta_0_makes_the_addend_nan() -> None:
     o = make("woq_int8:f32-i8-f32:nt:16x16x64", "rand-large")
     assert (o.a.abs().double() @ o.b.abs().double()).max() < 2.0**126
-
-
-def test_specials_with_beta_0_make_the_addend_nan() -> None:
-    o = make("addmm:f32:nn:9x8x7:bias+beta-0", "specials")
-    assert o.bias is not None
-    assert o.bias.isnan().all()
+    bias = make("addmm:f32:nn:9x8x7:bias+beta-0", "specials").bias
+    assert bias is not None
+    assert bias.isnan().all()
 
 
 def test_random_regimes_are_where_they_say() -> None:
     line = "mm:{}:nt:64x48x256"
     for dtype in ("f32", "f16", "bf16", "f64"):
         o = {f: make(line.format(dtype), f) for f in ("rand", "rand-positive", "rand-wide", "rand-large", "rand-small")}
-        assert o["rand"].zero_mean
-        assert o["rand"].a.double().abs().max() <= 1
-        assert o["rand"].a.double().abs().max() > 0.98
-        assert abs(o["rand"].a.double().mean()) < 0.02
+        a = o["rand"].a.double()
+        assert 0.98 < a.abs().max() <= 1
+        assert abs(a.mean()) < 0.02
         assert o["rand-positive"].a.min() >= 0
-        assert not o["rand-positive"].zero_mean
+        assert o["rand"].zero_mean > o["rand-positive"].zero_mean
         exponents = torch.frexp(o["rand-wide"].a.double())[1]
         assert exponents.max() - exponents.min() >= 9
         c = {name: (x.a.double() @ x.b.double()).abs() for name, x in o.items()}
@@ -466,18 +442,15 @@ def test_random_regimes_are_where_they_say() -> None:
     "epilogue",
     ["", ":bias+relu", ":sigmoid", ":bias+gelu", ":tanh", ":clamp-0_6", ":exp", ":relu+mul", ":div", ":add+relu"],
 )
-@pytest.mark.parametrize("shape", ["24x16x1000", "7x33x1", "1x48x256", "48x1x1000", "3x3x40"])
+@pytest.mark.parametrize("shape", ["24x16x1000", "7x33x1", "1x48x256"])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_results_are_neither_silent_nor_all_alike(dtype: str, shape: str, epilogue: str) -> None:
-    from pytest_gemm.programs.program import args, build
-
     problem = Problem.parse(f"mm:{dtype}:nt:{shape}{epilogue}")
     wide = Problem.parse(f"mm:f64:nt:{shape}{epilogue}")
     for distribution in set(distributions_for(problem)) - {"specials", "k-cover"}:
         o = factory.make(problem, distribution, 5)
-        c = build(wide)(**{name: t.double() for name, t in args(problem, o).items()}).to(
-            torch_dtype(problem.dtypes.out)
-        )
+        made = build(wide)(**{name: t.double() for name, t in args(problem, o).items()})
+        c = made.to(torch_dtype(problem.dtypes.out))
         assert c.isfinite().all()
         assert (c != 0).double().mean() >= 0.1, distribution
         assert len(c.unique()) >= 3 or problem.shape.k == 1 or c.numel() < 10, distribution

@@ -189,7 +189,7 @@ def test_no_pair_of_flags_hides_one(op: str) -> None:
 
 
 @given(strategies.problems(work=1 << 9))
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_token_of_a_drawn_problem_is_ignored(problem: Problem) -> None:
     assert Problem.parse(problem.line) == problem
     assert not ignored(iter([problem]))
