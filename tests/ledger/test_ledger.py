@@ -189,7 +189,7 @@ SECOND = HEAD + OTHER
         (
             SECOND + 'where = { op = "bm" }',
             9,
-            ["op 'bm' matches nothing (did you mean 'bmm'?)", "; known: ", " mm addmm"],
+            ["op 'bm' matches nothing (did you mean 'bmm'?); known: ", " mm addmm"],
         ),
         (SECOND + 'where = { flags = "a.pad" }', 9, ["flags 'a.pad' matches nothing (did you mean 'a.padded'?)"]),
         (SECOND + 'where = { epilogue = ["relu", "scale-0.5"] }', 9, ["'scale-0.5' is not canonical", "write 'scale'"]),
