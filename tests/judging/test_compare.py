@@ -112,17 +112,13 @@ def test_empty_results_are_right() -> None:
     assert verdict(case, case.result) == verdict_module.Comparison(0.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("result", "code", "words"),
-    [
-        (None, "wrong-type", "a NoneType, not a tensor"),
-        ([[1.0]], "wrong-type", "a list"),
-        (torch.zeros(4, 6).to_sparse(), "wrong-layout", "sparse_coo"),
-        (torch.zeros(6, 4), "wrong-shape", r"(6, 4), expected (4, 6)"),
-        (torch.zeros(4, 6, dtype=torch.float64), "wrong-dtype", "float64, expected float32"),
-        (torch.zeros(4, 6, device="meta"), "wrong-device", "on meta"),
-    ],
-)
+@pytest.mark.parametrize(("result", "code", "words"), [
+    (None, "wrong-type", "a NoneType, not a tensor"), ([[1.0]], "wrong-type", "a list"),
+    (torch.zeros(4, 6).to_sparse(), "wrong-layout", "sparse_coo"),
+    (torch.zeros(6, 4), "wrong-shape", r"(6, 4), expected (4, 6)"),
+    (torch.zeros(4, 6, dtype=torch.float64), "wrong-dtype", "float64, expected float32"),
+    (torch.zeros(4, 6, device="meta"), "wrong-device", "on meta"),
+])  # fmt: skip
 def test_what_is_no_result_at_all(result: object, code: str, words: str) -> None:
     found = verdict(given("mm:f32:nn:4x6x8"), result)
     assert mismatch(found).code == code

@@ -177,55 +177,47 @@ def test_globs_do_not_fold_case() -> None:
 SECOND = HEAD + OTHER
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "said"),
-    [
-        (SECOND + 'distrbution = "int-1"', 9, ["'distrbution' (did you mean 'distribution'?)", "known: id reason"]),
-        (SECOND + 'choice = "*,s5,*"', 9, ["unknown key 'choice'"]),
-        (SECOND + 'm = ">1"', 9, ["unknown key 'm' (it belongs into where = { m = ... })"]),
-        (SECOND + 'where = { epilog = "relu" }', 9, ["unknown key 'epilog' in where (did you mean 'epilogue'?)"]),
-        (SECOND + '[known-failure.where]\nop = "mm"\nm = ">=x"', 11, ["m '>=x' is no comparison", '"%16!=0"']),
-        (SECOND + "where = 3", 9, ["where is 3", "write where ="]),
-        (
-            SECOND + 'where = { op = "bm" }',
-            9,
-            ["op 'bm' matches nothing (did you mean 'bmm'?); known: ", " mm addmm"],
-        ),
-        (SECOND + 'where = { flags = "a.pad" }', 9, ["flags 'a.pad' matches nothing (did you mean 'a.padded'?)"]),
-        (SECOND + 'where = { epilogue = ["relu", "scale-0.5"] }', 9, ["'scale-0.5' is not canonical", "write 'scale'"]),
-        (SECOND + 'device = "gpu"', 9, ["device 'gpu' matches nothing", "known: cpu cuda"]),
-        (SECOND + 'status = ["incorect"]', 9, ["'incorect' is unknown (did you mean 'incorrect'?)", "timed-out"]),
-        (SECOND + 'torch = "2.13"', 9, ["torch '2.13' is no version range", ">=2.12,<2.14"]),
-        (SECOND + 'problem = ["mm:*",\n"x"]', 9, ["problem 'x'", "is missing; a line is op:dtypes"]),
-        (SECOND + 'threads = ["many"]', 9, ["threads ['many'] is no comparison", '">=4"']),
-        (SECOND + 'where = { threads = ">1" }', 9, ["unknown key 'threads' in where (it belongs beside where: thr"]),
-        (SECOND + 'threads = ["<2", "!=1"]', 9, ["threads ['<2', '!=1']: no number of threads is that"]),
-        (SECOND + 'crashes = "yes"', 9, ["crashes is 'yes'", "true or false"]),
-        (SECOND + 'crashes = true\ndistribution = "x"', 10, ["distribution beside crashes = true", "delete distrib"]),
-        (SECOND + 'problem = "mm:f99:nn:1x1x1"', 9, ["problem 'mm:f99:nn:1x1x1'", "unknown dtype 'f99'"]),
-        (SECOND + 'problem = "mm:f32-f32-f32:nn:1x1x1"', 9, ["1x1x1' is not canonical", "write 'mm:f32:nn:1x1x1'"]),
-        (SECOND + 'isa = ["avx51"]', 9, ["isa 'avx51' matches nothing (did you mean 'avx512"]),
-        (SECOND + 'mode = "aotti"', 9, ["mode 'aotti' matches nothing (did you mean 'aoti'?)", "known: eager static"]),
-        (SECOND + 'guard = "start"', 9, ["guard 'start' matches nothing", "known: end begin"]),
-        (SECOND + 'device = ["cpu", "!cpu"]', 9, ["device ['cpu', '!cpu']: what matches is excluded"]),
-        (SECOND + 'problem = "lineer:bf16:*"', 9, ["op 'lineer' matches nothing (did you mean 'linear'?)"]),
-        (SECOND + 'problem = "mm:bf61:*"', 9, ["dtypes 'bf61' matches nothing"]),
-        (SECOND + 'where = { k = [">64", "<32"] }', 9, ["k ['>64', '<32']: no size is that"]),
-        (SECOND + 'torch = ">=2.14,<2.12"', 9, ["torch '>=2.14,<2.12': no release from 2.11 on is in this range"]),
-        (SECOND + "id.x = 1", 9, ["is not TOML"]),
-        (SECOND.replace("second", "first"), 6, ["id 'first' stands on line 2 already", "ids are unique"]),
-        (SECOND.replace('id = "second"\n', ""), 5, ["id is missing", 'id = "cpp-bf16-tail"']),
-        (SECOND.replace('id = "second"', 'id = " "'), 6, ["id is ' '"]),
-        (HEAD + '[[known-failure]]\nid = "b"\nreason = "r"\n', 5, ["backend is missing", 'backend = "cpp"']),
-        (HEAD + '[[known-failure]]\nid = "b"\nbackend = "r"\n', 5, ["reason is missing"]),
-        ('\n[[known_failure]]\nid = "x"', 2, ["unknown table 'known_failure' (did you mean 'known-failure'?)"]),
-        ('[known-failure]\nid = "x"', 1, ["known-failure is not a list of tables", "write [[known-failure]]"]),
-        ("known-failure = 3", 1, ["known-failure is not a list of tables"]),
-        ("\n\nid = x", 3, ["is not TOML", "Invalid value"]),
-        ('a = "x', 1, ["is not TOML"]),
-        ('# comment\n\na = """x', 3, ["is not TOML"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "line", "said"), [
+    (SECOND + 'distrbution = "int-1"', 9, ["'distrbution' (did you mean 'distribution'?)", "known: id reason"]),
+    (SECOND + 'choice = "*,s5,*"', 9, ["unknown key 'choice'"]),
+    (SECOND + 'm = ">1"', 9, ["unknown key 'm' (it belongs into where = { m = ... })"]),
+    (SECOND + 'where = { epilog = "relu" }', 9, ["unknown key 'epilog' in where (did you mean 'epilogue'?)"]),
+    (SECOND + '[known-failure.where]\nop = "mm"\nm = ">=x"', 11, ["m '>=x' is no comparison", '"%16!=0"']),
+    (SECOND + "where = 3", 9, ["where is 3", "write where ="]),
+    (SECOND + 'where = { op = "bm" }', 9, ["op 'bm' matches nothing (did you mean 'bmm'?); known: ", " mm addmm"]),
+    (SECOND + 'where = { flags = "a.pad" }', 9, ["flags 'a.pad' matches nothing (did you mean 'a.padded'?)"]),
+    (SECOND + 'where = { epilogue = ["relu", "scale-0.5"] }', 9, ["'scale-0.5' is not canonical", "write 'scale'"]),
+    (SECOND + 'device = "gpu"', 9, ["device 'gpu' matches nothing", "known: cpu cuda"]),
+    (SECOND + 'status = ["incorect"]', 9, ["'incorect' is unknown (did you mean 'incorrect'?)", "timed-out"]),
+    (SECOND + 'torch = "2.13"', 9, ["torch '2.13' is no version range", ">=2.12,<2.14"]),
+    (SECOND + 'problem = ["mm:*",\n"x"]', 9, ["problem 'x'", "is missing; a line is op:dtypes"]),
+    (SECOND + 'threads = ["many"]', 9, ["threads ['many'] is no comparison", '">=4"']),
+    (SECOND + 'where = { threads = ">1" }', 9, ["unknown key 'threads' in where (it belongs beside where: thr"]),
+    (SECOND + 'threads = ["<2", "!=1"]', 9, ["threads ['<2', '!=1']: no number of threads is that"]),
+    (SECOND + 'crashes = "yes"', 9, ["crashes is 'yes'", "true or false"]),
+    (SECOND + 'crashes = true\ndistribution = "x"', 10, ["distribution beside crashes = true", "delete distrib"]),
+    (SECOND + 'problem = "mm:f99:nn:1x1x1"', 9, ["problem 'mm:f99:nn:1x1x1'", "unknown dtype 'f99'"]),
+    (SECOND + 'problem = "mm:f32-f32-f32:nn:1x1x1"', 9, ["1x1x1' is not canonical", "write 'mm:f32:nn:1x1x1'"]),
+    (SECOND + 'isa = ["avx51"]', 9, ["isa 'avx51' matches nothing (did you mean 'avx512"]),
+    (SECOND + 'mode = "aotti"', 9, ["mode 'aotti' matches nothing (did you mean 'aoti'?)", "known: eager static"]),
+    (SECOND + 'guard = "start"', 9, ["guard 'start' matches nothing", "known: end begin"]),
+    (SECOND + 'device = ["cpu", "!cpu"]', 9, ["device ['cpu', '!cpu']: what matches is excluded"]),
+    (SECOND + 'problem = "lineer:bf16:*"', 9, ["op 'lineer' matches nothing (did you mean 'linear'?)"]),
+    (SECOND + 'problem = "mm:bf61:*"', 9, ["dtypes 'bf61' matches nothing"]),
+    (SECOND + 'where = { k = [">64", "<32"] }', 9, ["k ['>64', '<32']: no size is that"]),
+    (SECOND + 'torch = ">=2.14,<2.12"', 9, ["torch '>=2.14,<2.12': no release from 2.11 on is in this range"]),
+    (SECOND + "id.x = 1", 9, ["is not TOML"]),
+    (SECOND.replace("second", "first"), 6, ["id 'first' stands on line 2 already", "ids are unique"]),
+    (SECOND.replace('id = "second"\n', ""), 5, ["id is missing", 'id = "cpp-bf16-tail"']),
+    (SECOND.replace('id = "second"', 'id = " "'), 6, ["id is ' '"]),
+    (HEAD + '[[known-failure]]\nid = "b"\nreason = "r"\n', 5, ["backend is missing", 'backend = "cpp"']),
+    (HEAD + '[[known-failure]]\nid = "b"\nbackend = "r"\n', 5, ["reason is missing"]),
+    ('\n[[known_failure]]\nid = "x"', 2, ["unknown table 'known_failure' (did you mean 'known-failure'?)"]),
+    ('[known-failure]\nid = "x"', 1, ["known-failure is not a list of tables", "write [[known-failure]]"]),
+    ("known-failure = 3", 1, ["known-failure is not a list of tables"]),
+    ("\n\nid = x", 3, ["is not TOML", "Invalid value"]), ('a = "x', 1, ["is not TOML"]),
+    ('# comment\n\na = """x', 3, ["is not TOML"]),
+])  # fmt: skip
 def test_a_broken_file_is_told_where_and_what(tmp_path: Path, text: str, line: int, said: list[str]) -> None:
     with pytest.raises(LedgerError) as caught:
         load(tmp_path, text)
@@ -348,15 +340,10 @@ def test_the_counts_of_workers_add_up() -> None:
     assert stale(both, ledger) == []
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        'backend = "*"',
-        'backend = ["*", "cpp"]\ntest = "*"\nwhere = { op = "*", m = ">=0" }',
-        'backend = "*"\ntorch = ">=0"\nthreads = ">=0"\nstatus = ["incorrect", "crashed"]',
-        'backend = "*"\ncrashes = true',
-    ],
-)
+@pytest.mark.parametrize("lines", [
+    'backend = "*"', 'backend = ["*", "cpp"]\ntest = "*"\nwhere = { op = "*", m = ">=0" }',
+    'backend = "*"\ntorch = ">=0"\nthreads = ">=0"\nstatus = ["incorrect", "crashed"]', 'backend = "*"\ncrashes = true',
+])  # fmt: skip
 def test_an_entry_that_matches_every_case_is_an_error(tmp_path: Path, lines: str) -> None:
     with pytest.raises(LedgerError, match=r"ledger\.toml:4: the entry matches every case; name the backend"):
         only(tmp_path, lines)

@@ -40,15 +40,11 @@ def by_hand(o: factory.Operands) -> torch.Tensor:
     return torch.stack([o.a[row].double() @ o.b[group].double() for row, group in enumerate(owner)])
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("grouped_mm:bf16:nt:64x96x128", "needs a batch"),
-        ("grouped_mm:bf16:tn:4x64x96x128", "cannot be tn"),
-        ("grouped_mm:bf16:nt:4x64x64x64:b.alias_t", "grouped_mm does not take b.alias_t"),
-        ("grouped_mm:bf16:nt:4x64x96x128:a.broadcast", "does not take a.broadcast"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("grouped_mm:bf16:nt:64x96x128", "needs a batch"), ("grouped_mm:bf16:tn:4x64x96x128", "cannot be tn"),
+    ("grouped_mm:bf16:nt:4x64x64x64:b.alias_t", "grouped_mm does not take b.alias_t"),
+    ("grouped_mm:bf16:nt:4x64x96x128:a.broadcast", "does not take a.broadcast"),
+])  # fmt: skip
 def test_a_line_that_makes_no_groups_is_refused(text: str, words: str) -> None:
     refuses_line(text, words)
 
@@ -156,17 +152,12 @@ def test_a_mismatch_is_told_in_groups(rows: Callable[[Groups], Iterable[int]], w
     assert words in verdict.mismatch.text()
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("grouped_mm:bf16:nt:4x64x96x100", "rows of A are 100 elements apart"),
-        ("grouped_mm:bf16:nn:4x64x100x64", "rows of B are 100 elements apart"),
-        ("grouped_mm:f32:nn:4x64x100x64", ""),
-        ("grouped_mm:bf16:nt:4x64x100x64", ""),
-        ("grouped_mm:bf16:nt:4x64x96x0", "rows of A are 1 elements apart"),
-        ("grouped_mm:f64:nt:4x64x96x64", "not f64"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("grouped_mm:bf16:nt:4x64x96x100", "rows of A are 100 elements apart"),
+    ("grouped_mm:bf16:nn:4x64x100x64", "rows of B are 100 elements apart"), ("grouped_mm:f32:nn:4x64x100x64", ""),
+    ("grouped_mm:bf16:nt:4x64x100x64", ""), ("grouped_mm:bf16:nt:4x64x96x0", "rows of A are 1 elements apart"),
+    ("grouped_mm:f64:nt:4x64x96x64", "not f64"),
+])  # fmt: skip
 def test_rows_that_the_operator_does_not_take_are_refused(text: str, words: str) -> None:
     says(AtenBackend().supports(Problem.parse(text)), words)
 
@@ -209,20 +200,16 @@ def test_one_kernel_for_all_groups_slices_nothing(monkeypatch: pytest.MonkeyPatc
     assert library.slices > 1
 
 
-@pytest.mark.parametrize(
-    ("backend", "text", "words"),
-    [
-        (TritonBackend(), "grouped_mm:bf16:nt:4x64x96x128:relu", ""),
-        (TritonBackend(), "grouped_mm:f16:nt:4x64x96x128", "bf16 only"),
-        (TritonBackend(), "grouped_mm:bf16:nt:4x64x96x100", "elements apart"),
-        (TritonBackend(), "grouped_mm:bf16:nt:4x64x96x128:b.offset", "TMA"),
-        (CutlassBackend(), "grouped_mm:bf16:nt:4x64x96x128", "no CUTLASS candidate"),
-        (CuteDslBackend(), "grouped_mm:bf16:nt:4x64x96x128", "Blackwell"),
-        (NvgemmBackend(), "grouped_mm:bf16:nn:4x64x96x128", "column-major"),
-        (CppBackend(), "grouped_mm:bf16:nt:4x64x96x128", "no C++ candidate"),
-    ],
-    ids=lambda x: getattr(x, "name", None),
-)
+@pytest.mark.parametrize(("backend", "text", "words"), [
+    (TritonBackend(), "grouped_mm:bf16:nt:4x64x96x128:relu", ""),
+    (TritonBackend(), "grouped_mm:f16:nt:4x64x96x128", "bf16 only"),
+    (TritonBackend(), "grouped_mm:bf16:nt:4x64x96x100", "elements apart"),
+    (TritonBackend(), "grouped_mm:bf16:nt:4x64x96x128:b.offset", "TMA"),
+    (CutlassBackend(), "grouped_mm:bf16:nt:4x64x96x128", "no CUTLASS candidate"),
+    (CuteDslBackend(), "grouped_mm:bf16:nt:4x64x96x128", "Blackwell"),
+    (NvgemmBackend(), "grouped_mm:bf16:nn:4x64x96x128", "column-major"),
+    (CppBackend(), "grouped_mm:bf16:nt:4x64x96x128", "no C++ candidate"),
+], ids=lambda x: getattr(x, "name", None))  # fmt: skip
 def test_a_backend_claims_what_its_lowering_offers(
     backend: TritonBackend | CutlassBackend | CuteDslBackend | NvgemmBackend | CppBackend, text: str, words: str
 ) -> None:

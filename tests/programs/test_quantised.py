@@ -28,16 +28,12 @@ from pytest_gemm.speed.roofline import work
 # -- the line ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "qlinear:u8-i8-f32:nt:17x64x128:bias+add+relu:quant.static-0.02_128",
-        "qlinear:u8-i8-u8:nt:17x64x128:gelu:quant.dynamic+requant-0.37_3:a.7bit",
-        "qlinear:u8-i8-i8:nt:17x64x128:sum-0.3_-4+relu:quant.static+requant",
-        "da8w8:i8-i8-bf16:nt:2x17x64x128:bias:quant.rowwise",
-        "woq_int4:bf16-i4-bf16:nt:17x64x128:quant.group-32",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "qlinear:u8-i8-f32:nt:17x64x128:bias+add+relu:quant.static-0.02_128",
+    "qlinear:u8-i8-u8:nt:17x64x128:gelu:quant.dynamic+requant-0.37_3:a.7bit",
+    "qlinear:u8-i8-i8:nt:17x64x128:sum-0.3_-4+relu:quant.static+requant",
+    "da8w8:i8-i8-bf16:nt:2x17x64x128:bias:quant.rowwise", "woq_int4:bf16-i4-bf16:nt:17x64x128:quant.group-32",
+])  # fmt: skip
 def test_a_quantised_line_reads_both_ways(line: str) -> None:
     assert str(Problem.parse(line)) == line
     assert work(Problem.parse(line)).bytes > 0
@@ -275,18 +271,14 @@ def test_a_weight_rounded_to_bf16_needs_the_contract_that_says_so() -> None:
 # -- who computes it ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("qlinear:u8-i8-f16:nt:17x64x128:quant.static", "dtype"),
-        ("qlinear:u8-i8-f32:nt:17x64x128:add:quant.dynamic", "dynamic"),
-        ("qlinear:u8-i8-f32:nt:17x8x128:quant.static", "few-columns"),
-        ("woq_int4:f32-i4-f32:nt:17x64x128:quant.group-32", "dtype"),
-        ("woq_int4:bf16-i4-bf16:nt:17x48x128:quant.group-32", "int4-shape"),
-        (INT4, "isa"),
-        ("woq_int8:f16-i8-f16:nt:17x192x128:program.concat", "dtype"),
-    ],
-)
+@pytest.mark.parametrize(("line", "code"), [
+    ("qlinear:u8-i8-f16:nt:17x64x128:quant.static", "dtype"),
+    ("qlinear:u8-i8-f32:nt:17x64x128:add:quant.dynamic", "dynamic"),
+    ("qlinear:u8-i8-f32:nt:17x8x128:quant.static", "few-columns"),
+    ("woq_int4:f32-i4-f32:nt:17x64x128:quant.group-32", "dtype"),
+    ("woq_int4:bf16-i4-bf16:nt:17x48x128:quant.group-32", "int4-shape"), (INT4, "isa"),
+    ("woq_int8:f16-i8-f16:nt:17x192x128:program.concat", "dtype"),
+])  # fmt: skip
 def test_cpp_refuses_what_the_lowerings_do_not_take(line: str, code: str) -> None:
     refusal = InductorBackend.supports(CppBackend(), Problem.parse(line), BuildRequest(isa="avx2"))
     assert refusal is not None

@@ -116,16 +116,12 @@ def test_a_group_without_products_is_zero() -> None:
         assert not is_right(o, wrong)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("grouped_mm_k:bf16:nt:4x32x40x65", "rows of A are 260 elements apart"),
-        ("grouped_mm_k:bf16:tn:4x33x40x64", "rows of A are 33 elements apart"),
-        ("grouped_mm_n:bf16:nn:4x33x41x64", "rows of B are 164 elements apart"),
-        ("grouped_mm_n:bf16:nn:4x33x42x64", ""),
-        ("grouped_bmm:bf16:nn:4x33x42x64", "rows of B are 42 elements apart"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("grouped_mm_k:bf16:nt:4x32x40x65", "rows of A are 260 elements apart"),
+    ("grouped_mm_k:bf16:tn:4x33x40x64", "rows of A are 33 elements apart"),
+    ("grouped_mm_n:bf16:nn:4x33x41x64", "rows of B are 164 elements apart"), ("grouped_mm_n:bf16:nn:4x33x42x64", ""),
+    ("grouped_bmm:bf16:nn:4x33x42x64", "rows of B are 42 elements apart"),
+])  # fmt: skip
 def test_rows_that_the_operator_does_not_take_are_refused(text: str, words: str) -> None:
     says(AtenBackend().supports(Problem.parse(text)), words)
 

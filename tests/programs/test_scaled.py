@@ -349,23 +349,19 @@ def test_older_devices_are_told_what_they_lack(monkeypatch: pytest.MonkeyPatch) 
             AtenBackend().prepare(o.problem, o)
 
 
-@pytest.mark.parametrize(
-    ("backend", "text", "words"),
-    [
-        (TritonBackend(), line("17x48x64", "rowwise+bias:math.fast_accumulate"), ""),
-        (TritonBackend(), line("17x48x64", "rowwise", out="f32", a="f8e5m2", b="f8e5m2"), ""),
-        (TritonBackend(), line("17x48x16", "rowwise"), "K <= 16"),
-        (TritonBackend(), line("17x40x64", "rowwise"), "multiples of 16"),
-        (CutlassBackend(), line("17x48x64", "rowwise+bias"), ""),
-        (CutlassBackend(), line("17x48x64", "rowwise", out="f32"), "not f32"),
-        (CutlassBackend(), line("17x40x64", "rowwise"), "multiples of 16"),
-        (CuteDslBackend(), line("17x48x64", "rowwise+bias:math.fast_accumulate", out="f32"), ""),
-        (CuteDslBackend(), line("17x48x64", "rowwise"), "few bits"),
-        (CuteDslBackend(), line("17x48x64", "rowwise:math.fast_accumulate", b="f8e5m2"), "one dtype"),
-        (CppBackend(), line("17x48x64", "tensorwise"), "no C"),
-    ],
-    ids=lambda x: getattr(x, "name", None),
-)
+@pytest.mark.parametrize(("backend", "text", "words"), [
+    (TritonBackend(), line("17x48x64", "rowwise+bias:math.fast_accumulate"), ""),
+    (TritonBackend(), line("17x48x64", "rowwise", out="f32", a="f8e5m2", b="f8e5m2"), ""),
+    (TritonBackend(), line("17x48x16", "rowwise"), "K <= 16"),
+    (TritonBackend(), line("17x40x64", "rowwise"), "multiples of 16"),
+    (CutlassBackend(), line("17x48x64", "rowwise+bias"), ""),
+    (CutlassBackend(), line("17x48x64", "rowwise", out="f32"), "not f32"),
+    (CutlassBackend(), line("17x40x64", "rowwise"), "multiples of 16"),
+    (CuteDslBackend(), line("17x48x64", "rowwise+bias:math.fast_accumulate", out="f32"), ""),
+    (CuteDslBackend(), line("17x48x64", "rowwise"), "few bits"),
+    (CuteDslBackend(), line("17x48x64", "rowwise:math.fast_accumulate", b="f8e5m2"), "one dtype"),
+    (CppBackend(), line("17x48x64", "tensorwise"), "no C"),
+], ids=lambda x: getattr(x, "name", None))  # fmt: skip
 def test_a_backend_claims_what_its_lowering_offers(
     backend: TritonBackend | CutlassBackend | CuteDslBackend | CppBackend, text: str, words: str
 ) -> None:

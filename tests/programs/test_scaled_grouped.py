@@ -131,22 +131,18 @@ def test_what_pytorch_has_no_form_for_is_no_line(text: str, words: str) -> None:
     refuses_line(text, words)
 
 
-@pytest.mark.parametrize(
-    ("backend", "text", "words"),
-    [
-        (TritonBackend(), line("scaled_grouped_mm"), ""),
-        (TritonBackend(), line("scaled_grouped_bmm", "4x32x48x16"), ""),
-        (TritonBackend(), line("scaled_grouped_mm_k", more=":b.offset"), "TMA"),
-        (TritonBackend(), line("scaled_grouped_mm", "4x32x40x64"), "N=40: _scaled_grouped_mm needs multiples of 16"),
-        (TritonBackend(), line("scaled_grouped_mm_n", "4x32x24x64"), ""),
-        (TritonBackend(), line("scaled_grouped_mm_k", "4x32x48x6"), "K=24"),
-        (TritonBackend(), line("scaled_grouped_mm_k", "4x32x48x64", ":a.padded"), ""),
-        (CutlassBackend(), line("scaled_grouped_mm"), "no CUTLASS candidate"),
-        (CuteDslBackend(), line("scaled_grouped_mm"), "Blackwell"),
-        (NvgemmBackend(), line("scaled_grouped_mm"), "no NVGEMM candidate"),
-        (CppBackend(), line("scaled_grouped_mm"), "no C++ candidate"),
-    ],
-)
+@pytest.mark.parametrize(("backend", "text", "words"), [
+    (TritonBackend(), line("scaled_grouped_mm"), ""), (TritonBackend(), line("scaled_grouped_bmm", "4x32x48x16"), ""),
+    (TritonBackend(), line("scaled_grouped_mm_k", more=":b.offset"), "TMA"),
+    (TritonBackend(), line("scaled_grouped_mm", "4x32x40x64"), "N=40: _scaled_grouped_mm needs multiples of 16"),
+    (TritonBackend(), line("scaled_grouped_mm_n", "4x32x24x64"), ""),
+    (TritonBackend(), line("scaled_grouped_mm_k", "4x32x48x6"), "K=24"),
+    (TritonBackend(), line("scaled_grouped_mm_k", "4x32x48x64", ":a.padded"), ""),
+    (CutlassBackend(), line("scaled_grouped_mm"), "no CUTLASS candidate"),
+    (CuteDslBackend(), line("scaled_grouped_mm"), "Blackwell"),
+    (NvgemmBackend(), line("scaled_grouped_mm"), "no NVGEMM candidate"),
+    (CppBackend(), line("scaled_grouped_mm"), "no C++ candidate"),
+])  # fmt: skip
 def test_a_backend_claims_what_its_lowering_offers(backend: Backend, text: str, words: str) -> None:
     says(backend.supports(Problem.parse(text), DEFAULT), words)
 
