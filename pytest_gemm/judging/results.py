@@ -13,9 +13,7 @@ import numpy.typing as npt
 import torch
 
 from pytest_gemm.core.outcome import Misconduct, Reason
-from pytest_gemm.judging import verdict
 from pytest_gemm.operands import memory, views
-from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker.messages import Ran
 
@@ -62,15 +60,6 @@ def miscounted(problem: Problem, results: Sequence[torch.Tensor]) -> Reason | No
     if len(results) == expected:
         return None
     return Reason("wrong-outputs", f"{len(results)} results came back, and the program has {expected}")
-
-
-def complaint(problem: Problem, results: Sequence[torch.Tensor], given: Operands) -> Reason | None:
-    """What is wrong with the number of results, or with the type or shape of the last one; ``None`` for nothing."""
-    found = miscounted(problem, results)
-    if found is not None or problem.several:
-        return found
-    wrong = verdict.complaint_of(results[-1], problem.outputs[-1], given)
-    return None if wrong is None else Reason(*wrong)
 
 
 def differing(new: torch.Tensor, old: torch.Tensor) -> int:

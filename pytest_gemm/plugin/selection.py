@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,11 +30,10 @@ import pytest
 from pytest_gemm.api.protocols import Availability, Backend, Compiling
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.config.config import GemmConfig, suites, test_target
+from pytest_gemm.config.config import GemmConfig, test_target
 from pytest_gemm.core.case_id import MODES, CandidateSelection, CaseId, Mode
 from pytest_gemm.core.outcome import Reason
 from pytest_gemm.core.text import described, did_you_mean
-from pytest_gemm.failures.text import Rerun
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import HUGE
@@ -328,23 +326,3 @@ def case_id(nodeid: str) -> CaseId | None:
         return CaseId(backend, Problem.parse(f"{op}:{tail}").line, **found) if backend else None
     except ProblemError:
         return None
-
-
-def rerun(nodeid: str, root: Path, here: Path, options: tuple[str, ...]) -> Rerun:
-    """How to run a test again of which only the id is known.
-
-    Args:
-        nodeid: the test.
-        root: folder that the id begins at.
-        here: folder that the command is typed in.
-        options: further ones, which the run was given.
-    """
-    file, _, name = nodeid.partition("[")[0].partition("::")
-    paths = [Path(os.path.normpath(folder / file)) for folder in (root, *suites())]
-    path = next(filter(Path.exists, paths), paths[0])  # pytest cuts the folder of a package beside its own
-    return Rerun(test_target(path, name, here), options)
-
-
-def test_name(nodeid: str) -> str:
-    """Name of the test function in a node id."""
-    return nodeid.partition("[")[0].rpartition("::")[2]

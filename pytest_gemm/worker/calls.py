@@ -23,7 +23,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -197,7 +196,6 @@ try:
 except OSError:
     _LIBM = None  # type: ignore[assignment,misc]  # on another system
 _HAS_ENVIRONMENT: Final = hasattr(_LIBM, "fegetenv")
-_TORCH: Final = Path(torch.__file__).parent
 # Where the register lies among what C's fegetenv saves, its first bit of the rounding mode, the names of these modes,
 # and its further bits.
 _MODES: Final = ("FE_TONEAREST", "FE_DOWNWARD", "FE_UPWARD", "FE_TOWARDZERO")

@@ -105,8 +105,8 @@ WHERE = "gemm-vendor 1.2, entry point {0} of pytest_gemm.backends: {1}; install 
     ("entry", "message"),
     [
         ("vendor = gemm_vendor:missing", "its import raised AttributeError: module 'gemm_vendor' has no attribute"),
-        ("vendor = gemm_vendor:ends", "the call raised SystemExit: 3"),
-        ("vendor = gemm_vendor:sys.path", "list is no backend"),
+        pytest.param("vendor = gemm_vendor:ends", "the call raised SystemExit: 3", marks=pytest.mark.study),
+        pytest.param("vendor = gemm_vendor:sys.path", "list is no backend", marks=pytest.mark.study),
     ],
 )
 def test_a_broken_one_is_one_sentence_with_its_origin(
@@ -122,6 +122,7 @@ def test_a_broken_one_is_one_sentence_with_its_origin(
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_two_of_one_name_are_both_named_and_the_others_run(pytester: pytest.Pytester, site: Path) -> None:
     install(site, "gemm-vendor", "vendor = gemm_vendor:backend\naten = gemm_vendor:backend")
     install(site, "gemm-seller", "vendor = gemm_vendor:backend")

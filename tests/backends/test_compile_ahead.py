@@ -615,6 +615,7 @@ def aligned_for(backend: CutlassBackend, line: str) -> set[tuple[str, bool]]:
 
 @pytest.mark.slow
 @needs_cutlass
+@pytest.mark.study
 def test_rows_that_tma_cannot_load_have_kernels_that_fit_them(backend: CutlassBackend) -> None:
     backend.allowlist = "."
     assert aligned_for(backend, "mm:f16:nt:64x64x64:b.argument") == {("align8", False), ("align8", True)}
@@ -674,6 +675,7 @@ def test_problems_are_compiled_without_a_gpu_and_share_kernels(
 @needs_cutlass
 @asks
 @pytest.mark.usefixtures("one_asks")
+@pytest.mark.study
 def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, nvcc: Compiler, settings: Any) -> None:
     backend.allowlist = "f16_128x128x64_1x2x1_0_tnn_align8_warpspecialized_(cooperative|pingpong)_epi_tma"
     nvcc.set("refuses", "configuration name: .*_cooperative_")
@@ -717,6 +719,7 @@ def test_who_wants_the_fastest_needs_all_candidates(
 @needs_cutlass
 @asks
 @pytest.mark.usefixtures("one_asks")
+@pytest.mark.study
 def test_what_was_asked_of_the_same_operands_before_does_not_matter(backend: CutlassBackend, settings: Any) -> None:
     fp8 = "scaled_mm:f8e4m3fn-f8e4m3fn-{}:nt:64x64x256:quant.tensorwise"
     fast, precise, half = fp8.format("bf16") + ":math.fast_accumulate", fp8.format("bf16"), fp8.format("f16")

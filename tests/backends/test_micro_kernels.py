@@ -324,6 +324,7 @@ def test_caches_do_not_answer_one_blocking_with_another() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_a_script_leaves_one_micro_kernel_registered() -> None:
     """In a process of its own, where nothing of Inductor has been imported before."""
     shown = (

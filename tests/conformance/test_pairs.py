@@ -41,6 +41,7 @@ def test_a_pair_can_be_had_where_the_parser_and_the_rules_take_it() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_the_full_level_covers_nearly_all_pairs() -> None:
     left = pairs.missing(matrix.products("full"))
     share = 1 - len(left) / len(pairs.feasible())

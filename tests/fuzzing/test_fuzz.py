@@ -298,6 +298,7 @@ def own_profile() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_the_same_seed_draws_the_same_and_another_one_does_not(request: pytest.FixtureRequest) -> None:
     def drawn(seed: int) -> list[str]:
         lines: list[str] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
+from pytest_gemm import verdict
 from pytest_gemm.plugin import selection
 from pytest_gemm.plugin.division import divide
+from pytest_gemm.record import reader
 
 IDS = [
     f"test_it.py::test_{test}[{backend}-{op}:f32:nn:{m}x8x8]"
@@ -100,8 +101,13 @@ def shard(project: pytest.Pytester, *args: str) -> dict[str, Any]:
     """What the record of a shard says of it."""
     result = run(project, "--gemm-output=out", "--gemm-distributions=rand", *args)
     assert result.ret == 0
-    totals: dict[str, Any] = json.loads((project.path / "out" / "run.jsonl").read_text().splitlines()[-1])["totals"]
-    return {**totals["shard"], "red": totals["red"], "collected": result.parseoutcomes().get("passed", 0)}
+    found = reader.read(project.path / "out")
+    return {
+        "red": verdict.causes(found),
+        "collected": result.parseoutcomes().get("passed", 0),
+        "places": found.totals.places,
+        **vars(found.totals.division),
+    }
 
 
 def test_shards_are_green_by_themselves(project: pytest.Pytester) -> None:

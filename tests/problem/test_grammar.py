@@ -171,7 +171,8 @@ def ignored(found: Iterator[Problem]) -> list[str]:
         f"{token} of {problem}"
         for problem in dict.fromkeys(found)
         for token, rest in shorter(problem)
-        if observed(problem.line) == observed(rest.line) != ()
+        # What has one row, column or matrix may be dense however it lies.
+        if not (token == "dense" and 1 in problem.result_shape) and observed(problem.line) == observed(rest.line) != ()
     ]
 
 
@@ -189,7 +190,7 @@ def test_no_pair_of_flags_hides_one(op: str) -> None:
 
 
 @given(strategies.problems(work=1 << 9))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_token_of_a_drawn_problem_is_ignored(problem: Problem) -> None:
     assert Problem.parse(problem.line) == problem
     assert not ignored(iter([problem]))

@@ -111,7 +111,7 @@ def merge(*words: str | Path) -> int:
         return int(ended.code or 0)
 
 
-@pytest.mark.parametrize(("wrong", "status"), [(17, 1), (16, 14)])
+@pytest.mark.parametrize(("wrong", "status"), [(17, 1), pytest.param(16, 14, marks=pytest.mark.study)])
 def test_three_shards_are_one_run(
     project: pytest.Pytester, wrong: int, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,7 +94,7 @@ TEST = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [(), ("-n1",)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n1",), marks=pytest.mark.study)])
 def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_a_correct_one_passes(
     pytester: pytest.Pytester, workers: tuple[str, ...]
 ) -> None:

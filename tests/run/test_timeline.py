@@ -175,6 +175,7 @@ def test_each_worker_has_a_lane_and_one_that_dies_loses_its_last_case(pytester: 
     assert "end of the run" in {event["name"] for event in found["main"]}
 
 
+@pytest.mark.study
 def test_a_compile_has_the_steps_that_pytorch_times(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=TEST)
     options = ("--gemm-backends=cpp", "--gemm-problem=mm:f32:nn:16x16x32", "--gemm-profile", "--gemm-output=out")

@@ -202,6 +202,7 @@ def kept(folder: Path) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_a_session_has_the_options_of_conftests_and_none_that_report(timing_project: pytest.Pytester) -> None:
     with (timing_project.path / "conftest.py").open("a") as file:
         file.write(
@@ -467,7 +468,8 @@ def another_environment(project: pytest.Pytester) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("installed", [True, pytest.param(False, marks=pytest.mark.study)])
+@pytest.mark.study
+@pytest.mark.parametrize("installed", [True, False])
 def test_the_other_environment_runs_its_own_package_where_it_has_one(
     timing_project: pytest.Pytester, installed: bool
 ) -> None:
@@ -582,6 +584,7 @@ def test_a_comparator_that_got_faster_is_one_fact_and_no_slower_case(
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_regret_is_what_the_selected_candidate_loses_to_the_fastest_candidate(
     timing_project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

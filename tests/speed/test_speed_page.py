@@ -203,6 +203,7 @@ def test_the_same_run_gives_the_same_bytes() -> None:
     assert page.page(run, "Speed") == page.page(run, "Speed")
 
 
+@pytest.mark.study
 def test_three_hundred_cases_stay_below_three_megabytes() -> None:
     run = example(problems(KINDS[:3]), ("triton", "cutlass", "cutedsl", "cpp", "mine"), sessions=1)
     assert len(run.judgements) == 300

@@ -184,7 +184,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [(), ("-n2",)])
+@pytest.mark.parametrize("workers", [pytest.param((), marks=pytest.mark.study), ("-n2",)])
 def test_each_fault_is_one_case_and_everything_else_is_judged(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
 ) -> None:
@@ -330,6 +330,7 @@ def test_memory_that_runs_out_in_the_harness_is_said_to(
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_no_limit_means_none(pytester: pytest.Pytester) -> None:
     project(pytester, '8: ("run", slow)', range(8, 9))
     conftest = pytester.path / "conftest.py"

@@ -13,7 +13,8 @@ from typing import Final
 
 from pytest_gemm.problem.ops.op import Op as Op
 
-_MODULES: Final = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+_NAMES: Final = sorted((one.name for one in pkgutil.iter_modules(__path__)), key=lambda name: (name != "dense", name))
+_MODULES: Final = [import_module(f"{__name__}.{name}") for name in _NAMES]
 
 OPS: Final[Mapping[str, Op]] = {op.name: op for module in _MODULES for op in getattr(module, "OPS", ())}
 
