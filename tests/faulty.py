@@ -90,24 +90,9 @@ def recursion(*_: object) -> None:
     recursion()
 
 
-def skip(*_: object) -> None:
-    pytest.skip("no such kernel")
-
-
-def xfail(*_: object) -> None:
-    pytest.xfail("known")
-
-
-def fail(*_: object) -> None:
-    pytest.fail("broken")
-
-
-def pytest_exit(*_: object) -> None:
-    pytest.exit("enough", returncode=0)
-
-
-def importorskip(*_: object) -> None:
-    pytest.importorskip("no_such_module")
+def calls(function: Callable[..., Any], *args: object, **named: object) -> Callable[..., Any]:
+    """A fault that is one call."""
+    return lambda *_: function(*args, **named)
 
 
 RAISED: Final[dict[str, Callable[..., Any]]] = {
@@ -130,11 +115,11 @@ RAISED: Final[dict[str, Callable[..., Any]]] = {
     "own BaseException": raises(Own),
     "SystemExit(0)": raises(lambda: SystemExit(0)),
     "GeneratorExit": raises(GeneratorExit),
-    "pytest.skip": skip,
-    "pytest.xfail": xfail,
-    "pytest.fail": fail,
-    "pytest.exit(0)": pytest_exit,
-    "pytest.importorskip": importorskip,
+    "pytest.skip": calls(pytest.skip, "no such kernel"),
+    "pytest.xfail": calls(pytest.xfail, "known"),
+    "pytest.fail": calls(pytest.fail, "broken"),
+    "pytest.exit(0)": calls(pytest.exit, "enough", returncode=0),
+    "pytest.importorskip": calls(pytest.importorskip, "no_such_module"),
 }
 
 
@@ -154,6 +139,12 @@ def _subclass(right: Any) -> Any:
     return right.as_subclass(type("Sub", (torch.Tensor,), {}))
 
 
+def _quantised(right: Any) -> Any:
+    import torch
+
+    return torch.quantize_per_tensor(right, 1.0, 0, torch.qint8)
+
+
 WRONG: Final = ("crashed", "incorrect")
 RESULTS: Final[dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]]] = {
     "None": (lambda _: None, WRONG),
@@ -171,10 +162,7 @@ RESULTS: Final[dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]]] = {
     "complex": (lambda right: right.to(__import__("torch").complex64), WRONG),
     "sparse": (lambda right: right.to_sparse(), WRONG),
     "on meta": (lambda right: right.to("meta"), WRONG),
-    "quantised": (
-        lambda right: __import__("torch").quantize_per_tensor(right, 1.0, 0, __import__("torch").qint8),
-        WRONG,
-    ),
+    "quantised": (_quantised, WRONG),
     "with a gradient": (lambda right: right.requires_grad_(), (*WRONG, "passed")),
     "a subclass": (_subclass, (*WRONG, "passed")),
 }
@@ -201,18 +189,10 @@ def _close(*numbers: int) -> Callable[..., Any]:
     return do
 
 
-def _remove_temporary(*_: object) -> None:
-    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
-
-
 def _away(*_: object) -> None:
     folder = tempfile.mkdtemp()
     os.chdir(folder)
     os.rmdir(folder)
-
-
-def _fork(*_: object) -> None:
-    os.fork()
 
 
 def _fork_and_leave(*_: object) -> None:
@@ -230,10 +210,6 @@ def _patch_time(*_: object) -> None:
     time.monotonic = lambda: 1e9
 
 
-def _no_streams(*_: object) -> None:
-    sys.stdout = sys.stderr = None
-
-
 def _signals(*_: object) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
@@ -247,10 +223,6 @@ def _warn(*_: object) -> None:
 
 def _limit_files(*_: object) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, resource.RLIM_INFINITY))
-
-
-def _environment(*_: object) -> None:
-    os.environ.clear()
 
 
 def _forget(*_: object) -> None:
@@ -275,18 +247,6 @@ def _hooks(*_: object) -> None:
     sys.unraisablehook = lambda _: os._exit(0)
 
 
-def _recursion_limit(*_: object) -> None:
-    sys.setrecursionlimit(100_000)
-
-
-def _umask(*_: object) -> None:
-    os.umask(0o777)
-
-
-def _nice(*_: object) -> None:
-    os.nice(1)
-
-
 def _unraisable(*_: object) -> None:
     class Unraisable:
         def __del__(self) -> None:
@@ -301,23 +261,23 @@ LEFT: Final[dict[str, Callable[..., Any]]] = {
     "stdin closed": _close(0),
     "stdout closed": _close(1),
     "stderr closed": _close(2),
-    "the temporary folder removed": _remove_temporary,
-    "a copy of the process that goes on": _fork,
+    "the temporary folder removed": lambda *_: shutil.rmtree(tempfile.gettempdir(), ignore_errors=True),
+    "a copy of the process that goes on": calls(os.fork),
     "a copy of the process that leaves": _fork_and_leave,
     "a flood on stdout": _flood,
-    "no sys.stdout": _no_streams,
+    "no sys.stdout": lambda *_: vars(sys).update(stdout=None, stderr=None),
     "the clocks replaced": _patch_time,
     "signals ignored": _signals,
     "warnings as errors": _warn,
     "a limit of files": _limit_files,
-    "no environment": _environment,
+    "no environment": calls(os.environ.clear),
     "modules forgotten": _forget,
     "no sys.path": _builtins,
     "no garbage collection": _settings,
     "excepthook leaves": _hooks,
-    "deep recursion allowed": _recursion_limit,
-    "umask 777": _umask,
-    "niceness": _nice,
+    "deep recursion allowed": calls(sys.setrecursionlimit, 100_000),
+    "umask 777": calls(os.umask, 0o777),
+    "niceness": calls(os.nice, 1),
     "__del__ raises": _unraisable,
 }
 
@@ -325,34 +285,13 @@ LEFT: Final[dict[str, Callable[..., Any]]] = {
 # -- what ends the process ---------------------------------------------------------------------------
 
 
-def _leave(status: int) -> Callable[..., Any]:
-    return lambda *_: os._exit(status)
-
-
-def _kill(number: int) -> Callable[..., Any]:
+def _killed(number: int) -> Callable[..., Any]:
     return lambda *_: os.kill(os.getpid(), number)
-
-
-def _execute(*_: object) -> None:
-    os.execv("/bin/true", ["true"])
-
-
-def _segfault(*_: object) -> None:
-    ctypes.string_at(0)
-
-
-def _overflow(*_: object) -> None:
-    libc = ctypes.CDLL(None)
-    libc.free(ctypes.c_void_p(16))
 
 
 def _endless(*_: object) -> None:
     while True:
         time.sleep(60)
-
-
-def _endless_with_the_lock(*_: object) -> None:
-    ctypes.PyDLL(None).sleep(60)
 
 
 def _leave_in_a_thread(*_: object) -> None:
@@ -366,23 +305,28 @@ def _close_all(*_: object) -> None:
     os._exit(0)
 
 
-ENDING: Final[dict[str, tuple[Callable[..., Any], tuple[str, ...]]]] = {
-    "os._exit(0)": (_leave(0), ("crashed",)),
-    "os._exit(1)": (_leave(1), ("crashed",)),
-    "os._exit(5)": (_leave(5), ("crashed",)),
-    "os._exit(0) of a thread": (_leave_in_a_thread, ("crashed",)),
-    "os._exit(0) with all files closed": (_close_all, ("crashed",)),
-    "os.execv": (_execute, ("crashed",)),
-    "os.abort": (lambda *_: os.abort(), ("crashed",)),
-    "a segmentation fault": (_segfault, ("crashed",)),
-    "free() of no memory": (_overflow, ("crashed",)),
-    "SIGKILL": (_kill(signal.SIGKILL), ("crashed",)),
-    # In the process of a run without workers it ends the run, as anybody's SIGTERM does.
-    "SIGTERM": (_kill(signal.SIGTERM), ("crashed", "interrupted")),
-    "SIGBUS": (_kill(signal.SIGBUS), ("crashed",)),
-    "SIGALRM": (_kill(signal.SIGALRM), ("crashed",)),
-    "no end": (_endless, ("timed-out",)),
-    "no end, with Python's lock": (_endless_with_the_lock, ("timed-out",)),
+ENDING: Final[dict[str, Callable[..., Any]]] = {
+    "os._exit(0)": calls(os._exit, 0),
+    "os._exit(1)": calls(os._exit, 1),
+    "os._exit(5)": calls(os._exit, 5),
+    "os._exit(0) of a thread": _leave_in_a_thread,
+    "os._exit(0) with all files closed": _close_all,
+    "os.execv": calls(os.execv, "/bin/true", ["true"]),
+    "os.abort": calls(os.abort),
+    "a segmentation fault": calls(ctypes.string_at, 0),
+    "free() of no memory": lambda *_: ctypes.CDLL(None).free(ctypes.c_void_p(16)),
+    "SIGKILL": _killed(signal.SIGKILL),
+    "SIGTERM": _killed(signal.SIGTERM),
+    "SIGBUS": _killed(signal.SIGBUS),
+    "SIGALRM": _killed(signal.SIGALRM),
+    "no end": _endless,
+    "no end, with Python's lock": lambda *_: ctypes.PyDLL(None).sleep(60),
+}
+# In the process of a run without workers SIGTERM ends the run, as anybody's does.
+OTHERWISE: Final = {
+    "SIGTERM": ("crashed", "interrupted"),
+    "no end": ("timed-out",),
+    "no end, with Python's lock": ("timed-out",),
 }
 
 
@@ -392,7 +336,7 @@ def _freed(right: Any) -> Any:
 
 
 AT_EXIT: Final[dict[str, Callable[..., Any]]] = {
-    "atexit: os._exit(0)": lambda *_: atexit.register(os._exit, 0),
+    "atexit: os._exit(0)": calls(atexit.register, os._exit, 0),
     "atexit: SIGKILL": lambda *_: atexit.register(os.kill, os.getpid(), signal.SIGKILL),
 }
 
@@ -403,17 +347,14 @@ def faults() -> list[Fault]:
     found += [Fault(kind, "availability", do, ("missing",)) for kind, do in RAISED.items()]
     found += [Fault(kind, "result", do, expected) for kind, (do, expected) in RESULTS.items()]
     found += [Fault(kind, "run", do, ("passed", "crashed", "incorrect")) for kind, do in LEFT.items()]
-    found += [Fault(kind, "run", do, expected, ends=True) for kind, (do, expected) in ENDING.items()]
-    found += [
-        Fault(kind, "prepare", ENDING[kind][0], ENDING[kind][1], ends=True) for kind in ("os._exit(0)", "SIGKILL")
-    ]
-    found += [Fault(kind, "supports", ENDING[kind][0], ("crashed",), ends=True) for kind in ("os._exit(0)",)]
+    found += [Fault(kind, "run", do, OTHERWISE.get(kind, ("crashed",)), ends=True) for kind, do in ENDING.items()]
+    early = (("os._exit(0)", "prepare"), ("SIGKILL", "prepare"), ("os._exit(0)", "supports"))
+    found += [Fault(kind, where, ENDING[kind], ends=True) for kind, where in early]
     found += [Fault(kind, "run", do, ("passed",), ends=True) for kind, do in AT_EXIT.items()]
+    refuses = raises(lambda: Unsupported("hard-data", "not this data"))
+    found += [Fault("Unsupported", "run", refuses), Fault("Unsupported", "run again", refuses)]
     found.append(Fault("freed storage", "result", _freed, WRONG, ends=True))
-    found.append(Fault("Unsupported", "run", raises(lambda: Unsupported("hard-data", "not this data"))))
-    found.append(Fault("Unsupported", "run again", raises(lambda: Unsupported("hard-data", "not this data"))))
-    found.append(Fault("KeyboardInterrupt", "run", raises(KeyboardInterrupt)))
-    return found
+    return [*found, Fault("KeyboardInterrupt", "run", raises(KeyboardInterrupt))]
 
 
 # -- the backends ------------------------------------------------------------------------------------
@@ -433,14 +374,8 @@ class Prepared:
     def run(self, operands: Any) -> Any:
         self._runs += 1
         self._backend.strike("run" if self._runs == 1 else "run again", self._problem)
-        right = operands.a @ operands.b
-        if (
-            self._backend.fault is not None
-            and self._backend.fault.where == "result"
-            and self._backend.hits(self._problem)
-        ):
-            return self._backend.fault.do(right)
-        return right
+        right, fault = operands.a @ operands.b, self._backend.fault
+        return fault.do(right) if fault and fault.where == "result" and self._backend.hits(self._problem) else right
 
     def proof(self) -> Proof:
         self._backend.strike("proof", self._problem)
@@ -482,7 +417,7 @@ class Choosing(Faulty):
 
 
 def pytest_gemm_register_backends(registry: Registry) -> None:
-    """An correct backend, and one for each fault that ``FAULTS`` names."""
+    """A correct backend, and one for each fault that ``FAULTS`` names."""
     add: Callable[[Any], None] = registry.add  # what is prepared has a property in the place of a contract
     add(Faulty("correct"))
     wanted = os.environ["FAULTS"].split(",")

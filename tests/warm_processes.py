@@ -26,15 +26,9 @@ from typing import Final
 import forkserver
 
 _IMPORTS: Final = (
-    "torch",
-    "torch._dynamo",
-    "torch._inductor.compile_fx",
-    "torch._inductor.select_algorithm",
-    "scipy.stats",
-    "msgspec",
-    "pytest",
-    "tabulate",
-)
+    "torch", "torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm", "scipy.stats",
+    "msgspec", "pytest", "tabulate",
+)  # fmt: skip
 
 # Python that is given a file starts as usual, and what inherits more than the streams.
 _SCRIPT: Final = """#!{python} -IS

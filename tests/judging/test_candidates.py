@@ -66,31 +66,19 @@ def given(line: str = LINE, distribution: str = "rand", seed: int = 1) -> tuple[
 # -- names -------------------------------------------------------------------------------------------
 
 
+TRITON = {"ACC_TYPE": "tl.float32", "ALLOW_TF32": False, "EVEN_K": True, "GROUP_M": 8, "USE_FAST_ACCUM": False}
+
+
 def triton_caller(number: int, m: int = 64, n: int = 128, k: int = 32, **facts: object) -> Any:
     """A candidate with what torch 2.11 to 2.13 give theirs: ``TritonTemplateCaller`` in select_algorithm.py."""
     stages, warps = facts.pop("stages", 4), facts.pop("warps", 8)
-    kwargs = {
-        "ACC_TYPE": "tl.float32",
-        "ALLOW_TF32": False,
-        "BLOCK_K": k,
-        "BLOCK_M": m,
-        "BLOCK_N": n,
-        "EVEN_K": True,
-        "GROUP_M": 8,
-        "USE_FAST_ACCUM": False,
-        **facts,
-    }
+    kwargs = {**TRITON, "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, **facts}
     described = [f"{key}={kwargs[key]!r}" for key in sorted(kwargs)]
-    return types.SimpleNamespace(
+    about = {"num_stages": stages, "num_warps": warps, "GROUP_M": kwargs["GROUP_M"], "backend": "Triton"}
+    return SimpleNamespace(
         name=f"{facts.pop('template', 'triton_mm')}_{number}",
         description=", ".join([*described, f"num_stages={stages}", f"num_warps={warps}"]),
-        log_info={
-            "tile_shape": str((m, k, n)),
-            "num_stages": stages,
-            "num_warps": warps,
-            "GROUP_M": kwargs["GROUP_M"],
-            "backend": "Triton",
-        },
+        log_info={"tile_shape": str((m, k, n)), **about},
     )
 
 
@@ -101,16 +89,13 @@ def test_a_triton_candidate_is_called_by_its_tile_whatever_its_number() -> None:
 
 
 def test_what_tells_candidates_apart_is_in_their_names_and_nothing_else() -> None:
-    names = selection.choice_names(
-        [
-            triton_caller(0, GROUP_M=8, EVEN_K=True),
-            triton_caller(1, GROUP_M=4, EVEN_K=False),  # EVEN_K says the same again
-            triton_caller(2, stages=3, GROUP_M=8),
-            triton_caller(3, 128, EPILOGUE_SUBTILE=1, template="triton_blackwell"),
-            triton_caller(4, 128, EPILOGUE_SUBTILE=2, template="triton_blackwell"),
-        ]
-    )
-    assert names == (
+    choices = [
+        triton_caller(0, GROUP_M=8, EVEN_K=True),
+        triton_caller(1, GROUP_M=4, EVEN_K=False),  # EVEN_K says the same again
+        triton_caller(2, stages=3, GROUP_M=8),
+        *(triton_caller(2 + n, 128, EPILOGUE_SUBTILE=n, template="triton_blackwell") for n in (1, 2)),
+    ]
+    assert selection.choice_names(choices) == (
         "triton_mm-64x128x32,s4,w8,EVEN_K=True",
         "triton_mm-64x128x32,s4,w8,EVEN_K=False",
         "triton_mm-64x128x32,s3,w8",
@@ -119,34 +104,33 @@ def test_what_tells_candidates_apart_is_in_their_names_and_nothing_else() -> Non
     )
 
 
-def test_two_facts_where_one_does_not_do() -> None:
-    facts = [{"g": g, "e": e} for g in (1, 2) for e in (True, False)]
-    assert naming.unique([("x", f) for f in facts]) == (
-        "x,g=1,e=True",
-        "x,g=1,e=False",
-        "x,g=2,e=True",
-        "x,g=2,e=False",
-    )
-
-
-def test_candidates_that_nothing_tells_apart_are_counted() -> None:
-    assert naming.unique([("x", {}), ("y", {}), ("x", {}), ("x", {})]) == ("x", "y", "x@2", "x@3")
+@pytest.mark.parametrize(
+    ("facts", "names"),
+    [
+        (
+            [("x", {"g": g, "e": e}) for g in (1, 2) for e in (3, 4)],
+            ("x,g=1,e=3", "x,g=1,e=4", "x,g=2,e=3", "x,g=2,e=4"),
+        ),
+        ([("x", {}), ("y", {}), ("x", {}), ("x", {})], ("x", "y", "x@2", "x@3")),
+    ],
+    ids=["two facts where one does not do", "nothing tells them apart"],
+)
+def test_several_facts_or_numbers_tell_candidates_apart(facts: Any, names: tuple[str, ...]) -> None:
+    assert naming.unique(facts) == names
 
 
 def test_every_kind_of_candidate_has_a_name_that_a_shell_and_a_pattern_take_as_it_is() -> None:
-    blocking = types.SimpleNamespace(block_m=8, block_n=48, block_k=1)
-    operation = types.SimpleNamespace(configuration_name=lambda: "cutlass3x_sm90_tensorop_f16_128x128x64_2x1x1_0_tnt")
+    blocking = SimpleNamespace(block_m=8, block_n=48, block_k=1)
+    template = SimpleNamespace(name="CppMicroGemmFP32Vec", register_blocking=blocking)
+    metadata = SimpleNamespace(kernel_name="Kernel(a; b)[128]")
+    operation = SimpleNamespace(configuration_name=lambda: "cutlass3x_sm90_tensorop_f16_128x128x64_2x1x1_0_tnt")
     choices = [
         triton_caller(0),
-        types.SimpleNamespace(
-            name="cpp_3", template=types.SimpleNamespace(name="CppMicroGemmFP32Vec", register_blocking=blocking)
-        ),
-        types.SimpleNamespace(name="cutlass_1", info_kwargs={"op": operation, "swizzle": 2}),
-        types.SimpleNamespace(
-            name="nv", kernel=types.SimpleNamespace(metadata=types.SimpleNamespace(kernel_name="Kernel(a; b)[128]"))
-        ),
-        types.SimpleNamespace(name="decompose_k_mm_16_split_3"),
-        types.SimpleNamespace(_wrapped=triton_caller(5, 16, 16, 16, stages=1, warps=2)),
+        SimpleNamespace(name="cpp_3", template=template),
+        SimpleNamespace(name="cutlass_1", info_kwargs={"op": operation, "swizzle": 2}),
+        SimpleNamespace(name="nv", kernel=SimpleNamespace(metadata=metadata)),
+        SimpleNamespace(name="decompose_k_mm_16_split_3"),
+        SimpleNamespace(_wrapped=triton_caller(5, 16, 16, 16, stages=1, warps=2)),
     ]
     names = selection.choice_names(choices)
     assert names == (
@@ -157,26 +141,13 @@ def test_every_kind_of_candidate_has_a_name_that_a_shell_and_a_pattern_take_as_i
         "decompose_k_mm_16_split",
         "triton_mm-16x16x16,s1,w2",
     )
-    for name in names:
-        assert shlex.quote(name) == name
-        assert not set(name) & set("*?[]")
+    assert all(shlex.quote(name) == name and not set(name) & set("*?[]") for name in names)
 
 
 def test_a_candidate_has_its_name_before_its_code_is_made() -> None:
-    kwargs: dict[str, object] = {
-        "BLOCK_M": 64,
-        "BLOCK_N": 128,
-        "BLOCK_K": 32,
-        "num_stages": 4,
-        "num_warps": 8,
-        "GROUP_M": 8,
-    }
-    kwargs |= {"ACC_TYPE": "tl.float32", "ALLOW_TF32": False, "EVEN_K": True, "USE_FAST_ACCUM": False}
-    callers, outlines = [], []
-    for index, group in enumerate((8, 4)):
-        callers.append(triton_caller(index, GROUP_M=group))
-        outlines.append(selection._Unrendered("mm", {**kwargs, "GROUP_M": group, "layout": object()}))
-    names = selection.choice_names(callers)
+    kwargs = {**TRITON, "BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 32, "num_stages": 4, "num_warps": 8}
+    names = selection.choice_names([triton_caller(index, GROUP_M=group) for index, group in enumerate((8, 4))])
+    outlines = [selection._Unrendered("mm", {**kwargs, "GROUP_M": group, "layout": object()}) for group in (8, 4)]
     assert len(set(names)) == 2
     assert selection.choice_names(outlines) == names
 
@@ -242,14 +213,12 @@ def test_the_candidate_that_was_asked_for_is_the_one_that_runs(two: TwoCandidate
 @needs_compiler
 def test_a_name_that_no_candidate_has_is_refused(two: TwoCandidates, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, first = given("mm:f32:nn:64x64x64")
-    with pytest.raises(Unsupported) as caught:
-        two.prepare(problem, first, BuildRequest(candidate="CppMicroGemmAMX-32x32x32"))
-    assert caught.value.reason.code == "unknown-candidate"
-    # One that was listed, and that Inductor does not offer any more.
-    monkeypatch.setattr(two, "_space_of", lambda *args: Space())
-    with pytest.raises(Unsupported) as caught:
-        two.prepare(problem, first, BuildRequest(candidate="CppMicroGemmAMX-32x32x32"))
-    assert caught.value.reason.code == "unknown-candidate"
+    for is_listed in (False, True):  # listed, and Inductor does not offer it any more
+        if is_listed:
+            monkeypatch.setattr(two, "_space_of", lambda *args: Space())
+        with pytest.raises(Unsupported) as caught:
+            two.prepare(problem, first, BuildRequest(candidate="CppMicroGemmAMX-32x32x32"))
+        assert caught.value.reason.code == "unknown-candidate"
 
 
 @needs_compiler
@@ -285,33 +254,31 @@ def test_the_winner_is_benchmarked(two: TwoCandidates) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", ["CUDACompileError", "OutOfResources", "RuntimeError"])
-def test_what_a_benchmark_fails_with_is_said_of_the_candidate_that_inductor_leaves_out(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "said", "code", "text"),
+    [
+        ("CUDACompileError", "in file\n/tmp/k/abc.cu(12): error: no such tile\nmore", "compile-error",
+         "abc.cu(12): error: no such tile"),
+        ("RuntimeError", "No valid triton configs. OutOfResources: out of resource: shared memory", "out-of-resources",
+         "No valid triton configs. OutOfResources: out of resource: shared memory"),
+        ("RuntimeError", "an illegal memory access\nwas encountered", "benchmark-failed",
+         "RuntimeError: an illegal memory access"),
+    ],
+)  # fmt: skip
+def test_what_a_benchmark_fails_with_is_said_of_the_candidate_that_inductor_leaves_out(
+    kind: str, said: str, code: str, text: str
+) -> None:
     from torch._inductor import exc
     from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
 
-    error: Exception = {
-        "CUDACompileError": exc.CUDACompileError(["nvcc"], "in file\n/tmp/k/abc.cu(12): error: no such tile\nmore"),
-        "OutOfResources": RuntimeError("No valid triton configs. OutOfResources: out of resource: shared memory"),
-        "RuntimeError": RuntimeError("an illegal memory access\nwas encountered"),
-    }[kind]
-
     def benchmark(self: Any, *args: Any, out: torch.Tensor) -> float:
-        raise error
+        raise RuntimeError(said) if kind == "RuntimeError" else exc.CUDACompileError(["nvcc"], said)
 
     problem, first = given("mm:f32:nn:64x64x64")
     with patch.object(CppTemplateCaller, "benchmark", benchmark), calls.quiet():
         prepared = TwoCandidates(threads=1).prepare(problem, first)
     ((name, reason),) = prepared.pruned.items()
     assert name.startswith("CppMicroGemmFP32Vec-")
-    code, text = {
-        "CUDACompileError": ("compile-error", "abc.cu(12): error: no such tile"),
-        "OutOfResources": (
-            "out-of-resources",
-            "No valid triton configs. OutOfResources: out of resource: shared memory",
-        ),
-        "RuntimeError": ("benchmark-failed", "RuntimeError: an illegal memory access"),
-    }[kind]
     assert (reason.code, reason.text) == (code, text)
 
 
@@ -351,46 +318,28 @@ def named(kind: str, text: str, **attributes: object) -> Exception:
     return error
 
 
+CUDA_ERROR = "warning: x\n/a/b.cu(3): error: tile\nfatal: y"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
-        (
-            named("CUDACompileError", "C++ compile error", output="warning: x\n/a/b.cu(3): error: tile\nfatal: y"),
-            "compile-error",
-            "b.cu(3): error: tile",
-        ),
-        (
-            named("OutOfResources", "out of resource: shared memory, Required: 9, Hardware limit: 8"),
-            "out-of-resources",
-            "Required: 9",
-        ),
-        (
-            named("NoTritonConfigsError", "No valid triton configs. OutOfResources: Required: 9"),
-            "out-of-resources",
-            "Required: 9",
-        ),
-        (
-            named("InductorError", "OutOfMemoryError: out of resource: mm Required: 262144 Hardware limit:232448"),
-            "out-of-resources",
-            "Required: 262144",
-        ),
+        (named("CUDACompileError", "C++ compile error", output=CUDA_ERROR), "compile-error", "b.cu(3): error: tile"),
+        (named("OutOfResources", "out of resource: shared memory, Required: 9"), "out-of-resources", "Required: 9"),
+        (named("NoTritonConfigsError", "No valid triton configs. OutOfResources: Required: 9"),
+         "out-of-resources", "Required: 9"),
+        (named("InductorError", "OutOfMemoryError: out of resource: mm Required: 262144 Hardware limit:232448"),
+         "out-of-resources", "Required: 262144"),
+        (named("NoTritonConfigsError", "No valid triton configs. PTXASError: it died"), "compile-error", "it died"),
+        (named("InductorError", "wrapped", inner_exception=named("PTXASError", "PTXAS error: internal")),
+         "compile-error", "PTXAS"),
         (named("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB"), "", ""),
-        (
-            named("NoTritonConfigsError", "No valid triton configs. PTXASError: ptxas died"),
-            "compile-error",
-            "ptxas died",
-        ),
-        (
-            named("InductorError", "wrapped", inner_exception=named("PTXASError", "PTXAS error: internal")),
-            "compile-error",
-            "PTXAS",
-        ),
         (named("NoTritonConfigsError", "No triton configs are available"), "", ""),
         (named("CppCompileError", "C++ compile error", output="error: no"), "", ""),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "", ""),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
-)
+)  # fmt: skip
 def test_what_autotuning_drops_and_what_is_a_failure(error: Exception, code: str, text: str) -> None:
     reason = torch_compat.why_pruned(error)
     assert (reason.code if reason else "") == code
@@ -419,7 +368,7 @@ def test_a_selection_within_a_selection_is_left_alone() -> None:
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
     seen = compilation.Session()
-    outer, inner = triton_caller(0), types.SimpleNamespace(name="bmm_dtype")
+    outer, inner = triton_caller(0), SimpleNamespace(name="bmm_dtype")
     asked: list[int] = []
 
     def select(self: Any, name: str, choices: list[Any]) -> Any:
@@ -441,7 +390,7 @@ def test_a_selection_within_a_selection_is_left_alone() -> None:
 
 def test_the_product_inside_decompose_k_is_its_own() -> None:
     session = compilation.Session(chosen=["decompose_k_mm_16_split"], choices=["decompose_k_mm_16_split"])
-    compiled: Any = types.SimpleNamespace(
+    compiled: Any = SimpleNamespace(
         session=session,
         templates=(),
         kernels={"triton_red_fused_sum_0": False},
@@ -525,26 +474,31 @@ def test_the_template_of_a_shared_a_is_a_space_where_the_release_has_it(monkeypa
         assert spaces("bmm:f16:nn:63x32x32x32:a.broadcast") == spaces("bmm:f16:nn:64x32x32x32") == ["*"]
 
 
+def specs_of_artifacts(monkeypatch: pytest.MonkeyPatch) -> list[compilation.CompileSpec]:
+    """What every artifact from now on is compiled by, which is none."""
+    compiled: list[compilation.CompileSpec] = []
+
+    def artifact(problem: Problem, tensors: Any, spec: compilation.CompileSpec) -> Any:
+        compiled.append(spec)
+        return SimpleNamespace(rebind_reason="", compiles=1, chosen=(), fused=True)
+
+    monkeypatch.setattr(artifact_module, "Artifact", artifact)
+    return compiled
+
+
 def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class Spaced(TritonBackend):
         def spaces(self, problem: Problem) -> tuple[Space, ...]:
             return (Space(), Space(",tma-store", "t_tma*", (("triton.enable_template_tma_store", True),)))
 
     asked: list[dict[str, Any]] = []
-    compiled: list[compilation.CompileSpec] = []
 
     def list_candidates(problem: Problem, tensors: Any, spec: compilation.CompileSpec) -> Candidates:
         asked.append(dict(spec.options))
         return Candidates(("t-1", "t_tma-1"))
 
-    class Compiled:
-        rebind_reason, compiles, chosen, fused = "", 1, (), True
-
-        def __init__(self, problem: Problem, tensors: Any, spec: compilation.CompileSpec) -> None:
-            compiled.append(spec)
-
     monkeypatch.setattr(artifact_module, "list_candidates", list_candidates)
-    monkeypatch.setattr(artifact_module, "Artifact", Compiled)
+    compiled = specs_of_artifacts(monkeypatch)
     monkeypatch.setattr(tensor_core, "contract", lambda *args, **kwargs: Contract())
     backend = Spaced(threads=1)
     problem, first = given("mm:f16:nn:64x64x64")
@@ -559,21 +513,13 @@ def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: p
 
 def test_the_users_caches_keep_candidates_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys of the FX graph cache know nothing of what was left of a selection."""
-    tags: list[str] = []
-
-    class Compiled:
-        rebind_reason, compiles = "", 1
-
-        def __init__(self, problem: Problem, tensors: Any, spec: compilation.CompileSpec) -> None:
-            tags.append(spec.cache_tag)
-
     monkeypatch.setattr(artifact_module, "list_candidates", lambda *args: Candidates(("a", "b")))
-    monkeypatch.setattr(artifact_module, "Artifact", Compiled)
+    compiled = specs_of_artifacts(monkeypatch)
     backend = CppBackend(threads=1)
     problem, first = given()
     for name in ("a", "b", "", ""):
         backend.artifact(problem, first, BuildRequest(candidate=name, user_caches="tag"))
-    assert tags == ["tag-a", "tag-b", "tag", "tag"], "each time a compile"
+    assert [spec.cache_tag for spec in compiled] == ["tag-a", "tag-b", "tag", "tag"], "each time a compile"
 
 
 def test_a_candidate_that_slices_k_is_held_to_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -581,7 +527,7 @@ def test_a_candidate_that_slices_k_is_held_to_its_slices(monkeypatch: pytest.Mon
     backend, problem = TritonBackend(), Problem.parse("mm:f16:nn:16x16x4096")
 
     def contract(*chosen: str) -> Contract:
-        artifact: Any = types.SimpleNamespace(chosen=chosen, fused=False)
+        artifact: Any = SimpleNamespace(chosen=chosen, fused=False)
         return backend.contract(problem, artifact)
 
     plain, sliced = contract("triton_mm-16x16x16,s1,w1"), contract("decompose_k_mm_16_split")
@@ -689,41 +635,25 @@ def test_all_candidates_are_judged_with_all_distributions() -> None:
     assert {o.chosen for o in outcomes} == {("a",), ("b",)}
 
 
-def test_no_choice_is_the_backends_own_way() -> None:
-    backend = Fake("a", "b")
-    for choices in ("", "one", "winner"):
-        outcomes = judged(backend, choices)
-        assert {o.candidate for o in outcomes} == {""}
-    assert set(backend.prepared) == {""}
-    assert backend.listed == 0
-
-
 class Tuner(Fake):
     """Its candidate has the name of the way in which it is selected."""
 
     def prepare(self, problem: Problem, given: operands.Operands, request: BuildRequest) -> Prepared:
-        return Prepared(problem, request.selection.value or self.names[0])
+        return Prepared(problem, request.candidate or request.selection.value or "own")
 
 
 @pytest.mark.parametrize(("choices", "chosen"), [("", "own"), ("one", "one"), ("winner", "winner"), ("all", "own")])
 def test_a_backend_picks_in_the_way_that_was_asked_for(choices: str, chosen: str) -> None:
-    (outcome,) = judged(Tuner("own"), choices, ("rand",))
+    backend = Tuner("own")
+    (outcome,) = judged(backend, choices, ("rand",))
     assert outcome.chosen == (chosen,)
+    assert (outcome.candidate, backend.listed) == (("own", 1) if choices == "all" else ("", 0))
 
 
-@pytest.mark.parametrize(
-    ("choices", "expected"),
-    [
-        ("1", "a"),
-        ("2", "ag"),
-        ("3", "adg"),
-        ("4", "aceg"),
-        ("99", "abcdefg"),
-        ("b", "b"),
-        ("[ce]", "ce"),
-        ("?", "abcdefg"),
-    ],
-)
+@pytest.mark.parametrize(("choices", "expected"), [
+    ("1", "a"), ("2", "ag"), ("3", "adg"), ("4", "aceg"), ("99", "abcdefg"), ("b", "b"), ("[ce]", "ce"),
+    ("?", "abcdefg"),
+])  # fmt: skip
 def test_a_number_is_spread_and_a_pattern_is_matched(choices: str, expected: str) -> None:
     outcomes = judged(Fake(*"abcdefg"), choices, ("rand",))
     assert "".join(dict.fromkeys(o.candidate for o in outcomes)) == expected
@@ -740,22 +670,17 @@ def test_a_pattern_that_no_candidate_of_the_problem_matches_is_refused_with_the_
 
 
 def test_a_backend_without_candidates_goes_its_only_way_unless_one_is_named() -> None:
-    class Single:
-        name = "single"
-
-        def availability(self, device: str) -> Availability:
-            return Availability()
-
-        def supports(self, problem: Problem, request: object = None) -> Unsupported | None:
-            return None
-
-        def prepare(self, problem: Problem, given: operands.Operands, request: object = None) -> Prepared:
-            return Prepared(problem, "own")
-
-    assert not isinstance(Single(), CandidateBackend)
+    many = Fake("own")
+    single = SimpleNamespace(
+        name="single",
+        availability=many.availability,
+        supports=many.supports,
+        prepare=lambda problem, given, request=None: Prepared(problem, "own"),
+    )
+    assert not isinstance(single, CandidateBackend)
     for choices in ("all", "7"):
-        assert {o.status for o in judged(Single(), choices)} == {Status.PASSED}
-    (outcome,) = judged(Single(), "a")
+        assert {o.status for o in judged(single, choices)} == {Status.PASSED}
+    (outcome,) = judged(single, "a")
     assert outcome.status is Status.UNSUPPORTED
 
 
@@ -768,17 +693,6 @@ def test_with_many_candidates_each_is_judged_with_one_exact_and_one_random_distr
     assert {o.distribution for o in judged(Fake(*many), "c1")} == set(DISTRIBUTIONS)
 
 
-def test_a_pruned_candidate_is_no_failure_and_a_broken_one_is() -> None:
-    outcomes = judged(Fake("a", "b-unfit", "c-broken", "d"), "all", ("rand",))
-    assert [(o.candidate, o.status) for o in outcomes] == [
-        ("a", Status.PASSED),
-        ("b-unfit", Status.PRUNED),
-        ("c-broken", Status.CRASHED),
-        ("d", Status.PASSED),
-    ]
-    assert outcomes[1].reason == Reason("out-of-resources", "out of resource: shared memory")
-
-
 def test_when_all_candidates_are_pruned_the_case_fails() -> None:
     outcomes = judged(Fake("a-unfit", "b-unfit"), "all")
     assert [o.status for o in outcomes] == [Status.PRUNED, Status.PRUNED, Status.CRASHED]
@@ -789,43 +703,33 @@ def test_when_all_candidates_are_pruned_the_case_fails() -> None:
     assert [o.status for o in judged(Fake("a-unfit", "b-unfit"), "a-unfit")] == [Status.PRUNED]
     (outcome,) = judged(Fake("a-unfit"), "")
     assert outcome.status is Status.CRASHED
-    assert outcome.reason is not None
-    assert outcome.reason.code == "all-pruned"
+    assert outcome.code == "all-pruned"
 
 
-def test_what_the_backend_drops_by_itself_is_in_the_record() -> None:
-    outcomes = judged(Fake("a", "b-unfit"), "winner", ("rand",))
-    assert [(o.candidate, o.status) for o in outcomes] == [("b-unfit", Status.PRUNED), ("", Status.PASSED)]
+@pytest.mark.parametrize(
+    ("names", "choices", "found"),
+    [
+        ("a b-unfit c-broken d", "all", ["a passed", "b-unfit pruned", "c-broken crashed", "d passed"]),
+        ("a b-off c", "all", ["a passed", "b-off incorrect", "c passed"]),
+        ("a b-crash", "all", ["a passed", "b-crash crashed"]),
+        ("a b-unfit", "winner", ["b-unfit pruned", " passed"]),  # what the backend drops by itself
+    ],
+)
+def test_each_candidate_has_its_own_status(names: str, choices: str, found: list[str]) -> None:
+    outcomes = judged(Fake(*names.split()), choices, ("rand",))
+    assert [f"{o.candidate} {o.status.value}" for o in outcomes] == found
+    for outcome in outcomes:
+        if outcome.candidate == "b-unfit" and choices == "all":
+            assert outcome.reason == Reason("out-of-resources", "out of resource: shared memory")
 
 
-def test_a_wrong_candidate_is_named_and_the_others_pass() -> None:
-    outcomes = judged(Fake("a", "b-off", "c"), "all", ("rand",))
-    assert [(o.candidate, o.status) for o in outcomes] == [
-        ("a", Status.PASSED),
-        ("b-off", Status.INCORRECT),
-        ("c", Status.PASSED),
-    ]
-    crashed = judged(Fake("a", "b-crash"), "all", ("rand",))[-1]
-    assert (crashed.candidate, crashed.status) == ("b-crash", Status.CRASHED)
-
-
-def test_the_truth_is_computed_once_for_all_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-
-    def counted(module: Any, name: str) -> None:
-        correct = getattr(module, name)
-
-        def counting(*args: Any) -> Any:
-            made.append(name)
-            return correct(*args)
-
-        monkeypatch.setattr(module, name, counting)
-
-    counted(reference, "reference")
-    counted(interval, "interval")
-    outcomes = judged(Fake(*(f"c{i}" for i in range(30))), "all")
-    assert len(outcomes) == 60
-    assert sorted(made) == 3 * ["interval"] + 3 * ["reference"]  # of two distributions, and of another weight
+def test_the_truth_is_computed_once_for_all_candidates() -> None:
+    with (
+        patch.object(reference, "reference", side_effect=reference.reference) as references,
+        patch.object(interval, "interval", side_effect=interval.interval) as intervals,
+    ):
+        assert len(judged(Fake(*(f"c{i}" for i in range(30))), "all")) == 60
+    assert references.call_count == intervals.call_count == 3  # of two distributions, and of another weight
 
 
 def test_evidence_of_failed_candidates_is_bounded() -> None:
@@ -855,37 +759,30 @@ def _kernel_of(prepared: Any) -> tuple[Any, str, Callable[..., Any]]:
     return module, name, getattr(module, name).kernel
 
 
+def output_of(args: tuple[Any, ...]) -> torch.Tensor:
+    """The result among what a kernel is called with."""
+    return next(a for a in reversed(args) if isinstance(a, torch.Tensor) and a.shape == (20, 33))
+
+
 @needs_compiler
-def test_a_kernel_that_writes_nothing_cannot_live_on_the_last_result() -> None:
+@pytest.mark.parametrize("first_row", [0, 19])
+def test_what_is_left_out_cannot_live_on_the_last_result(first_row: int) -> None:
     """The allocator gives the memory of a result that is gone to the next one, with the right values in it."""
-    problem, first = given()
+    problem, first = given("mm:f32:nn:20x33x40")
     prepared = CppBackend(threads=1).prepare(problem, first)
     assert not prepared.run(first).isnan().any()
-    module, name, _ = _kernel_of(prepared)
-    getattr(module, name).kernel = lambda *args: None
-    assert prepared.run(first).isnan().all()
-
-
-@needs_compiler
-def test_a_row_that_is_left_out_or_read_from_the_output_is_wrong() -> None:
-    problem, first = given("mm:f32:nn:20x33x40")
-    case = case_module.Case(CppBackend(threads=1), problem, ("rand",), 0, Device.CPU)
-    prepared = case.backend.prepare(problem, first, case.request())
     module, name, kernel = _kernel_of(prepared)
-    outputs: list[torch.Tensor] = []
 
-    def adds_to_its_output(*args: Any) -> None:
-        out = next(a for a in reversed(args) if isinstance(a, torch.Tensor) and a.shape == (20, 33))
+    def leaves_rows(*args: Any) -> None:
+        out = output_of(args)
         before = out.clone()
         kernel(*args)
-        out[-1] = before[-1]  # a tail that nobody writes
-        outputs.append(out)
+        out[first_row:] = before[first_row:]  # as if nobody had written them
 
-    getattr(module, name).kernel = adds_to_its_output
+    getattr(module, name).kernel = leaves_rows
     result: Any = prepared.run(first)
-    assert outputs
-    assert result[-1].isnan().all()
-    assert not result[:-1].isnan().any()
+    assert result[first_row:].isnan().all()
+    assert not result[:first_row].isnan().any()
 
 
 @needs_compiler
@@ -898,7 +795,7 @@ def test_a_kernel_that_writes_beside_its_output_is_wrong(beside: int) -> None:
 
     def writes_an_element_more(*args: Any) -> None:
         kernel(*args)
-        out = next(a for a in reversed(args) if isinstance(a, torch.Tensor) and a.shape == (20, 33))
+        out = output_of(args)
         out.as_strided((1,), (1,), out.storage_offset() + beside).zero_()
 
     prepared.run(first)
@@ -917,26 +814,20 @@ def test_poison_is_nan_in_every_float_between_strided_elements_too() -> None:
 
 
 @needs_compiler
-def test_a_timed_call_gets_memory_as_a_users_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timed_call_gets_memory_as_a_users_program_does() -> None:
     problem, first = given()
     prepared = CppBackend(threads=1).prepare(problem, first)
-    poisoned: list[int] = []
-    correct = poisoning.poison
-
-    def counting(tensor: torch.Tensor) -> torch.Tensor:
-        poisoned.append(1)
-        return correct(tensor)
-
-    monkeypatch.setattr(poisoning, "poison", counting)
     (module,) = prepared.artifact._compiled.modules
     before = {name: getattr(module, name) for name in poisoning.allocators_of(module)}
     assert "empty_strided_cpu" in before
-    with prepared.timed(first) as call:
-        seen = len(poisoned)
+    with (
+        patch.object(poisoning, "poison", side_effect=poisoning.poison) as poisoned,
+        prepared.timed(first) as call,
+    ):
+        seen, counted = poisoned.call_count, len(prepared.proof().executed)
         assert seen  # the run that comes before the timed ones is judged memory
-        counted = len(prepared.proof().executed)
         call()
-        assert len(poisoned) == seen
+        assert poisoned.call_count == seen
         assert {name: getattr(module, name) for name in before} == before
         assert len(prepared.proof().executed) == counted
     prepared.run(first)
@@ -948,7 +839,7 @@ def test_a_timed_call_gets_memory_as_a_users_program_does(monkeypatch: pytest.Mo
 
 class Operator:
     def __init__(self, name: str, writes: bool = True) -> None:
-        self.metadata = types.SimpleNamespace(operator_name=name)
+        self.metadata = SimpleNamespace(operator_name=name)
         self.compiled = 0
         self.writes = writes
 
@@ -967,9 +858,9 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> list[Operator]:
     found = [Operator("op_b"), Operator("op_a"), Operator("op(a)"), Operator("op_a"), Operator("op_lazy", writes=False)]
 
     def arguments(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, accumulate: torch.dtype) -> Any:
-        return types.SimpleNamespace(a=a, b=b, out=out)
+        return SimpleNamespace(a=a, b=b, out=out)
 
-    module = types.SimpleNamespace(GemmArguments=arguments, get_operators=lambda arguments, target_sm: found)
+    module = SimpleNamespace(GemmArguments=arguments, get_operators=lambda arguments, target_sm: found)
     monkeypatch.setitem(sys.modules, "cutlass.operators", module)
     monkeypatch.setattr(cutedsl, "_target", lambda: "90a")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (9, 0))
@@ -1027,32 +918,28 @@ candidate = "triton_mm-*,s5,*"
 
 
 def test_a_ledger_entry_may_speak_of_candidates(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.toml"
+    path, env, (four, five) = (
+        tmp_path / "ledger.toml",
+        Environment("2.11.0"),
+        (f"triton_mm-64x64x32,s{n},w8" for n in "45"),
+    )
     path.write_text(ENTRY)
-    ledger, env = Ledger.load(path), Environment("2.11.0")
+    ledger = Ledger.load(path)
 
-    def explained(candidate: str = "", **facts: Any) -> bool:
+    def explained(candidate: str = "", *chosen: str) -> bool:
         case = CaseId("triton", MM.line, candidate)
-        outcome = Outcome(case, "rand", 0, Status.INCORRECT, test="test_product", **facts)
+        outcome = Outcome(case, "rand", 0, Status.INCORRECT, test="test_product", chosen=chosen)
         return ledger.match(outcome, MM, env) is not None
 
-    assert explained("triton_mm-64x64x32,s5,w8")
-    assert not explained("triton_mm-64x64x32,s4,w8")
     # Where the backend chose by itself it is the candidate that it chose.
-    assert explained(chosen=("triton_mm-64x64x32,s5,w8",))
-    assert not explained(chosen=("triton_mm-64x64x32,s4,w8",))
-    assert not explained()
-
-
-def test_an_entry_that_kills_the_process_withholds_its_candidates_only(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.toml"
+    found = [explained(five), explained(four), explained("", five), explained("", four), explained()]
+    assert found == [True, False, True, False, False]
+    # An entry that kills the process withholds its candidates only.
     path.write_text(ENTRY + "crashes = true\n")
-    ledger, env = Ledger.load(path), Environment("2.11.0")
-    assert ledger.applicable("triton", MM, "test_product", env) is None
-    assert ledger.applicable("triton", MM, "test_product", env, "triton_mm-64x64x32,s4,w8") is None
-    held = ledger.applicable("triton", MM, "test_product", env, "triton_mm-64x64x32,s5,w8")
-    assert held is not None
-    assert held.id == "five-stages"
+    withheld = [
+        Ledger.load(path).applicable("triton", MM, "test_product", env, *name) for name in ((), (four,), (five,))
+    ]
+    assert [entry and entry.id for entry in withheld] == [None, None, "five-stages"]
 
 
 # -- the plugin ----------------------------------------------------------------------------------------
@@ -1082,10 +969,16 @@ SUITE = """
 """
 
 
+def with_candidates(pytester: pytest.Pytester, *names: str) -> None:
+    pytester.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=names))
+
+
+FAKE = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32")
+
+
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    names = ("good-1", "good-2", "bad-off", "big-unfit")
-    pytester.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=names))
+    with_candidates(pytester, "good-1", "good-2", "bad-off", "big-unfit")
     pytester.makepyfile(test_it=SUITE)
     return pytester
 
@@ -1100,14 +993,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytester) -> None:
     record, junit = project.path / "run.jsonl", project.path / "junit.xml"
-    result = run(
-        project,
-        "--gemm-backends=fake",
-        "--gemm-problem=mm:f32:nn:8x16x32",
-        "--gemm-candidates=all",
-        "--gemm-output=.",
-        f"--junit-xml={junit}",
-    )
+    result = run(project, *FAKE, "--gemm-candidates=all", "--gemm-output=.", f"--junit-xml={junit}")
     assert result.ret == 1
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
@@ -1121,13 +1007,9 @@ def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytest
     )
     assert "--gemm-candidates=all" not in result.stdout.str()
     statuses = {(r["candidate"], r["status"]) for r in records(record)}
-    assert statuses == {
-        ("good-1", "passed"),
-        ("good-2", "passed"),
-        ("bad-off", "incorrect"),
-        ("big-unfit", "pruned"),
-    }
+    assert statuses == {("good-1", "passed"), ("good-2", "passed"), ("bad-off", "incorrect"), ("big-unfit", "pruned")}
     assert {tuple(r["chosen"]) for r in records(record) if r["candidate"] == "good-1"} == {("good-1",)}
+    assert any("bad-off" in place.name for place in (project.path / "failures").iterdir())
     found = {p.get("name"): p.get("value") for p in ET.parse(junit).iter("property")}
     assert found["gemm_candidate"] == "good-1, good-2, bad-off, big-unfit"
     line = next(text for text in result.outlines if "rerun: pytest" in text).split("rerun: pytest ")[1]
@@ -1154,7 +1036,7 @@ def test_a_pattern_that_matches_nothing_at_all_fails_the_run(project: pytest.Pyt
 
 
 def test_a_pruned_candidate_by_name_is_shown_and_no_failure(project: pytest.Pytester) -> None:
-    asked = ("--gemm-backends=fake", "--gemm-candidates=big*", "--gemm-problem=mm:f32:nn:8x16x32")
+    asked = (*FAKE, "--gemm-candidates=big*")
     assert run(project, *asked).ret == 10  # nothing was judged
     result = run(project, *asked, "--gemm-allow=unjudged", "-v")
     assert result.ret == 0
@@ -1162,15 +1044,9 @@ def test_a_pruned_candidate_by_name_is_shown_and_no_failure(project: pytest.Pyte
     assert result.parseoutcomes()["pruned"] == 1
 
 
-def test_a_pruned_candidate_beside_one_that_passes_is_a_pass(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=fake", "--gemm-candidates=*[1t]", "--gemm-problem=mm:f32:nn:8x16x32")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["fake pruned 1 (1 different) for out-of-resources: big-unfit: *"])
-
-
 def test_a_case_of_which_every_candidate_is_pruned_fails(project: pytest.Pytester) -> None:
-    project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=("a-unfit", "b-unfit")))
-    result = run(project, "--gemm-backends=fake", "--gemm-level=full", "--gemm-problem=mm:f32:nn:8x16x32")
+    with_candidates(project, "a-unfit", "b-unfit")
+    result = run(project, *FAKE, "--gemm-level=full")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["* on fake: crashed: every candidate that was tried was pruned (2 out-of-resources)*"])
     (line,) = (text for text in result.outlines if "rerun: pytest" in text)
@@ -1180,7 +1056,7 @@ def test_a_case_of_which_every_candidate_is_pruned_fails(project: pytest.Pyteste
 
 def test_the_default_is_the_own_way_at_quick_and_all_from_full_on(project: pytest.Pytester) -> None:
     record = project.path / "run.jsonl"
-    common = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-output=.")
+    common = (*FAKE, "--gemm-output=.")
     assert run(project, *common).ret == 0
     assert {r["candidate"] for r in records(record)} == {"", "big-unfit"}
     result = run(project, *common, "--gemm-level=full")
@@ -1198,36 +1074,18 @@ def test_the_winner_of_a_benchmark_is_rerun_by_its_name() -> None:
 
 
 def test_a_record_has_the_candidates_and_is_read_again() -> None:
-    outcome = Outcome(
-        CaseId("triton", MM.line, candidate="a"), "rand", 0, Status.PASSED, chosen=("triton_mm-64x64x32,s5,w8",)
-    )
+    outcome = Outcome(CaseId("triton", MM.line, candidate="a"), "rand", 0, Status.PASSED, chosen=("t-64x64x32,s5,w8",))
     record = json.loads(json.dumps(records_module.to_record(outcome)))
     assert records_module.from_record(record) == outcome
 
 
-def test_artifacts_of_candidates_lie_beside_each_other(project: pytest.Pytester) -> None:
-    project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=("a-off", "b-off")))
-    folder = project.path / "failures"
-    run(
-        project,
-        "--gemm-backends=fake",
-        "--gemm-problem=mm:f32:nn:8x16x32",
-        "--gemm-candidates=all",
-        "--gemm-output=.",
-    )
-    names = [place.name for place in folder.iterdir()]
-    assert any("a-off" in name for name in names)
-    assert any("b-off" in name for name in names)
-
-
 def test_a_candidate_that_can_kill_the_process_is_not_run_and_the_others_are(project: pytest.Pytester) -> None:
-    project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=("good-1", "b-off", "good-2")))
+    with_candidates(project, "good-1", "b-off", "good-2")
     record, ledger = project.path / "run.jsonl", project.path / "ledger.toml"
     ledger.write_text(
         '[[known-failure]]\nid = "kills"\nbackend = "fake"\nreason = "it aborts"\ncandidate = "*-off"\ncrashes = true\n'
     )
-    options = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-candidates=all")
-    result = run(project, *options, "--gemm-output=.", f"--gemm-known-failures={ledger}")
+    result = run(project, *FAKE, "--gemm-candidates=all", "--gemm-output=.", f"--gemm-known-failures={ledger}")
     assert result.ret == 0
     found = {(r["candidate"], r["status"], (r["reason"] or {}).get("code")) for r in records(record)}
     assert found == {

@@ -49,8 +49,7 @@ def test_a_mode_that_a_backend_lacks_is_refused_with_its_reason(mode: str) -> No
             continue
         (outcome,) = Judge().outcomes(Case(backend, MM, ("rand",), 0, Device.CPU, mode=Mode(mode)))
         assert (outcome.status, outcome.mode) == (Status.UNSUPPORTED, mode)
-        assert outcome.reason is not None
-        assert outcome.reason.code == "mode"
+        assert outcome.code == "mode"
 
 
 def test_cuda_graphs_need_a_cuda_device() -> None:
@@ -124,16 +123,11 @@ def test_what_a_program_of_cpp_calls_is_read_in_it() -> None:
     assert not found.foreign
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        ("aoti_torch_cpu_mm_out(buf0, arg0, arg1)", "mm_out"),
-        ("aoti_torch_cpu_addmm_out(buf0, arg0, arg1)", "addmm_out"),
-        ("aoti_torch_cpu_mkldnn__linear_pointwise(arg0, arg1)", "mkldnn__linear_pointwise"),
-        ("aoti_torch_cpu__mkl_linear(arg0, arg1)", "mkl_linear"),
-        ("aoti_torch_cuda_bmm_out(buf0, arg0)", "bmm_out"),
-    ],
-)
+@pytest.mark.parametrize(("call", "name"), [
+    ("aoti_torch_cpu_mm_out(buf0, arg0, arg1)", "mm_out"), ("aoti_torch_cpu_addmm_out(buf0, arg0, arg1)", "addmm_out"),
+    ("aoti_torch_cpu_mkldnn__linear_pointwise(arg0, arg1)", "mkldnn__linear_pointwise"),
+    ("aoti_torch_cpu__mkl_linear(arg0, arg1)", "mkl_linear"), ("aoti_torch_cuda_bmm_out(buf0, arg0)", "bmm_out"),
+])  # fmt: skip
 def test_somebody_else_s_product_shows_in_a_program_of_cpp(call: str, name: str) -> None:
     (found,) = generated_code.cpp_program(PROGRAM.format(more=f"    AOTI_TORCH_ERROR_CODE_CHECK({call});")).foreign
     assert found.endswith(name)

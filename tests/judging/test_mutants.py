@@ -228,31 +228,26 @@ SQUARE = ROWWISE.replace("20x40", "40x40")
 GROUPED = "grouped_mm:bf16:nt:4x20x40x248"
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "words"),
-    [
-        ("k-tail-dropped", SHORT, "the products with k in [240, 250) of K = 250 are missing"),
-        ("k-off-by-one", SHORT, "the products with k = 249 of K = 250 are missing"),
-        ("k-doubled", SHORT, "k = 125 of K = 250"),
-        ("split-k-slice-dropped", "mm:f32:nn:20x40x256", "slice 3 of 4 of K"),
-        ("tile-swap", SHORT, "the 16x16 tile at (0, 0) holds the answer of the tile at (0, 16)"),
-        ("tf32-truncated", SHORT, "A and B were truncated to TF32"),
-        ("bf16-detour", SHORT, "a detour through bf16"),
-        ("cached-result", SHORT, "distribution int-2, seed 0"),
-        ("tail-unwritten", SHORT, "every bad element has column >= 32"),
-        ("padded-stride-ignored", f"{SHORT}:a.padded", "row >= 1"),
-        ("bias-missing-on-last-tile", BIAS, "every bad element has column >= 32"),
-        ("bias-missing-on-last-tile", BIAS, "the bias is missing"),
-        ("bias-shifted", BIAS, "the bias is shifted: column j has that of column j - 1"),
-        ("reciprocal-scale", ROWWISE, "the reciprocal of the scale of B was applied"),
-        ("scale-of-a-forgotten", ROWWISE, "the scale of A was not applied"),
-        ("scales-exchanged", SQUARE, "the scales of A's rows and B's columns are exchanged"),
-        ("scale-transposed", SQUARE, "the scales of A run along the columns of the result"),
-        ("group-edge-off-by-one", GROUPED, "every bad element is in the last row of its group"),
-        ("group-edge-off-by-one", GROUPED, "these rows were multiplied by the B of the group after"),
-        ("group-stride-zero", GROUPED, "these rows were multiplied by the B of group 0"),
-    ],
-)
+@pytest.mark.parametrize(("name", "line", "words"), [
+    ("k-tail-dropped", SHORT, "the products with k in [240, 250) of K = 250 are missing"),
+    ("k-off-by-one", SHORT, "the products with k = 249 of K = 250 are missing"),
+    ("k-doubled", SHORT, "k = 125 of K = 250"), ("split-k-slice-dropped", "mm:f32:nn:20x40x256", "slice 3 of 4 of K"),
+    ("tile-swap", SHORT, "the 16x16 tile at (0, 0) holds the answer of the tile at (0, 16)"),
+    ("tf32-truncated", SHORT, "A and B were truncated to TF32"), ("bf16-detour", SHORT, "a detour through bf16"),
+    ("cached-result", SHORT, "distribution int-2, seed 0"),
+    ("tail-unwritten", SHORT, "every bad element has column >= 32"),
+    ("padded-stride-ignored", f"{SHORT}:a.padded", "row >= 1"),
+    ("bias-missing-on-last-tile", BIAS, "every bad element has column >= 32"),
+    ("bias-missing-on-last-tile", BIAS, "the bias is missing"),
+    ("bias-shifted", BIAS, "the bias is shifted: column j has that of column j - 1"),
+    ("reciprocal-scale", ROWWISE, "the reciprocal of the scale of B was applied"),
+    ("scale-of-a-forgotten", ROWWISE, "the scale of A was not applied"),
+    ("scales-exchanged", SQUARE, "the scales of A's rows and B's columns are exchanged"),
+    ("scale-transposed", SQUARE, "the scales of A run along the columns of the result"),
+    ("group-edge-off-by-one", GROUPED, "every bad element is in the last row of its group"),
+    ("group-edge-off-by-one", GROUPED, "these rows were multiplied by the B of the group after"),
+    ("group-stride-zero", GROUPED, "these rows were multiplied by the B of group 0"),
+])  # fmt: skip
 def test_a_mismatch_is_located(judge: Judge, name: str, line: str, words: str) -> None:
     texts = [o.details for o in mutant_study.outcomes(judge, Planted(name, MUTANTS[name]), line)]
     assert any(words in text for text in texts), "\n".join(texts)

@@ -140,17 +140,11 @@ def test_the_lines_are_spread_over_all_of_them_and_hold_both_ends(size: int) -> 
 # -- right results ---------------------------------------------------------------------------------------
 
 ALL = [
-    "mm:f32:nn:300x260x701",
-    "mm:f64:tt:200x260x300",
-    "bmm:bf16:nt:3x100x130x64",
-    "linear:f16:nt:2x100x130x256:bias+relu",
-    "int_mm:i8-i8-i32:nt:300x260x512",
-    "mixed_mm:bf16-i8-bf16:nt:300x260x512",
-    "addmm:f32:nn:300x260x200:bias-m1+add",
-    "mm:f32-f32-bf16:nt:200x260x300:bias",
-    "mm:f32:nt:256x256x200:bias+sub:b.alias_t",
-    "linear:bf16:nt:300x260x512:bias+gelu+mul:program.multi_output",
-]
+    "mm:f32:nn:300x260x701", "mm:f64:tt:200x260x300", "bmm:bf16:nt:3x100x130x64",
+    "linear:f16:nt:2x100x130x256:bias+relu", "int_mm:i8-i8-i32:nt:300x260x512", "mixed_mm:bf16-i8-bf16:nt:300x260x512",
+    "addmm:f32:nn:300x260x200:bias-m1+add", "mm:f32-f32-bf16:nt:200x260x300:bias",
+    "mm:f32:nt:256x256x200:bias+sub:b.alias_t", "linear:bf16:nt:300x260x512:bias+gelu+mul:program.multi_output",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", ALL)
@@ -194,19 +188,9 @@ def test_a_correct_product_is_not_accused(name: str, line: str) -> None:
 
 # One of each kind: the loop over K, the precision of its sums, the store, tiles and single elements.
 CAUGHT = (
-    "k-tail-dropped",
-    "k-doubled",
-    "split-k-slice-dropped",
-    "tf32-rounded",
-    "f16-accumulation",
-    "truncating-store",
-    "bf16-detour",
-    "tile-swap",
-    "last-tile-zero",
-    "tail-unwritten",
-    "lane-shifted",
-    "last-row-repeats",
-)
+    "k-tail-dropped", "k-doubled", "split-k-slice-dropped", "tf32-rounded", "f16-accumulation", "truncating-store",
+    "bf16-detour", "tile-swap", "last-tile-zero", "tail-unwritten", "lane-shifted", "last-row-repeats",
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -287,25 +271,16 @@ def test_what_is_missing_from_a_single_row_is_said() -> None:
 
 def test_what_cannot_be_compared_is_said_as_ever() -> None:
     (outcome, *_) = judged(lambda a, b: store(exact(a, b), a)[:-1], f"mm:f32:nn:{SHAPE}", ("rand",))
-    assert outcome.reason is not None
-    assert outcome.reason.code == "wrong-shape"
+    assert outcome.code == "wrong-shape"
 
 
-@pytest.mark.parametrize(
-    ("line", "mode", "large", "expected"),
-    [
-        ("mm:f32:nn:2048x2048x2048", "auto", 2**33, False),
-        ("mm:f32:nn:2048x2048x2049", "auto", 2**33, True),
-        ("bmm:f32:nn:9x1024x1024x1024", "auto", 2**33, True),
-        ("mm:f32:nn:2048x2048x2049", "full", 2**33, False),
-        ("mm:f32:nn:9530399x4x4", "auto", 2**33, True),
-        ("mm:f32:nn:8x14336x4096", "auto", 2**33, False),
-        ("mm:f32:nn:2x4200008x64", "auto", 2**33, True),
-        ("mm:f32:nn:64x64x64", "sampled", 2**33, True),
-        ("mm:f32:nn:64x0x64", "sampled", 2**33, False),
-        ("grouped_mm:bf16:nt:4x2048x2048x2048", "auto", 2**33, False),
-    ],
-)
+@pytest.mark.parametrize(("line", "mode", "large", "expected"), [
+    ("mm:f32:nn:2048x2048x2048", "auto", 2**33, False), ("mm:f32:nn:2048x2048x2049", "auto", 2**33, True),
+    ("bmm:f32:nn:9x1024x1024x1024", "auto", 2**33, True), ("mm:f32:nn:2048x2048x2049", "full", 2**33, False),
+    ("mm:f32:nn:9530399x4x4", "auto", 2**33, True), ("mm:f32:nn:8x14336x4096", "auto", 2**33, False),
+    ("mm:f32:nn:2x4200008x64", "auto", 2**33, True), ("mm:f32:nn:64x64x64", "sampled", 2**33, True),
+    ("mm:f32:nn:64x0x64", "sampled", 2**33, False), ("grouped_mm:bf16:nt:4x2048x2048x2048", "auto", 2**33, False),
+])  # fmt: skip
 def test_only_large_problems_are_judged_by_sample(
     monkeypatch: pytest.MonkeyPatch, line: str, mode: str, large: int, expected: bool
 ) -> None:

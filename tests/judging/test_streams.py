@@ -36,15 +36,10 @@ def outcomes(backend: CallableBackend | TritonBackend, line: str, stream: str) -
 @pytest.mark.gpu
 @needs_a_device
 @pytest.mark.parametrize("line", LINES)
-@pytest.mark.parametrize(
-    ("matmul", "stream", "is_found"),
-    [
-        (on_current, "default", False),
-        (on_default, "default", False),
-        (on_current, "side", False),
-        (on_default, "side", True),
-    ],
-)
+@pytest.mark.parametrize(("matmul", "stream", "is_found"), [
+    (on_current, "default", False), (on_default, "default", False), (on_current, "side", False),
+    (on_default, "side", True),
+])  # fmt: skip
 def test_a_kernel_on_the_default_stream_is_found(
     line: str, matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], stream: str, is_found: bool
 ) -> None:

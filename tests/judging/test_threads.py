@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from oracle import computed, interval
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.proof import Proof
@@ -24,7 +25,6 @@ from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Globs
 from pytest_gemm.ledger.ledger import Ledger
-from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
@@ -36,19 +36,12 @@ from pytest_gemm.record import lines as records
 from pytest_gemm.run import known as known_module
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
-ODD = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "rand", 0, Status.INCORRECT)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", ()),
-        ("3", ((3, 0),)),
-        ("all", ((cores(), 0),)),
-        (f"1,all,{cores()},999", ((1, 0), (cores(), 0), (999, 0))),
-        ("400/2,2/400,4/4,all/999", ((400, 2), (2, 400), (4, 0), (cores(), 999))),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("", ()), ("3", ((3, 0),)), ("all", ((cores(), 0),)), (f"1,all,{cores()},999", ((1, 0), (cores(), 0), (999, 0))),
+    ("400/2,2/400,4/4,all/999", ((400, 2), (2, 400), (4, 0), (cores(), 999))),
+])  # fmt: skip
 def test_threads_are_numbers_or_all_of_them(text: str, expected: tuple[tuple[int, int], ...]) -> None:
     assert threads(text) == tuple(dict.fromkeys(expected))
 
@@ -107,16 +100,10 @@ class Blocks:
         return Proof(executed=("blocks",), provable=False)
 
 
-@pytest.mark.parametrize(
-    ("in_turn", "compiled", "run", "status"),
-    [
-        (False, 4, 4, "passed"),
-        (False, 4, 0, "passed"),
-        (False, 4, 2, "incorrect"),
-        (False, 2, 4, "passed"),
-        (True, 4, 2, "passed"),
-    ],
-)
+@pytest.mark.parametrize(("in_turn", "compiled", "run", "status"), [
+    (False, 4, 4, "passed"), (False, 4, 0, "passed"), (False, 4, 2, "incorrect"), (False, 2, 4, "passed"),
+    (True, 4, 2, "passed"),
+])  # fmt: skip
 def test_blocks_that_no_thread_computes_are_found_with_fewer_threads_than_it_was_compiled_for(
     in_turn: bool, compiled: int, run: int, status: str
 ) -> None:
@@ -155,19 +142,31 @@ def test_a_template_whose_threads_each_take_a_block_is_caught(monkeypatch: pytes
     assert statuses_of_cpp("mm:f32:nn:256x128x64", cores(), 1) == {Status.INCORRECT}
 
 
-def test_the_threads_of_a_run_show_in_id_report_rerun_line_record_and_ledger() -> None:
-    case = CaseId("cpp", MM.line, threads=4, run_threads=2)
-    assert str(case) == f"cpp@4/2t-{MM.line}"
+def crashing(**threads: Comparison) -> Entry:
+    conditions = {name: Comparisons((comparison,)) for name, comparison in threads.items()}
+    return Entry("some", "r", {"backend": Globs(("cpp",)), **conditions}, crashes=True)
+
+
+@pytest.mark.parametrize(
+    ("case", "who", "threads"),
+    [
+        (CaseId("cpp", MM.line, threads=4, run_threads=2), "cpp@4/2t", "4/2"),
+        (CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "cpp@aoti@7t", "7"),
+    ],
+)
+def test_the_threads_of_a_case_show_in_id_report_rerun_line_and_record(case: CaseId, who: str, threads: str) -> None:
+    assert str(case) == f"{who}-{MM.line}"
     assert selection.case_id(f"conformance/test_it.py::test_product[{case}]") == case
     odd = Outcome(case, "rand", 0, Status.INCORRECT)
     text = text_module.failure(odd, text_module.Rerun("test_it.py", ("--gemm-threads=1",)))
-    assert f"{MM.line} on cpp@4/2t: incorrect" in text
-    assert text.count("--gemm-threads") == text.count("--gemm-threads=4/2") == 1
+    assert f"{MM.line} on {who}: incorrect" in text
+    assert text.count("--gemm-threads") == text.count(f"--gemm-threads={threads}") == 1
     assert records.from_record(records.to_record(odd)) == odd
-    fewer = Entry(
-        "fewer", "r", {"backend": Globs(("cpp",)), "run_threads": Comparisons((Comparison("<", 4),))}, crashes=True
-    )
-    env = known_module.environment("cpu")
+    assert selection.case_id(f"x[cpp@2u-{MM.line}]") is None
+
+
+def test_an_entry_of_the_ledger_may_speak_of_the_threads_of_a_run() -> None:
+    env, fewer = known_module.environment("cpu"), crashing(run_threads=Comparison("<", 4))
     assert Ledger((fewer,)).applicable("cpp", MM, "test_product", env.at("", 4, 2)) is fewer
     assert Ledger((fewer,)).applicable("cpp", MM, "test_product", env.at("", 4)) is None
 
@@ -177,24 +176,10 @@ def test_an_entry_of_the_ledger_may_speak_of_the_threads_of_a_case(
     monkeypatch: pytest.MonkeyPatch, threads: int, known: bool
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # the run's
-    held = Entry(
-        "one-thread", "r", {"backend": Globs(("cpp",)), "threads": Comparisons((Comparison("==", 1),))}, crashes=True
-    )
+    held = crashing(threads=Comparison("==", 1))
     env = known_module.environment("cpu").at("", threads)
     assert env.threads == (threads or 3)
     assert (Ledger((held,)).applicable("cpp", MM, "test_product", env) is held) is known
-
-
-def test_threads_show_in_id_report_rerun_line_and_record() -> None:
-    case = CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7)
-    assert str(case) == f"cpp@aoti@7t-{MM.line}"
-    assert selection.case_id(f"test_it.py::test_product[{case}]") == case
-    assert selection.case_id(f"x[cpp@2t-{MM.line}]") == CaseId("cpp", MM.line, threads=2)
-    assert selection.case_id(f"x[cpp@2u-{MM.line}]") is None
-    text = text_module.failure(ODD, text_module.Rerun("test_it.py", ("--gemm-threads=1",)))
-    assert f"{MM.line} on cpp@aoti@7t: incorrect" in text
-    assert text.count("--gemm-threads") == text.count("--gemm-threads=7") == 1
-    assert records.from_record(records.to_record(ODD)) == ODD
 
 
 @pytest.mark.parametrize(
@@ -214,8 +199,8 @@ def test_a_batch_in_the_middle_is_a_permuted_view(text: str, a: tuple[int, ...],
         assert (given.a.stride(), given.b.stride()) == (a, b)
         assert given.guards_intact()
         assert (given.b is given.a) == problem.has("b.alias")
-        actual = program.build(problem)(**program.args(problem, given)).double()
-        span = interval.interval(problem, given, reference.reference(problem, given), Contract("f32", "eager"))
+        actual = computed(given).double()
+        span = interval(given)
         assert bool((((actual >= span.lo) & (actual <= span.hi)) | (span.lo.isnan() | actual.isnan())).all())
 
 
@@ -232,14 +217,10 @@ def test_the_template_of_bmm_packs_an_argument_only_where_its_columns_do_not_fit
     assert packing == {384: 0, 385: 1}
 
 
-@pytest.mark.parametrize(
-    ("mode", "freezing", "text", "expected"),
-    [
-        ("aoti", False, "linear:f32:nt:4x5x6:bias:b.parameter", ("b", "bias")),
-        ("aoti", True, "linear:f32:nt:4x5x6:bias", ("b", "bias")),
-        ("", False, "linear:f32:nt:4x5x6:bias:b.parameter", ()),
-    ],
-)
+@pytest.mark.parametrize(("mode", "freezing", "text", "expected"), [
+    ("aoti", False, "linear:f32:nt:4x5x6:bias:b.parameter", ("b", "bias")),
+    ("aoti", True, "linear:f32:nt:4x5x6:bias", ("b", "bias")), ("", False, "linear:f32:nt:4x5x6:bias:b.parameter", ()),
+])  # fmt: skip
 def test_a_parameter_is_a_constant_of_a_package_frozen_or_not(
     mode: str, freezing: bool, text: str, expected: tuple[str, ...]
 ) -> None:

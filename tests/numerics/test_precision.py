@@ -33,14 +33,8 @@ def state() -> dict[str, Any]:
     found = {
         "cuda": MATMUL.fp32_precision,
         "onednn": ONEDNN.fp32_precision,
-        "f16": (
-            MATMUL.allow_fp16_reduced_precision_reduction,
-            MATMUL.allow_fp16_reduced_precision_reduction_split_k,
-        ),
-        "bf16": (
-            MATMUL.allow_bf16_reduced_precision_reduction,
-            MATMUL.allow_bf16_reduced_precision_reduction_split_k,
-        ),
+        "f16": (MATMUL.allow_fp16_reduced_precision_reduction, MATMUL.allow_fp16_reduced_precision_reduction_split_k),
+        "bf16": (MATMUL.allow_bf16_reduced_precision_reduction, MATMUL.allow_bf16_reduced_precision_reduction_split_k),
         "f16 sums": MATMUL.allow_fp16_accumulation,
     }
     return {**found, "old": _told(torch.get_float32_matmul_precision), "guard": _told(lambda: MATMUL.allow_tf32)}

@@ -83,12 +83,9 @@ def no_subnormals(x: Tensor) -> Tensor:
     return flushed_below(torch.finfo(x.dtype).smallest_normal)(x)
 
 
-def unsigned_zeros(c: Tensor) -> Tensor:
-    return torch.where(c == 0, torch.zeros_like(c), c)
-
-
-def negative_zeros(c: Tensor) -> Tensor:
-    return torch.where(c == 0, -torch.zeros_like(c), c)
+def zeros(sign: float) -> Plant:
+    """Zeros of one sign."""
+    return afterwards(lambda c: torch.where(c == 0, sign * torch.zeros_like(c), c))
 
 
 _BF16 = through(torch.bfloat16)
@@ -119,11 +116,11 @@ WRONG: dict[str, tuple[Plant, tuple[str, ...]]] = {
         ("mm:f16:nn:20x40x64", "mm:f16:nn:24x40x8200"),
     ),
     "a zero has no sign": (
-        afterwards(unsigned_zeros),
+        zeros(1.0),
         ("mm:f16:nn:20x40x64", "mm:f32:nn:20x40x512:mul", "mm:bf16:nn:20x40x512:scale--2"),
     ),
     "a sum that is zero is -0": (
-        afterwards(negative_zeros),
+        zeros(-1.0),
         ("mm:f32:nn:20x40x512", "mm:bf16:nn:20x40x64", "mm:f64:nn:20x40x64", "mm:f16:nn:4x4x0", "mm:f32:nn:9x9x9:relu"),
     ),
 }
@@ -180,7 +177,7 @@ _TURNING = ("mm:f32:nn:20x40x7:mul+sub", "mm:f16:nt:17x33x9:scale--2+relu", "add
 def test_quick_accuses_no_right_kernel(judge: Judge, name: str) -> None:
     lines = [line.format(k=k) for line in ORDERS[name].lines.values() for k in (1, 2, 64)]
     lines += () if "tensor" in name or all(line.startswith("woq") for line in lines) else _TURNING
-    found = [(line, o) for line in lines for seed in range(3) for o in quick(judge, ORDERS[name], line, seed)]
+    found = [(line, o) for line in lines for seed in range(2) for o in quick(judge, ORDERS[name], line, seed)]
     assert len(found) >= 20
     assert not [(line, o.distribution, o.details) for line, o in found if o.status is not Status.PASSED]
 

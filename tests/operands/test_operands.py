@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from oracle import make
 
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.operands import memory, random_streams, views
@@ -18,13 +19,9 @@ from pytest_gemm.operands.random_streams import Lines
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
-from pytest_gemm.programs.program import args
+from pytest_gemm.programs.program import args, build
 
 EXACT = [name for name, distribution in DISTRIBUTIONS.items() if distribution.exact]
-
-
-def make(line: str, distribution: str, seed: int = 0) -> factory.Operands:
-    return factory.make(Problem.parse(line), distribution, seed)
 
 
 def accumulator_bits(problem: Problem) -> int:
@@ -54,9 +51,8 @@ def test_seed_distribution_and_problem_decide_the_values() -> None:
     line = "mm:f32:nt:5x3x7"
     first = make(line, "rand", 1).digest()
     assert make(line, "rand", 1).digest() == first
-    assert make(line, "rand", 2).digest() != first
-    assert make(line, "rand-positive", 1).digest() != first
-    assert make(line + ":relu", "rand", 1).digest() != first
+    others = (make(line, "rand", 2), make(line, "rand-positive", 1), make(line + ":relu", "rand", 1))
+    assert first not in {other.digest() for other in others}
 
 
 def test_dyn_m_changes_no_value_and_a_constant_is_the_same_for_every_m() -> None:
@@ -65,41 +61,26 @@ def test_dyn_m_changes_no_value_and_a_constant_is_the_same_for_every_m() -> None
         eight = make(line.format(8), distribution)
         assert make(line.format(8) + ":m.dynamic", distribution).digest() == eight.digest()
         seven = make(line.format(7) + ":m.dynamic", distribution)
-        assert eight.bias is not None
-        assert seven.bias is not None
-        # Bits: specials hold NaN.
-        assert torch.equal(seven.b.view(torch.int16), eight.b.view(torch.int16)), distribution
-        assert torch.equal(seven.bias.view(torch.int16), eight.bias.view(torch.int16)), distribution
+        constants = [(args(o.problem, o)["b"], args(o.problem, o)["bias"]) for o in (seven, eight)]
+        for some, same in zip(*constants, strict=True):
+            assert torch.equal(_bits(some), _bits(same)), distribution  # specials hold NaN
 
 
 # -- guarded -----------------------------------------------------------------------------------------
 
 LAYOUTS = [
-    "mm:f32:nn:5x3x7",
-    "mm:bf16:tt:5x3x7:a.padded+offset:b.padded+offset",
-    "mm:f16:nt:5x3x7:a.padded:b.padded",
-    "int_mm:i8-i8-i32:tn:5x3x7:a.padded:b.offset",
-    "mixed_mm:f16-u8-f16:nt:5x3x7:b.padded",
-    "bmm:f32:nt:4x5x3x7:a.padded+broadcast",
-    "baddbmm:f32:nn:4x5x3x7:bias-mn:b.padded+offset+broadcast",
-    "linear:f32:nt:4x5x3x7:bias+add:a.padded",
-    "mm:f32:nt:5x5x7:a.padded+offset:b.alias_t",
-    "mm:f32:nn:5x3x7:a.tail:b.sliced",
-    "mm:bf16:tt:5x3x7:a.offset+sliced:b.offset+tail",
-    "bmm:f16:nt:4x5x3x7:a.tail:b.strided",
-    "linear:f32:nt:4x5x3x7:bias:a.strided:b.tail",
-    "addmm:bf16:nn:5x3x7:bias:out.given+padded+offset",
-    "int_mm:i8-i8-i32:nn:5x3x7:out.copied+padded",
-    "bmm:f16:nt:4x5x3x7:out.given+transposed",
-    "mm:f32:nn:0x3x7",
-    "mm:f32:nt:5x0x7:a.padded:b.padded",
-    "mm:f32:tn:5x3x0:a.padded:b.padded",
-    "bmm:f32:nn:0x5x3x7",
-]
+    "mm:f32:nn:5x3x7", "mm:bf16:tt:5x3x7:a.padded+offset:b.padded+offset", "mm:f16:nt:5x3x7:a.padded:b.padded",
+    "int_mm:i8-i8-i32:tn:5x3x7:a.padded:b.offset", "mixed_mm:f16-u8-f16:nt:5x3x7:b.padded",
+    "bmm:f32:nt:4x5x3x7:a.padded+broadcast", "baddbmm:f32:nn:4x5x3x7:bias-mn:b.padded+offset+broadcast",
+    "linear:f32:nt:4x5x3x7:bias+add:a.padded", "mm:f32:nt:5x5x7:a.padded+offset:b.alias_t",
+    "mm:f32:nn:5x3x7:a.tail:b.sliced", "mm:bf16:tt:5x3x7:a.offset+sliced:b.offset+tail",
+    "bmm:f16:nt:4x5x3x7:a.tail:b.strided", "linear:f32:nt:4x5x3x7:bias:a.strided:b.tail",
+    "addmm:bf16:nn:5x3x7:bias:out.given+padded+offset", "int_mm:i8-i8-i32:nn:5x3x7:out.copied+padded",
+    "bmm:f16:nt:4x5x3x7:out.given+transposed", "mm:f32:nn:0x3x7", "mm:f32:nt:5x0x7:a.padded:b.padded",
+    "mm:f32:tn:5x3x0:a.padded:b.padded", "bmm:f32:nn:0x5x3x7",
+]  # fmt: skip
 # Operands that have other shapes than the matrices of the line.
-COMPOSED = [
-    "da8w4:bf16-i4-bf16:nt:3x5x64:bias:quant.group-64",
-]
+COMPOSED = ["da8w4:bf16-i4-bf16:nt:3x5x64:bias:quant.group-64"]
 
 
 def poison_bytes(flat: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -193,32 +174,18 @@ def test_a_write_anywhere_is_noticed_and_named() -> None:
 # -- exact ------------------------------------------------------------------------------------------
 
 DTYPE_LINES = [
-    "mm:f32:nt:9x8x{}",
-    "mm:f16:nt:9x8x{}",
-    "mm:bf16:nn:9x8x{}",
-    "mm:f64:nt:9x8x{}",
-    "int_mm:i8-i8-i32:nt:9x8x{}",
-    "int_mm:i8-i8-i32:nt:9x8x{}:cast-f16",
-    "mixed_mm:f16-i8-f16:nt:9x8x{}",
-    "mixed_mm:u8-f32-f32:nt:9x8x{}",
-    "woq_int8:bf16-i8-bf16:nt:9x8x{}",
-    "woq_int8:f16-i8-f16:nt:9x8x{}:bias+mul",
-    "addmm:f16:nn:9x8x{}:bias-mn+alpha-4+beta-2",
-    "addmm:f32:nn:9x8x{}:bias+beta-0.5",
-    "linear:bf16:nt:9x8x{}:bias+gelu",
-    "linear:f16:nt:9x8x{}:bias+exp",
-    "mm:f32:nt:8x8x{}:b.alias_t",
-    "mm:f16:tn:8x8x{}:b.alias_t",
-    "mm:f32:nt:9x8x{}:math.tf32",
-    "mixed_mm:f32-i8-f32:nt:9x8x{}:mul:math.tf32",
-    "mm:f16:nt:9x8x{}:math.half_partials",
-    "addmm:bf16:nn:9x8x{}:bias+beta-2:math.half_partials",
-    "linear:f32-f32-bf16:nt:9x8x{}:bias+gelu",
-    "addmm:f32-f32-f16:nn:9x8x{}:bias-mn+alpha-4",
-]
+    "mm:f32:nt:9x8x{}", "mm:f16:nt:9x8x{}", "mm:bf16:nn:9x8x{}", "mm:f64:nt:9x8x{}", "int_mm:i8-i8-i32:nt:9x8x{}",
+    "int_mm:i8-i8-i32:nt:9x8x{}:cast-f16", "mixed_mm:f16-i8-f16:nt:9x8x{}", "mixed_mm:u8-f32-f32:nt:9x8x{}",
+    "woq_int8:bf16-i8-bf16:nt:9x8x{}", "woq_int8:f16-i8-f16:nt:9x8x{}:bias+mul",
+    "addmm:f16:nn:9x8x{}:bias-mn+alpha-4+beta-2", "addmm:f32:nn:9x8x{}:bias+beta-0.5",
+    "linear:bf16:nt:9x8x{}:bias+gelu", "linear:f16:nt:9x8x{}:bias+exp", "mm:f32:nt:8x8x{}:b.alias_t",
+    "mm:f16:tn:8x8x{}:b.alias_t", "mm:f32:nt:9x8x{}:math.tf32", "mixed_mm:f32-i8-f32:nt:9x8x{}:mul:math.tf32",
+    "mm:f16:nt:9x8x{}:math.half_partials", "addmm:bf16:nn:9x8x{}:bias+beta-2:math.half_partials",
+    "linear:f32-f32-bf16:nt:9x8x{}:bias+gelu", "addmm:f32-f32-f16:nn:9x8x{}:bias-mn+alpha-4",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("k", [1, 7, 256, 1000, 8200])
+@pytest.mark.parametrize("k", [1, 7, 1000, 8200])
 @pytest.mark.parametrize("line", DTYPE_LINES)
 def test_exact_distributions_sum_exactly_in_the_accumulator(line: str, k: int) -> None:
     problem = Problem.parse(line.format(k))
@@ -310,7 +277,7 @@ def test_k_cover_names_what_was_dropped_or_doubled(line: str) -> None:
     a, b = o.a.double(), o.b.double()
     right = a @ b
     assert torch.equal(right, right.to(torch_dtype(problem.dtypes.out)).double())
-    for k in (0, 13, problem.shape.k - 1):
+    for k in (0, problem.shape.k - 1):
         for factor, word in ((-1, "dropped"), (1, "doubled"), (2, "tripled")):
             wrong = right + factor * a[:, k : k + 1] * b[k : k + 1]
             assert torch.equal(wrong, wrong.to(torch_dtype(problem.dtypes.out)).double())
@@ -320,13 +287,8 @@ def test_k_cover_names_what_was_dropped_or_doubled(line: str) -> None:
             assert found == [(k, word)]
     tail = problem.shape.k - 3
     wrong = a[:, :tail] @ b[:tail]
-    seen = {
-        k
-        for j in range(problem.shape.n)
-        for k, word in decode_k(problem, j, right[0, j].item(), wrong[0, j].item())
-        if word == "dropped"
-    }
-    assert seen == {tail, tail + 1, tail + 2}
+    seen = [one for j in range(problem.shape.n) for one in decode_k(problem, j, right[0, j].item(), wrong[0, j].item())]
+    assert {k for k, word in seen if word == "dropped"} == {tail, tail + 1, tail + 2}
 
 
 def test_k_cover_carries_as_many_digits_as_operand_and_output_hold() -> None:
@@ -349,22 +311,13 @@ def test_k_cover_with_few_columns_still_notices_every_k_and_lists_the_candidates
 
 def test_k_cover_does_not_explain_what_is_no_k() -> None:
     problem = Problem.parse("mm:f32:nt:3x200x1000")
-    assert decode_k(problem, 0, 21845.0, 21845.5) == []
-    assert decode_k(problem, 0, 21845.0, math.nan) == []
-    assert decode_k(problem, 0, 21845.0, 1e9) == []
-    assert decode_k(problem, 0, 21845.0, 21845.0) == []
+    assert not any(decode_k(problem, 0, 21845.0, wrong) for wrong in (21845.5, math.nan, 1e9, 21845.0))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "mm:f32:nt:33x65x7",
-        "mm:f16:nn:100x200x2",
-        "mm:bf16:tn:50x70x9",
-        "int_mm:i8-i8-i32:nt:200x300x4",
-        "bmm:f32:nn:2x4x5x6",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "mm:f32:nt:33x65x7", "mm:f16:nn:100x200x2", "mm:bf16:tn:50x70x9", "int_mm:i8-i8-i32:nt:200x300x4",
+    "bmm:f32:nn:2x4x5x6",
+])  # fmt: skip
 def test_tile_map_tells_where_an_element_came_from(line: str) -> None:
     problem = Problem.parse(line)
     o = factory.make(problem, "tile-map", 0)
@@ -377,9 +330,7 @@ def test_tile_map_tells_where_an_element_came_from(line: str) -> None:
             assert decode_source(problem, c[i, j].item()) == (i % rows, j % columns)
     if problem.shape.m * problem.shape.n <= 2**24 and problem.dtypes.out.name == "f32":
         assert (rows, columns) == (problem.shape.m, problem.shape.n)
-    assert decode_source(problem, 0.0) is None
-    assert decode_source(problem, 2.5) is None
-    assert decode_source(problem, math.nan) is None
+    assert {decode_source(problem, value) for value in (0.0, 2.5, math.nan)} == {None}
     # Tiles that lie 16, 32 or 64 apart never look alike.
     for step in (16, 32, 64):
         assert step % rows or step >= problem.shape.m
@@ -393,35 +344,23 @@ def test_tile_map_tells_where_an_element_came_from(line: str) -> None:
 def test_specials_stay_in_a_quarter_of_the_rows_and_columns(dtype: str) -> None:
     o = make(f"mm:{dtype}:nt:40x30x64", "specials")
     assert not o.finite
-    bad_rows = ~o.a.isfinite().all(1)
-    bad_columns = ~o.b.isfinite().all(0)
-    assert bad_rows.sum() == 3
-    assert bad_columns.sum() == 3
+    bad_rows, bad_columns = ~o.a.isfinite().all(1), ~o.b.isfinite().all(0)
+    assert bad_rows.sum() == bad_columns.sum() == 3
     c = o.a.double() @ o.b.double()
     assert c[~bad_rows][:, ~bad_columns].isfinite().all()
     for tensor in (o.a, o.b.mT):
         values = tensor.double()
-        assert values.isnan().sum() == 1
-        assert (values == math.inf).sum() == 1
-        assert (values == -math.inf).sum() == 1
+        assert values.isnan().sum() == (values == math.inf).sum() == (values == -math.inf).sum() == 1
         # A line of -0.0, and in f16 another one but for the smallest subnormal.
         assert (((values == 0) & values.signbit()).sum(1) > 50).sum() == (2 if dtype == "f16" else 1)
         tiny = DTYPES[dtype].emin - DTYPES[dtype].precision + 1
         assert (values == 2.0**tiny).any()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "mm:f32:nn:20x40x256",
-        "mm:bf16:nn:1x40x96",
-        "bmm:f16:nn:3x9x8x40",
-        "bmm:f16:nn:3x9x8x40:b.broadcast",
-        "mm:f32:nt:30x30x64:b.alias_t",
-        "mixed_mm:bf16-i8-bf16:nn:20x40x64",
-        "grouped_mm:bf16:nt:3x20x40x64",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "mm:f32:nn:20x40x256", "mm:bf16:nn:1x40x96", "bmm:f16:nn:3x9x8x40", "bmm:f16:nn:3x9x8x40:b.broadcast",
+    "mm:f32:nt:30x30x64:b.alias_t", "mixed_mm:bf16-i8-bf16:nn:20x40x64", "grouped_mm:bf16:nt:3x20x40x64",
+])  # fmt: skip
 def test_each_special_value_meets_a_zero(line: str) -> None:
     o = make(line, "specials")
     a, b = o.a.double(), o.b.double()
@@ -462,27 +401,23 @@ def test_relu_leaves_something_of_a_result_of_one_sign(epilogue: str) -> None:
     assert (sign * (o.a @ o.b) > 0).all()
 
 
-def test_scales_leave_room_for_the_sum_before_them() -> None:
+def test_scales_leave_room_for_the_sum_before_them_and_beta_0_makes_the_addend_nan() -> None:
     o = make("woq_int8:f32-i8-f32:nt:16x16x64", "rand-large")
     assert (o.a.abs().double() @ o.b.abs().double()).max() < 2.0**126
-
-
-def test_specials_with_beta_0_make_the_addend_nan() -> None:
-    o = make("addmm:f32:nn:9x8x7:bias+beta-0", "specials")
-    assert o.bias is not None
-    assert o.bias.isnan().all()
+    bias = make("addmm:f32:nn:9x8x7:bias+beta-0", "specials").bias
+    assert bias is not None
+    assert bias.isnan().all()
 
 
 def test_random_regimes_are_where_they_say() -> None:
     line = "mm:{}:nt:64x48x256"
     for dtype in ("f32", "f16", "bf16", "f64"):
         o = {f: make(line.format(dtype), f) for f in ("rand", "rand-positive", "rand-wide", "rand-large", "rand-small")}
-        assert o["rand"].zero_mean
-        assert o["rand"].a.double().abs().max() <= 1
-        assert o["rand"].a.double().abs().max() > 0.98
-        assert abs(o["rand"].a.double().mean()) < 0.02
+        a = o["rand"].a.double()
+        assert 0.98 < a.abs().max() <= 1
+        assert abs(a.mean()) < 0.02
         assert o["rand-positive"].a.min() >= 0
-        assert not o["rand-positive"].zero_mean
+        assert o["rand"].zero_mean > o["rand-positive"].zero_mean
         exponents = torch.frexp(o["rand-wide"].a.double())[1]
         assert exponents.max() - exponents.min() >= 9
         c = {name: (x.a.double() @ x.b.double()).abs() for name, x in o.items()}
@@ -507,18 +442,15 @@ def test_random_regimes_are_where_they_say() -> None:
     "epilogue",
     ["", ":bias+relu", ":sigmoid", ":bias+gelu", ":tanh", ":clamp-0_6", ":exp", ":relu+mul", ":div", ":add+relu"],
 )
-@pytest.mark.parametrize("shape", ["24x16x1000", "7x33x1", "1x48x256", "48x1x1000", "3x3x40"])
+@pytest.mark.parametrize("shape", ["24x16x1000", "7x33x1", "1x48x256"])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_results_are_neither_silent_nor_all_alike(dtype: str, shape: str, epilogue: str) -> None:
-    from pytest_gemm.programs.program import args, build
-
     problem = Problem.parse(f"mm:{dtype}:nt:{shape}{epilogue}")
     wide = Problem.parse(f"mm:f64:nt:{shape}{epilogue}")
     for distribution in set(distributions_for(problem)) - {"specials", "k-cover"}:
         o = factory.make(problem, distribution, 5)
-        c = build(wide)(**{name: t.double() for name, t in args(problem, o).items()}).to(
-            torch_dtype(problem.dtypes.out)
-        )
+        made = build(wide)(**{name: t.double() for name, t in args(problem, o).items()})
+        c = made.to(torch_dtype(problem.dtypes.out))
         assert c.isfinite().all()
         assert (c != 0).double().mean() >= 0.1, distribution
         assert len(c.unique()) >= 3 or problem.shape.k == 1 or c.numel() < 10, distribution
@@ -592,16 +524,12 @@ def test_a_large_constant_and_a_large_residual_are_the_same_for_every_m() -> Non
     assert len(many.residuals[0].unique(dim=0)) == 90
 
 
-@pytest.mark.parametrize(
-    ("line", "distribution"),
-    [
-        ("addmm:f32:tn:17x24x40:bias-1n+add:a.padded:b.offset", "int-2"),
-        ("mm:f32:nt:24x24x40:add:b.alias_t", "rand"),
-        ("bmm:bf16:nn:3x8x16x16:add:b.broadcast:r0.alias", "rand"),
-        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:32x32x32:bias:quant.rowwise", "int-1"),
-        ("grouped_mm:bf16:nt:4x16x16x32", "rand"),
-    ],
-)
+@pytest.mark.parametrize(("line", "distribution"), [
+    ("addmm:f32:tn:17x24x40:bias-1n+add:a.padded:b.offset", "int-2"), ("mm:f32:nt:24x24x40:add:b.alias_t", "rand"),
+    ("bmm:bf16:nn:3x8x16x16:add:b.broadcast:r0.alias", "rand"),
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:32x32x32:bias:quant.rowwise", "int-1"),
+    ("grouped_mm:bf16:nt:4x16x16x32", "rand"),
+])  # fmt: skip
 def test_a_clone_is_the_same_elsewhere(line: str, distribution: str) -> None:
     made = make(line, distribution, 1)
     other = made.clone()

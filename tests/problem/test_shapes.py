@@ -175,15 +175,11 @@ def test_braces_hold_the_name_of_an_axis_and_nothing_else(tmp_path: Path, word: 
         axes.lines([f"mm:{word}:nn:1x1x1"], {"dtype": ["f32"]})
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"\xff\xfe", "mine.toml:1: is not UTF-8"),
-        ((HEAD + "problems = ['mm:f32:nn:1x1x1']\n").encode("utf-16"), "mine.toml:1: is not UTF-8"),
-        (b"\0", "mine.toml:1: is not TOML"),
-        (None, "mine.toml: is no regular file"),
-    ],
-)
+@pytest.mark.parametrize(("content", "says"), [
+    (b"\xff\xfe", "mine.toml:1: is not UTF-8"),
+    ((HEAD + "problems = ['mm:f32:nn:1x1x1']\n").encode("utf-16"), "mine.toml:1: is not UTF-8"),
+    (b"\0", "mine.toml:1: is not TOML"), (None, "mine.toml: is no regular file"),
+])  # fmt: skip
 def test_a_file_that_is_no_text_is_told(tmp_path: Path, content: bytes | None, says: str) -> None:
     path = tmp_path / "mine.toml"
     path.mkdir() if content is None else path.write_bytes(content)

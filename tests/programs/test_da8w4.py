@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from oracle import computed, interval, make, refuses_line
 
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.numerics import interval as interval_module
-from pytest_gemm.numerics import reference
-from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.dynamic import quantised
-from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
-from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs.program import args, build
 
@@ -21,29 +18,13 @@ WHOLE = "da8w4:f32-i4-f32:nt:17x64x128:relu:quant.group"
 HALF = "da8w4:bf16-i4-bf16:nt:9x32x64:quant.group-64"
 
 
-def made(line: str, distribution: str) -> tensors.Operands:
-    return tensors.make(Problem.parse(line), distribution, 0)
-
-
-def bounds(operands: tensors.Operands) -> interval_module.Interval:
-    problem = operands.problem
-    found = reference.reference(problem, operands)
-    return interval_module.interval(problem, operands, found, Contract("f32", "eager"))
-
-
-def agrees(operands: tensors.Operands, actual: torch.Tensor) -> bool:
-    bound = bounds(operands)
+def agrees(operands: Operands, actual: torch.Tensor) -> bool:
+    bound = interval(operands)
     return bool(((actual.double() >= bound.lo) & (actual.double() <= bound.hi)).all())
 
 
 def exactly(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.double() @ b.double()).float()
-
-
-def computed(operands: tensors.Operands, **changed: torch.Tensor) -> torch.Tensor:
-    problem = operands.problem
-    result: torch.Tensor = build(problem, exactly)(**(args(problem, operands) | changed))
-    return result
 
 
 @pytest.mark.parametrize("line", [GROUPS, WHOLE])
@@ -53,15 +34,15 @@ def test_aten_is_right_and_integers_are_exact(line: str) -> None:
     assert {"int-2", "rand", "int-1", "rand-wide"} <= set(found)
     assert "specials" not in found
     for distribution in found:
-        operands = made(line, distribution)
-        assert (bounds(operands).tier == "exact") == (distribution in {"int-2", "int-1"})
+        operands = make(line, distribution)
+        assert (interval(operands).tier == "exact") == (distribution in {"int-2", "int-1"})
         assert agrees(operands, backend.prepare(problem, operands).run(operands))
-        assert agrees(operands, computed(operands))
+        assert agrees(operands, computed(operands, exactly))
 
 
 def test_a_result_that_is_cut_off_is_caught() -> None:
-    operands = made(HALF, "int-2")
-    right = computed(operands)
+    operands = make(HALF, "int-2")
+    right = computed(operands, exactly)
     assert agrees(operands, right)
     wide = Problem.parse(HALF.replace("bf16", "f32"))
     given = args(operands.problem, operands)
@@ -71,12 +52,12 @@ def test_a_result_that_is_cut_off_is_caught() -> None:
 
 
 def test_other_codes_scales_or_rows_are_caught() -> None:
-    operands = made(GROUPS, "rand")
+    operands = make(GROUPS, "rand")
     given = args(operands.problem, operands)
     pairs = given["b"].unflatten(1, (-1, 2)).flip(2).flatten(1)
-    assert not agrees(operands, computed(operands, b=pairs))
-    assert not agrees(operands, computed(operands, quantisation=given["quantisation"].roll(1, 0)))
-    assert not agrees(operands, computed(operands, b=given["b"] - 1))
+    assert not agrees(operands, computed(operands, exactly, b=pairs))
+    assert not agrees(operands, computed(operands, exactly, quantisation=given["quantisation"].roll(1, 0)))
+    assert not agrees(operands, computed(operands, exactly, b=given["b"] - 1))
     # Not quantised at all, quantised for the whole of A, and in 127 steps to either side.
     a, each = operands.a, operands.weight
     bias = given["bias"]
@@ -107,5 +88,4 @@ def test_only_what_is_near_a_half_has_two_codes() -> None:
     ],
 )
 def test_a_line_that_means_nothing_is_refused(line: str, complaint: str) -> None:
-    with pytest.raises(ProblemError, match=complaint):
-        Problem.parse(line)
+    refuses_line(line, complaint)

@@ -27,24 +27,17 @@ from pytest_gemm.programs import program
 Tensors = dict[str, torch.Tensor]
 
 MOVED = (
-    "linear:f32:nt:33x65x127:bias+relu+t+add",
-    "linear:bf16:nt:12x64x16:bias+view-3x4x8x8+perm-0_2_1_3+mul",
-    "linear:f16:nt:2x17x33x64:bias+gelu+perm-2_0_1+sub:program.multi_output",
-    "bmm:f32:nn:3x4x5x60:perm-1_0_2+mul",
-    "grouped_mm:bf16:nt:4x64x96x128:relu+t+add",
-    "mm:f32:nn:24x24x24:relu+t:program.multi_output",
-    "int_mm:i8-i8-i32:nt:32x64x64:cast-f32+mul-n+add-m1+t",
-    "mm:f16:nn:17x40x50:mul-n+gelu+add-m1",
-    "mm:f32:nn:30x40x50:relu+add:program.branching",
-    "mm:bf16:nn:30x40x50:sub-m1+mul+t:program.branching",
-    "addmm:f16:nn:33x64x64:bias+add+relu:r0.alias:program.branching",
-    "mm:f32-f32-bf16:nn:20x40x100:mul-n+relu+t",
-    "linear:f16:nt:2x17x33x64:mul-at+relu+t",
-    "mm:f32:nn:24x33x64:relu+t+dense+add",
+    "linear:f32:nt:33x65x127:bias+relu+t+add", "linear:bf16:nt:12x64x16:bias+view-3x4x8x8+perm-0_2_1_3+mul",
+    "linear:f16:nt:2x17x33x64:bias+gelu+perm-2_0_1+sub:program.multi_output", "bmm:f32:nn:3x4x5x60:perm-1_0_2+mul",
+    "grouped_mm:bf16:nt:4x64x96x128:relu+t+add", "mm:f32:nn:24x24x24:relu+t:program.multi_output",
+    "int_mm:i8-i8-i32:nt:32x64x64:cast-f32+mul-n+add-m1+t", "mm:f16:nn:17x40x50:mul-n+gelu+add-m1",
+    "mm:f32:nn:30x40x50:relu+add:program.branching", "mm:bf16:nn:30x40x50:sub-m1+mul+t:program.branching",
+    "addmm:f16:nn:33x64x64:bias+add+relu:r0.alias:program.branching", "mm:f32-f32-bf16:nn:20x40x100:mul-n+relu+t",
+    "linear:f16:nt:2x17x33x64:mul-at+relu+t", "mm:f32:nn:24x33x64:relu+t+dense+add",
     "addmm:f32:nn:17x40x50:bias+add-at+sub:program.multi_output",
     "linear:f32:nt:6x17x33x64:bias+relu+add+mul-n+add-m1:a.4d",
     "linear:bf16:tt:4x17x33x64:mul-at+perm-2_0_1_3+sub:a.4d",
-)
+)  # fmt: skip
 AGAIN = (
     "linear:f32:nt:17x64x64:bias+relu:program.chained",
     "linear:bf16:tt:2x17x65x65:bias+add+gelu:program.chained",
@@ -180,15 +173,10 @@ def test_back_is_the_inverse_of_forth(text: str, shape: tuple[int, ...]) -> None
     assert torch.equal(views.back(moved, shape, steps), x)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "linear:f32:nt:2x16x32x48:bias+gelu+perm-2_0_1+sub:m.dynamic",
-        "linear:f32:nt:2x16x32x48:relu+t+add+mul:m.dynamic",
-        "mm:f32:tn:17x33x48:mul-m1+add-n+t+add:a.padded:m.dynamic",
-        "bmm:f32:tt:3x16x32x48:add+perm-1_2_0+mul:m.dynamic",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "linear:f32:nt:2x16x32x48:bias+gelu+perm-2_0_1+sub:m.dynamic", "linear:f32:nt:2x16x32x48:relu+t+add+mul:m.dynamic",
+    "mm:f32:tn:17x33x48:mul-m1+add-n+t+add:a.padded:m.dynamic", "bmm:f32:tt:3x16x32x48:add+perm-1_2_0+mul:m.dynamic",
+])  # fmt: skip
 def test_an_artifact_for_any_m_is_compiled_for_operands_of_the_same_geometry(line: str) -> None:
     problem = Problem.parse(line)
     first, tensors = CppBackend()._first(problem, operands.make(problem, "rand", 0))
@@ -199,15 +187,11 @@ def test_an_artifact_for_any_m_is_compiled_for_operands_of_the_same_geometry(lin
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(
-    ("line", "fused", "fusions"),
-    [
-        ("linear:f32:nt:5x17x33:bias+relu+t+add", True, 1),
-        ("linear:f32:nt:5x17x33:bias+relu+add:program.branching", True, 2),
-        ("linear:f32:nt:5x17x33:bias+relu+t+dense", False, 0),
-        ("mm:f32:nn:5x17x33", None, 0),
-    ],
-)
+@pytest.mark.parametrize(("line", "fused", "fusions"), [
+    ("linear:f32:nt:5x17x33:bias+relu+t+add", True, 1),
+    ("linear:f32:nt:5x17x33:bias+relu+add:program.branching", True, 2),
+    ("linear:f32:nt:5x17x33:bias+relu+t+dense", False, 0), ("mm:f32:nn:5x17x33", None, 0),
+])  # fmt: skip
 def test_an_outcome_says_whether_the_template_did_the_epilogue(line: str, fused: bool | None, fusions: int) -> None:
     case = Case(CppBackend(threads=1), Problem.parse(line), ("rand",), 0, Device.CPU, CandidateSelection("one"))
     (outcome,) = Judge().outcomes(case)

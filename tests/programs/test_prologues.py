@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from oracle import computed, is_right, make
 
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.judging import sampled, verdict
-from pytest_gemm.numerics import interval as interval_module
-from pytest_gemm.numerics import reference
-from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.numerics.precision import as_allowed
+from pytest_gemm.judging import sampled
 from pytest_gemm.operands import prologues
 from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
-from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.programs import program
 
 
-def is_right(given: Operands, actual: torch.Tensor, contract: Contract | None = None) -> bool:
-    contract = contract or as_allowed(Contract("f32", "eager"), given.problem)
-    interval = interval_module.interval(given.problem, given, reference.reference(given.problem, given), contract)
-    return verdict.compare(actual, interval, given.problem, given).ok
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("mm:f32:nn:4x4x4:a.relu+floor", "contradict"),
-        ("mm:f32:nn:4x4x4:b.alias:a.relu", "contradict"),
-        ("int_mm:i8-i8-i32:nn:4x4x4:a.relu", "int_mm does not take a.relu, or use mm addmm bmm linear"),
-        ("mm:f32:nn:4x4x4:b.tril", "unknown flag"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("mm:f32:nn:4x4x4:a.relu+floor", "contradict"), ("mm:f32:nn:4x4x4:b.alias:a.relu", "contradict"),
+    ("int_mm:i8-i8-i32:nn:4x4x4:a.relu", "int_mm does not take a.relu, or use mm addmm bmm linear"),
+    ("mm:f32:nn:4x4x4:b.tril", "unknown flag"),
+])  # fmt: skip
 def test_a_line_that_contradicts_itself_is_refused(text: str, words: str) -> None:
     with pytest.raises(ProblemError) as failure:
         Problem.parse(text)
@@ -54,15 +39,15 @@ def test_a_line_that_contradicts_itself_is_refused(text: str, words: str) -> Non
 def test_eager_is_right_on_every_distribution(line: str) -> None:
     problem = Problem.parse(line)
     for distribution in distributions_for(problem):
-        given = factory.make(problem, distribution, 0)
-        assert is_right(given, program.build(problem)(**program.args(problem, given))), distribution
+        given = make(problem.line, distribution)
+        assert is_right(given, computed(given)), distribution
 
 
 @pytest.mark.parametrize("flag", ["a.relu", "a.floor", "a.tril", "b.relu", "b.floor", "b.halved"])
 @pytest.mark.parametrize("distribution", ["int-2", "rand"])
 def test_a_prologue_that_is_left_out_or_reads_beyond_the_edge_is_found(flag: str, distribution: str) -> None:
     problem = Problem.parse(f"mm:f32:nn:33x40x65:{flag}")
-    given = factory.make(problem, distribution, 0)
+    given = make(problem.line, distribution)
     a, b = (prologues.after(problem, name, x) for name, x in (("a", given.a), ("b", given.b)))
     assert is_right(given, a @ b)
     assert not is_right(given, given.a @ given.b)
@@ -73,16 +58,14 @@ def test_a_prologue_that_is_left_out_or_reads_beyond_the_edge_is_found(flag: str
 
 
 def test_the_grid_moves_with_the_prologue() -> None:
-    plain, halved, floor = (
-        factory.make(Problem.parse(f"mm:bf16:nn:33x40x65{flag}"), "int-2", 0) for flag in ("", ":b.halved", ":a.floor")
-    )
+    plain, halved, floor = (make(f"mm:bf16:nn:33x40x65{flag}", "int-2") for flag in ("", ":b.halved", ":a.floor"))
     assert halved.quantum <= plain.quantum / 2
     assert 0 < floor.quantum <= 0.5
 
 
 def test_both_factors_of_one_sign_leave_no_statistics() -> None:
     for flags, expected in ((":a.relu", True), (":a.relu:b.halved", True), (":a.relu:b.floor", False)):
-        assert factory.make(Problem.parse(f"mm:f32:nn:33x40x65{flags}"), "rand", 0).zero_mean is expected
+        assert make(f"mm:f32:nn:33x40x65{flags}", "rand").zero_mean is expected
 
 
 def test_it_is_judged_on_every_element() -> None:

@@ -1,0 +1,62 @@
+"""What tests of ops share: the operands of a line, what its program computes, and whether that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pytest_gemm.judging import verdict
+from pytest_gemm.numerics import interval as interval_module
+from pytest_gemm.numerics import reference
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.numerics.precision import as_allowed
+from pytest_gemm.operands import tensors
+from pytest_gemm.operands.tensors import Operands
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
+
+
+def make(line: str, distribution: str = "rand", seed: int = 0) -> Operands:
+    return tensors.make(Problem.parse(line), distribution, seed)
+
+
+def scales(o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    """Those of A and of B, which are there."""
+    assert o.scale_a is not None
+    assert o.scale_b is not None
+    return o.scale_a, o.scale_b
+
+
+def computed(o: Operands, product: Callable[..., torch.Tensor] | None = None, **changed: torch.Tensor) -> torch.Tensor:
+    """The problem's program in eager PyTorch, with another product in it or of other tensors."""
+    result: torch.Tensor = program.build(o.problem, product)(**(program.args(o.problem, o) | changed))
+    return result
+
+
+def interval(o: Operands, contract: Contract | None = None) -> interval_module.Interval:
+    """What is right by a contract; without one by that of eager PyTorch."""
+    contract = contract or as_allowed(Contract(epilogue="eager"), o.problem)
+    return interval_module.interval(o.problem, o, reference.reference(o.problem, o), contract)
+
+
+def compared(o: Operands, actual: torch.Tensor, contract: Contract | None = None) -> verdict.Comparison:
+    return verdict.compare(actual, interval(o, contract), o.problem, o)
+
+
+def is_right(o: Operands, actual: torch.Tensor, contract: Contract | None = None) -> bool:
+    return compared(o, actual, contract).ok
+
+
+def refuses_line(line: str, words: str) -> None:
+    """The line is no problem, for a reason that matches."""
+    with pytest.raises(ProblemError, match=words):
+        Problem.parse(line)
+
+
+def says(refusal: object, words: str) -> None:
+    """A refusal has these words; without words there is none."""
+    assert (refusal is None) == (not words)
+    assert words in str(refusal or "")
