@@ -52,10 +52,7 @@ class Script:
 # -- operands of the script's own ---------------------------------------------------------------------
 
 # Formulas for the value of element i, by what a reader would call the values.
-_VALUES: Final = {
-    "small integers": "i % 1021 % 5 - 2",
-    "multiples of 1/512": "(i % 1021 - 510) / 512",
-}
+_VALUES: Final = {"small integers": "i % 1021 % 5 - 2", "multiples of 1/512": "(i % 1021 - 510) / 512"}
 
 
 def operand(

@@ -66,11 +66,7 @@ class Trials:
 
 
 def judged(
-    config: GemmConfig,
-    judge: Judge,
-    backend: Backend,
-    trial: Trial,
-    rerun: Rerun | None = None,
+    config: GemmConfig, judge: Judge, backend: Backend, trial: Trial, rerun: Rerun | None = None
 ) -> Iterator[Outcome]:
     """The outcomes of a trial, as the ledger leaves them: one problem after the other.
 

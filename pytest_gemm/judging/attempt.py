@@ -31,11 +31,8 @@ _NOTHING: Final = Built(0)
 # The part of an outcome's seconds that a phase belongs to.
 _SECONDS: Final = {
     Phase.PREPARE: "compile",
-    Phase.RUN: "run",
-    Phase.TIME: "run",
-    Phase.RUN_AGAIN: "run",
-    Phase.REFERENCE: "reference",
-    Phase.EAGER: "reference",
+    **dict.fromkeys((Phase.RUN, Phase.TIME, Phase.RUN_AGAIN), "run"),
+    **dict.fromkeys((Phase.REFERENCE, Phase.EAGER), "reference"),
 }
 # What the trace of a run calls a phase by another name.
 _TRACED: Final = {Phase.PREPARE: "compile", Phase.CANDIDATES: "list candidates", Phase.RUN_AGAIN: "run"}
@@ -147,10 +144,14 @@ class Attempt:
             return dataclasses.replace(self.end(status, error.reason), distribution="")
         if isinstance(error, Died):
             self.died = True
-            return self._death(phase, error)
+            status = Status.TIMED_OUT if error.limit else Status.CRASHED
+            kernels = self.kernels if phase is not Phase.EAGER else ("eager ATen",)
+            outcome = dataclasses.replace(self.end(status, error.reason, details=error.details), kernels=kernels)
+            return self._of_phase(phase, outcome)
         known = error if isinstance(error, Thrown) else thrown(error, phase, self.case.device)
         self.died = known.lost is not None
-        crash = self._crash(phase, known)
+        reason = Reason(f"{phase.replace(' ', '-')}-{known.kind}", f"{known.kind} in {phase}: {known.line}")
+        crash = self._of_phase(phase, self.end(Status.CRASHED, reason, details=known.details))
         if (machine := known.memory or known.lost) is not None:
             crash = dataclasses.replace(crash, reason=machine)
         if isinstance(error, Misconduct):  # it came to its end: what it returned, or left behind, is wrong
@@ -162,18 +163,6 @@ class Attempt:
         if machine is None and phase in _OWN and not isinstance(error, Thrown):
             raise error
         return crash
-
-    def _crash(self, phase: Phase, error: Thrown) -> Outcome:
-        """An exception with its innermost frames."""
-        reason = Reason(f"{phase.replace(' ', '-')}-{error.kind}", f"{error.kind} in {phase}: {error.line}")
-        return self._of_phase(phase, self.end(Status.CRASHED, reason, details=error.details))
-
-    def _death(self, phase: Phase, error: Died) -> Outcome:
-        """The end of the worker."""
-        seen = self.kernels if phase is not Phase.EAGER else ("eager ATen",)
-        status = Status.TIMED_OUT if error.limit else Status.CRASHED
-        outcome = dataclasses.replace(self.end(status, error.reason, details=error.details), kernels=seen)
-        return self._of_phase(phase, outcome)
 
     def _of_phase(self, phase: Phase, outcome: Outcome) -> Outcome:
         """Without a distribution, where the phase has none."""

@@ -67,15 +67,8 @@ class Case:
 
     def id(self, candidate: str = "") -> CaseId:
         """The identity of the case, or of one candidate of it."""
-        return CaseId(
-            self.backend.name,
-            self.problem.line,
-            candidate,
-            self.mode,
-            self.isa,
-            self.threads,
-            run_threads=self.run_threads,
-        )
+        name, line, ran = self.backend.name, self.problem.line, self.run_threads
+        return CaseId(name, line, candidate, self.mode, self.isa, self.threads, run_threads=ran)
 
 
 @dataclasses.dataclass

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, few, inside, mostly
 from pytest_gemm.numerics.epilogue import evaluate
@@ -27,15 +28,15 @@ from pytest_gemm.problem.steps import Step, StepKind
 _SAMPLE: Final = 64
 
 # Sentences, each with the values (S,) that a sample's elements would have.
-Hypotheses = Iterator[tuple[str, torch.Tensor]]
+Hypotheses = Iterator[tuple[str, Tensor]]
 
 
-def cause_of(wrong: Wrong, actual: torch.Tensor, whole: bool) -> str:
+def cause_of(wrong: Wrong, actual: Tensor, whole: bool) -> str:
     """One sentence on what was computed instead; "" if nothing reproduces the bad values."""
     return next(filter(None, _causes(wrong, actual, whole)), "")
 
 
-def _causes(wrong: Wrong, actual: torch.Tensor, whole: bool) -> Iterator[str]:
+def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[str]:
     """Sentences from the most to the least certain, "" among them."""
     yield _special(wrong)
     yield _stale(wrong)
@@ -111,7 +112,7 @@ def _elsewhere(wrong: Wrong) -> str:
     return by_line or _swapped(x, bad, lo, hi)
 
 
-def _moved(x: torch.Tensor, bad: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, name: str) -> str:
+def _moved(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor, name: str) -> str:
     """Whole lines that are right for another line."""
     lines = bad.any(1).nonzero().flatten()
     size = len(x)
@@ -134,7 +135,7 @@ def _moved(x: torch.Tensor, bad: torch.Tensor, lo: torch.Tensor, hi: torch.Tenso
     return f"{subject} holds the answer of {name} {other}"
 
 
-def _swapped(x: torch.Tensor, bad: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor) -> str:
+def _swapped(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor) -> str:
     """One tile that holds the answer of another tile of the same grid."""
     m, n = x.shape
     r0, _, c0, _ = bounding_box(bad, 0)
@@ -156,14 +157,14 @@ def _swapped(x: torch.Tensor, bad: torch.Tensor, lo: torch.Tensor, hi: torch.Ten
     return ""
 
 
-def _constant(values: torch.Tensor) -> str:
+def _constant(values: Tensor) -> str:
     if len(values) <= 3 or not bool((values == values[0]).all()) or not bool(values[0].isfinite()):
         return ""
     value = float(values[0])
     return f"every bad element is {value:g}" if value else "every bad element is 0: never computed?"
 
 
-def _precision(wrong: Wrong, actual: torch.Tensor) -> str:
+def _precision(wrong: Wrong, actual: Tensor) -> str:
     """Traces of a narrower type or of another rounding in the result as a whole."""
     interval, target = wrong.interval, wrong.problem.result_dtype
     finite = wrong.x.isfinite() & interval.value.isfinite()
@@ -193,7 +194,7 @@ def _precision(wrong: Wrong, actual: torch.Tensor) -> str:
     return ""
 
 
-def _toward_zero(x: torch.Tensor, dtype: DType) -> torch.Tensor:
+def _toward_zero(x: Tensor, dtype: DType) -> Tensor:
     step = ulp_of(x, dtype)
     return torch.trunc(x / step) * step
 
@@ -218,17 +219,17 @@ class _Sample:
     """
 
     wrong: Wrong
-    at: tuple[torch.Tensor, ...]
-    x: torch.Tensor
-    value: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
+    at: tuple[Tensor, ...]
+    x: Tensor
+    value: Tensor
+    a: Tensor
+    b: Tensor
     alpha: float
     beta: float
-    bias: torch.Tensor | None
-    scale: torch.Tensor | None
-    steps: tuple[tuple[Step, torch.Tensor | None], ...]
-    tolerance: torch.Tensor
+    bias: Tensor | None
+    scale: Tensor | None
+    steps: tuple[tuple[Step, Tensor | None], ...]
+    tolerance: Tensor
 
     @property
     def problem(self) -> Problem:
@@ -241,19 +242,14 @@ class _Sample:
         problem, operands, interval = wrong.problem, wrong.operands, wrong.interval
         usable = wrong.bad & wrong.x.isfinite() & interval.value.isfinite() & (interval.hi - interval.lo).isfinite()
         index = usable.nonzero()
-        if (
-            not len(index)
-            or problem.op.ragged in {"n", "k"}
-            or problem.step("gated")
-            or problem.has("steps.first")
-            or problem.has("steps.last")
-        ):
+        one_of_several = problem.has("steps.first") or problem.has("steps.last")
+        if not len(index) or problem.op.ragged in {"n", "k"} or problem.step("gated") or one_of_several:
             return None  # no single product went into an element, or another epilogue into each
         index = index[torch.linspace(0, len(index) - 1, min(_SAMPLE, len(index))).round().long()]
         at = tuple(index.unbind(1))
         a, b = _lines(*as_multiplied(operands.problem, operands), at, operands.groups)
 
-        def chosen(t: torch.Tensor | None) -> torch.Tensor | None:
+        def chosen(t: Tensor | None) -> Tensor | None:
             return None if t is None else t.detach().cpu().expand(problem.result_shape)[at].to(torch.float64)
 
         added, scale = as_added(operands.problem, operands), chosen(operands.scale)
@@ -277,16 +273,16 @@ class _Sample:
         def cut(value: Any) -> Any:
             if isinstance(value, tuple):
                 return tuple(map(cut, value))
-            return value[which] if isinstance(value, torch.Tensor) else value
+            return value[which] if isinstance(value, Tensor) else value
 
         return dataclasses.replace(self, **{f.name: cut(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
     @property
-    def sums(self) -> torch.Tensor:
+    def sums(self) -> Tensor:
         """The products' sums, (S,)."""
         return (self.a * self.b).sum(1)
 
-    def result(self, sums: torch.Tensor | None = None, **changes: Any) -> torch.Tensor:
+    def result(self, sums: Tensor | None = None, **changes: Any) -> Tensor:
         """What the elements become with other values of some attributes, or with other ``sums`` (..., S)."""
         s = dataclasses.replace(self, **changes)
         y = (s.sums if sums is None else sums) * s.alpha
@@ -300,7 +296,7 @@ class _Sample:
         """The sentences of the hypotheses that reproduce the bad values."""
         return (sentence for sentence, values in hypotheses if bool(self.fits(values[None])[0]))
 
-    def fits(self, hypotheses: torch.Tensor) -> torch.Tensor:
+    def fits(self, hypotheses: Tensor) -> Tensor:
         """Whether values (H, S) computed in other ways are the bad ones, (H,).
 
         They must come within the tolerance, and explain three quarters of each error: a hypothesis that
@@ -311,9 +307,7 @@ class _Sample:
         return fits.sum(1) >= COVER * fits.shape[1]
 
 
-def _lines(
-    a: torch.Tensor, b: torch.Tensor, at: tuple[torch.Tensor, ...], groups: tuple[tuple[int, int], ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _lines(a: Tensor, b: Tensor, at: tuple[Tensor, ...], groups: tuple[tuple[int, int], ...]) -> tuple[Tensor, Tensor]:
     """The rows of A and the columns of B that meet in the elements ``at``, each (S, K), float64."""
     a, b = a.detach().cpu(), b.detach().cpu()
     if groups:
@@ -325,7 +319,7 @@ def _lines(
     return rows.to(torch.float64), columns.to(torch.float64)
 
 
-def _group_of(rows: torch.Tensor, groups: tuple[tuple[int, int], ...]) -> torch.Tensor:
+def _group_of(rows: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
     """The group that each row belongs to: the first whose end lies behind it."""
     return torch.searchsorted(torch.tensor([last for _, last in groups]), rows.contiguous(), right=True)
 
@@ -371,7 +365,7 @@ def _parameters(s: _Sample) -> Hypotheses:
         yield "alpha was applied to the bias as well", s.result(beta=alpha * beta)
         if alpha != beta:
             yield "alpha and beta were exchanged", s.result(alpha=beta, beta=alpha)
-        yield from _shifted_biases(s)
+        yield from _of_other_columns(s, "bias", as_added(s.wrong.operands.problem, s.wrong.operands))
     if alpha != 0.0:
         yield "alpha was not applied", s.result(alpha=1.0)
         yield "alpha was applied twice", s.result(alpha=alpha * alpha)
@@ -380,36 +374,24 @@ def _parameters(s: _Sample) -> Hypotheses:
         yield "the scale was applied twice", s.result(scale=s.scale * s.scale)
         yield "the scale's reciprocal was applied", s.result(scale=1.0 / s.scale)
         yield from _exchanged_scales(s, s.scale)
-        yield from _scales_of_other_columns(s)
+        yield from _of_other_columns(s, "scale", s.wrong.operands.scale)
 
 
-def _shifted_biases(s: _Sample) -> Hypotheses:
-    """The bias of a neighbouring column."""
-    operands, n = s.wrong.operands, s.problem.shape.n
-    wide = as_added(operands.problem, operands)
+def _of_other_columns(s: _Sample, field: str, wide: Tensor | None) -> Hypotheses:
+    """The bias or the scale of a neighbouring column; the scale of the first one, or of the one as far from the end."""
+    n = s.problem.shape.n
     if wide is None or not wide.dim() or wide.shape[-1] != n or n < 3:
         return
-    for shift, sign in ((-1, "+"), (1, "-")):
-        other = wide.roll(shift, -1).expand(s.problem.result_shape)[s.at]
-        yield f"the bias is shifted: column j has that of column j {sign} 1", s.result(bias=other)
-
-
-def _scales_of_other_columns(s: _Sample) -> Hypotheses:
-    """The scale of a neighbouring column, of the first one, or of the column as far from the other end."""
-    wide, n = s.wrong.operands.scale, s.problem.shape.n
-    if wide is None or not wide.dim() or wide.shape[-1] != n or n < 3:
-        return
-    others = {
-        "the scales are shifted: column j has that of column j + 1": wide.roll(-1, -1),
-        "the scales are shifted: column j has that of column j - 1": wide.roll(1, -1),
-        "the scales of the columns are in reverse order": wide.flip(-1),
-        "every column has the scale of column 0": wide[..., :1],
-    }
+    shifted = {"bias": "the bias is", "scale": "the scales are"}[field] + " shifted: column j has that of column j"
+    others = {f"{shifted} + 1": wide.roll(-1, -1), f"{shifted} - 1": wide.roll(1, -1)}
+    if field == "scale":
+        others["the scales of the columns are in reverse order"] = wide.flip(-1)
+        others["every column has the scale of column 0"] = wide[..., :1]
     for sentence, other in others.items():
-        yield sentence, s.result(scale=other.expand(s.problem.result_shape)[s.at])
+        yield sentence, s.result(**{field: other.expand(s.problem.result_shape)[s.at]})
 
 
-def _exchanged_scales(s: _Sample, scale: torch.Tensor) -> Hypotheses:
+def _exchanged_scales(s: _Sample, scale: Tensor) -> Hypotheses:
     """The scales of A and of B each on its own, and those of rowwise scaling along the other dimension."""
     operands = s.wrong.operands
     if operands.scale_a is None or operands.scale_b is None or s.problem.micro_block:
@@ -437,7 +419,7 @@ def _scales_of_groups(s: _Sample) -> Hypotheses:
     """The scales of A and of B of a grouped product, each left out or taken from another group."""
     operands, shape = s.wrong.operands, s.problem.result_shape
 
-    def with_other(field: str, scales: torch.Tensor) -> torch.Tensor:
+    def with_other(field: str, scales: Tensor) -> Tensor:
         changed: dict[str, Any] = {field: scales}
         scale = dataclasses.replace(operands, **changed).scale
         assert scale is not None
@@ -497,14 +479,12 @@ def _blocks_of_k(s: _Sample) -> Hypotheses:
 def _blocks(k: int) -> Iterator[tuple[int, list[int], str]]:
     """Blocks of k to try: (size, starts, what they are), from the smallest to the largest."""
     tails: set[int] = set()
-    size = 1
-    while size <= k:
+    for size in (1 << power for power in range(k.bit_length())):
         yield size, list(range(0, k, size)), ""
         if size > 1 and k % size and (k % size) not in tails:
             # What is left of K after whole blocks: the usual tail.
             tails.add(k % size)
             yield k % size, [k - k % size], ""
-        size *= 2
     for slices in (2, 3, 4, 5, 6, 7, 8, 12, 16):
         size = math.ceil(k / slices)
         if size * (slices - 1) < k and size & (size - 1):

@@ -434,32 +434,20 @@ def _beyond_2_31(f: Failure) -> bool:
     return offset >= 1 << 31
 
 
+def _by_name(*imitations: Callable[[Failure], bool]) -> dict[str, Imitation]:
+    """``_no_bias`` is the imitation "no-bias"."""
+    return {imitation.__name__[1:].replace("_", "-"): imitation for imitation in imitations}
+
+
+# In the order of ``COMPUTES``.
 IMITATIONS: Final[dict[str, Imitation]] = {
-    "weight-from-storage-start": _weight_from_storage_start,
-    "weight-before": _weight_before,
-    "rows-of-a-adjacent": _rows_of_a_adjacent,
-    "last-stride-of-a": _last_stride_of_a,
-    "rows-of-b-adjacent": _rows_of_b_adjacent,
-    "columns-of-first-block": _columns_of_first_block,
-    "strides-swapped": _strides_swapped,
-    "no-product": _no_product,
-    "no-bias": _no_bias,
-    "beta-ignored": _beta_ignored,
-    "unscaled-result": _unscaled_result,
-    "block-scales-by-rows": _block_scales_by_rows,
-    "block-scales-by-four": _block_scales_by_four,
-    "slice-of-k": _slice_of_k,
-    "pairs-saturate": _pairs_saturate,
-    "fast-accumulation": _fast_accumulation,
-    "truncated": _truncated,
+    **_by_name(_weight_from_storage_start, _weight_before, _rows_of_a_adjacent, _last_stride_of_a),
+    **_by_name(_rows_of_b_adjacent, _columns_of_first_block, _strides_swapped, _no_product, _no_bias, _beta_ignored),
+    **_by_name(_unscaled_result, _block_scales_by_rows, _block_scales_by_four),
+    **_by_name(_slice_of_k, _pairs_saturate, _fast_accumulation, _truncated),
     "rounded-through-f16": lambda f: f.all_bad(_rounded_through(f, "f16", f.judged.interval.value)),
     "flushed-to-zero": lambda f: f.all_bad((f.x == 0.0) & (f.judged.interval.expected.abs() < 2.0**-120)),
     "precision-of-f32": lambda f: _within(f, 2.0**-22),
     "precision-of-11-bits": lambda f: _within(f, 2.0**-10.9),
-    "nan": _nan,
-    "nan-of-next-row": _nan_of_next_row,
-    "nan-of-bias": _nan_of_bias,
-    "number-for-nan": _number_for_nan,
-    "first-block-right": _first_block_right,
-    "beyond-2-31": _beyond_2_31,
+    **_by_name(_nan, _nan_of_next_row, _nan_of_bias, _number_for_nan, _first_block_right, _beyond_2_31),
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -88,10 +89,11 @@ class _Run:
         return f" ({count} of {sum(one.numel() for one in first)} elements)" if count else ""
 
 
+@dataclasses.dataclass(eq=False)
 class Judge:
     """Judges cases and shares operands and references between the backends and candidates of one problem.
 
-    Args:
+    Attributes:
         eager: why eager ATen does not run a problem on a device; "" where its results are set beside.
         reference: ``full``, ``sampled`` or ``auto``, see ``sampled.applies``.
         pages: where a worker has operands and results, ``None`` for ordinary memory.
@@ -100,33 +102,21 @@ class Judge:
         workers: what runs the foreign code of a backend; ``None``: this process does.
     """
 
-    def __init__(
-        self,
-        eager: EagerRefusal = lambda *_: "",
-        reference: str = "auto",
-        pages: GuardPages | None = None,
-        stream: str = "default",
-        statements: Callable[[Outcome, Problem], Sequence[str]] = lambda *_: (),
-        workers: Callable[[Backend], Worker] | None = None,
-    ) -> None:
-        self._worker: Worker = Inline()
-        self._workers = workers
-        self._statements = statements
-        self._stream = stream
-        self._eager = eager
-        self._reference = reference
-        self._pages = pages
-        self._truths = Truths()
+    eager: EagerRefusal = lambda *_: ""
+    reference: str = "auto"
+    pages: GuardPages | None = None
+    stream: str = "default"
+    statements: Callable[[Outcome, Problem], Sequence[str]] = lambda *_: ()
+    workers: Callable[[Backend], Worker] | None = None
+    _worker: Worker = dataclasses.field(default_factory=Inline)
+    _truths: Truths = dataclasses.field(default_factory=Truths)
 
     def outcomes(self, case: Case, **how: Any) -> list[Outcome]:
         """The outcomes of :meth:`judge`, without their evidence."""
         return [judged.outcome for judged in self.judge(case, **how)]
 
     def judge(
-        self,
-        case: Case,
-        withheld: Callable[[str], Outcome | None] = lambda _: None,
-        timing: Timing | None = None,
+        self, case: Case, withheld: Callable[[str], Outcome | None] = lambda _: None, timing: Timing | None = None
     ) -> Iterator[Judged]:
         """Judge a case: an outcome for each candidate and distribution; one when it ends before any distribution.
 
@@ -136,7 +126,7 @@ class Judge:
             timing: is called with what has passed, and what it returns is judged as well: one more outcome each.
         """
         self._worker = self.worker_of(case.backend)
-        self._worker.pages = self._pages
+        self._worker.pages = self.pages
         self._worker.release()
         kept, starved = 0, False
         for judged in _threaded(case, _ended(self._case(case, withheld, timing))):
@@ -149,7 +139,7 @@ class Judge:
 
     def worker_of(self, backend: Backend) -> Worker:
         """What runs the code of a backend."""
-        return self._worker if self._workers is None else self._workers(backend)
+        return self._worker if self.workers is None else self.workers(backend)
 
     def release(self) -> None:
         """Free the operands and results of the last problem."""
@@ -163,8 +153,8 @@ class Judge:
         truth = self._truths.known(distribution) if outcome.status.is_failure else None
         return None if truth is None else Evidence(truth.operands)
 
-    def _attempt(self, case: Case, candidate: str = "", distribution: str = "") -> Attempt:
-        return Attempt(case, self._worker.watch, candidate, distribution)
+    def _attempt(self, case: Case, candidate: str = "") -> Attempt:
+        return Attempt(case, self._worker.watch, candidate)
 
     def _check(self, case: Case) -> None:
         """Ask whether the case can be judged here.
@@ -267,7 +257,8 @@ class Judge:
         """One result: of a run, or with ``timed`` the one that it returns."""
         case = attempt.case
         attempt.turn_to(truth.operands.distribution, truth)
-        returned, contract = self._run(attempt, truth, timed, profiled=not runs)
+        phase = Phase.RUN if timed is None else Phase.TIME
+        returned, contract = self._run(attempt, truth, phase, timed, profiled=not runs)
         verdicts = self._verdicts(attempt, truth, returned.results, contract)
         with attempt.phase(Phase.REFERENCE):
             count = returned.rewritten()
@@ -284,10 +275,10 @@ class Judge:
                     details += f"\n  (indices before view step {'+'.join(map(str, steps))})"
                 outcome = attempt.end(Status.INCORRECT, reason, details)
                 failure = imitations.Failure(truth, returned.results, contract, place, one, outcome.candidates)
-                imitated = imitations.imitated(failure, self._statements(outcome, case.problem))
+                imitated = imitations.imitated(failure, self.statements(outcome, case.problem))
                 outcome = dataclasses.replace(outcome, imitates=imitated)
                 actual = one.actual if isinstance(one.actual, torch.Tensor) else None
-                again = None if one.note else functools.partial(self._again, attempt.built.number)
+                again = None if one.note else functools.partial(self._worker.run, attempt.built.number, how=How())
                 yield Judged(outcome, Evidence(one.operands, actual, one.interval, attempt.built.source, again, place))
                 return
         if (doubt := next((one.doubt for one in verdicts if one.doubt is not None), None)) is not None:
@@ -298,29 +289,26 @@ class Judge:
                 self._truths.earlier(case)[f"distribution {attempt.distribution}, seed {case.seed}"] = kept
         yield Judged(attempt.end(Status.PASSED))
 
-    def _run(self, attempt: Attempt, truth: Truth, timed: Timed | None, *, profiled: bool) -> tuple[Returned, Contract]:
-        """Run, and prove that the backend did it.
+    def _run(
+        self, attempt: Attempt, truth: Truth, phase: Phase, timed: Timed | None = None, *, profiled: bool = False
+    ) -> tuple[Returned, Contract]:
+        """Run, and prove that the backend did it; what runs again has proved it.
 
         Raises:
-            Ended: where it did not, or has not returned as many results as the program has.
+            Ended: for an exception, where it did not, or has not returned as many results as the program has.
         """
-        case, phase = attempt.case, Phase.RUN if timed is None else Phase.TIME
+        case, given = attempt.case, truth.operands
         with attempt.phase(phase):
-            how = How(phase, profiled, self._stream)
-            given = truth.operands
+            how = How(phase, profiled, self.stream)
             ran = self._worker.run(attempt.built.number, given, how) if timed is None else timed(given)
             attempt.proved(ran.proof)
-            objection = ran.proof.objection()
+            objection = None if phase is Phase.RUN_AGAIN else ran.proof.objection()
             returned = Returned.of(case.problem, ran)
         if objection is not None:
             raise Ended(attempt.end(Status.FALLBACK, objection))
         if (wrong := miscounted(case.problem, returned.results)) is not None:
             raise Ended(attempt.end(Status.CRASHED, wrong))
         return returned, ran.contract
-
-    def _again(self, number: int, given: operands.Operands) -> Ran:
-        """One more run, which is not judged."""
-        return self._worker.run(number, given, How())
 
     def _verdicts(
         self, attempt: Attempt, truth: Truth, made: tuple[torch.Tensor, ...], contract: Contract
@@ -335,15 +323,15 @@ class Judge:
             if self._worker.is_inline and (written := truth.operands.changed(truth.digest)):
                 reason = Reason("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}")
                 raise Ended(attempt.end(Status.INCORRECT, reason))
-            by_sample = sampled.applies(case.problem, self._reference)
-            verdicts = truth.verdicts(made, contract, self._truths.earlier(case), by_sample=by_sample)
+            verdicts = truth.verdicts(made, contract, self._truths.earlier(case), self.reference)
             if contract.deterministic and all(one.comparison.is_comparable for one in verdicts):
-                attempt.facts |= {"bits": digest_of(made), "operands": truth.short_digest}
+                short = hashlib.blake2b(truth.digest.encode(), digest_size=8).hexdigest()
+                attempt.facts |= {"bits": digest_of(made), "operands": short}
         last = verdicts[-1]
         with attempt.phase(Phase.EAGER):
             itself = case.backend.name == "aten" and case.mode in {Mode.OWN, Mode.EAGER}
             beside = not itself and not last.note and all(one.comparison.is_comparable for one in verdicts)
-            eager = truth.beside_eager(made, contract, self._eager, self._worker) if beside else ""
+            eager = truth.beside_eager(made, contract, self.eager, self._worker) if beside else ""
         ratio = max(one.comparison.ratio for one in verdicts)
         attempt.facts |= {"tier": last.tier, "ratio": ratio, "eager": eager, "sampled": last.note}
         return verdicts
@@ -362,13 +350,12 @@ class Judge:
             return
         first = next((run for run in runs if run.truth.operands.quantum == 0.0), runs[0])
         attempt.turn_to(first.truth.operands.distribution, first.truth)
-        second, contract = self._once_more(attempt, first.truth)
+        second, contract = self._run(attempt, first.truth, Phase.RUN_AGAIN)
         wrong: Reason | None = None
         with attempt.phase(Phase.REFERENCE):
             rewritten = any(run.returned.rewritten() for run in runs if run.returned is not None)
         if rewritten:
-            text = "a result that was handed out changed when the next one was computed"
-            wrong = Reason("result-rewritten", text)
+            wrong = Reason("result-rewritten", "a result that was handed out changed when the next one was computed")
         elif (difference := first.differs(second)) and contract.deterministic:
             text = f"the same call gave other bits the second time{difference}"
             wrong = Reason("not-deterministic", f"{text}; a backend that uses atomics declares deterministic=False")
@@ -390,7 +377,7 @@ class Judge:
             if truth is None:
                 return
             attempt.turn_to(run.truth.operands.distribution, run.truth)
-            returned, contract = self._once_more(attempt, truth)
+            returned, contract = self._run(attempt, truth, Phase.RUN_AGAIN)
             before = {"the weight before": run.results} if run.results else {}
             wrong = self._mismatch(attempt, truth, returned, contract, before)
         if wrong is not None:
@@ -401,31 +388,13 @@ class Judge:
                 reason = Reason("stale-weight", text, remedy)
             yield Judged(attempt.end(Status.INCORRECT, reason, wrong.text()))
 
-    def _once_more(self, attempt: Attempt, truth: Truth) -> tuple[Returned, Contract]:
-        """Run what has run before, without a profile.
-
-        Raises:
-            Ended: for an exception, and for another number of results.
-        """
-        case = attempt.case
-        with attempt.phase(Phase.RUN_AGAIN):
-            how = How(Phase.RUN_AGAIN, stream=self._stream)
-            ran = self._worker.run(attempt.built.number, truth.operands, how)
-            attempt.proved(ran.proof)
-            returned = Returned.of(case.problem, ran)
-        if (wrong := miscounted(case.problem, returned.results)) is not None:
-            raise Ended(attempt.end(Status.CRASHED, wrong))
-        return returned, ran.contract
-
     def _mismatch(
         self, attempt: Attempt, truth: Truth, returned: Returned, contract: Contract, earlier: Earlier
     ) -> verdict.Mismatch | None:
         """What is wrong with the results of a further run; ``None`` for nothing."""
-        problem = attempt.case.problem
         with attempt.phase(Phase.REFERENCE):
-            by_sample = sampled.applies(problem, self._reference)
-            made = program.gathered(problem, returned.results)
-            verdicts = truth.verdicts(made, contract, earlier, by_sample=by_sample)
+            made = program.gathered(truth.problem, returned.results)
+            verdicts = truth.verdicts(made, contract, earlier, self.reference)
         return next(filter(None, (one.comparison.mismatch for one in verdicts)), None)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.judging import verdict
@@ -49,7 +50,7 @@ def generator(key: str) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def lines_of(size: int, key: str, boundaries: Sequence[int] = (), count: int = 0) -> torch.Tensor:
+def lines_of(size: int, key: str, boundaries: Sequence[int] = (), count: int = 0) -> Tensor:
     """Which of ``size`` rows (or columns, or matrices) are judged: sorted indices.
 
     Both ends, the boundaries, both sides of a tile's edge for tiles of 16 to 256 at the first, a middle and the last
@@ -73,7 +74,7 @@ def lines_of(size: int, key: str, boundaries: Sequence[int] = (), count: int = 0
     rest = wanted - len(chosen)
     bounds = torch.arange(rest + 1) * size // rest
     spread = bounds[:-1] + (torch.rand(rest, generator=generator(key), dtype=torch.float64) * bounds.diff()).long()
-    lines: torch.Tensor = torch.cat([torch.tensor(chosen, dtype=torch.int64), spread]).unique()
+    lines: Tensor = torch.cat([torch.tensor(chosen, dtype=torch.int64), spread]).unique()
     return lines
 
 
@@ -117,7 +118,7 @@ class Lines:
 
     whole: Operands
     dim: int
-    index: Mapping[int, torch.Tensor]
+    index: Mapping[int, Tensor]
 
     @property
     def name(self) -> str:
@@ -142,7 +143,7 @@ class Lines:
         own = counts.pop(self.dim)
         return f"{own} (in {' and '.join(counts.values())})" if counts else own
 
-    def of(self, x: torch.Tensor) -> torch.Tensor:
+    def of(self, x: Tensor) -> Tensor:
         """These lines of a tensor of the result's shape, or of one that is broadcast to it; on the CPU."""
         return _selected(x, {dim: self.index[dim] for dim in sorted(self.index, key=lambda d: d != self.dim)})
 
@@ -160,20 +161,14 @@ class Lines:
         """The operands of these lines, on the CPU."""
         whole, index = self.whole, self.index
         found: dict[str, Any] = {
-            name: self.of(x) for name in ("bias", "scale_a", "scale_b") if (x := getattr(whole, name)) is not None
+            name: self.of(x) for name, x in whole.tensors.items() if name in {"bias", "scale_a", "scale_b"}
         }
+        for name, own in (("a", -2), ("b", -1)):
+            found[name] = _selected(getattr(whole, name), {dim: index[dim] for dim in (own, -3) if dim in index})
         if whole.quantisation is not None and -1 in index:
             found["quantisation"] = _selected(whole.quantisation, {-2: index[-1]})
-        return dataclasses.replace(
-            whole,
-            problem=self.shape(whole.problem),
-            device=Device.CPU,
-            a=_selected(whole.a, {dim: index[dim] for dim in (-2, -3) if dim in index}),
-            b=_selected(whole.b, {dim: index[dim] for dim in (-1, -3) if dim in index}),
-            residuals=tuple(map(self.of, whole.residuals)),
-            buffers=(),
-            **found,
-        )
+        found |= {"problem": self.shape(whole.problem), "residuals": tuple(map(self.of, whole.residuals))}
+        return dataclasses.replace(whole, device=Device.CPU, buffers=(), **found)
 
     @functools.cached_property
     def reference(self) -> reference_module.Reference:
@@ -184,9 +179,7 @@ class Lines:
         """What these lines of one of the program's results may be."""
         return interval_module.interval(self.shape(output), self.operands, self.reference, contract)
 
-    def judge(
-        self, output: Problem, actual: torch.Tensor, contract: Contract, others: Mapping[str, torch.Tensor]
-    ) -> LinesVerdict:
+    def judge(self, output: Problem, actual: Tensor, contract: Contract, others: Mapping[str, Tensor]) -> LinesVerdict:
         """Compare these lines of a result; the index of the worst element is that of the whole."""
         mine, interval = self.of(actual), self.interval(output, contract)
         cut = {name: self.of(x) for name, x in others.items() if x.shape == actual.shape}
@@ -201,7 +194,7 @@ class Lines:
         return LinesVerdict(self, interval, mine, found, bad)
 
 
-def _selected(x: torch.Tensor, index: Mapping[int, torch.Tensor]) -> torch.Tensor:
+def _selected(x: Tensor, index: Mapping[int, Tensor]) -> Tensor:
     """The lines of each dimension that ``x`` has, and has not broadcast; on the CPU."""
     x = x.detach()
     dtype = x.dtype
@@ -227,11 +220,11 @@ class LinesVerdict:
 
     lines: Lines
     interval: interval_module.Interval
-    actual: torch.Tensor
+    actual: Tensor
     comparison: verdict.Comparison
-    bad: torch.Tensor
+    bad: Tensor
 
-    def mark(self, rows: torch.Tensor, columns: torch.Tensor) -> None:
+    def mark(self, rows: Tensor, columns: Tensor) -> None:
         """Set the places of wrong elements in bool tensors of the result's rows, ([P,] M), and columns, (N,)."""
         index = self.lines.index
         sizes = dict(zip((-1, -2, -3), (len(columns), *reversed(rows.shape)), strict=False))
@@ -241,7 +234,7 @@ class LinesVerdict:
         columns[places[-1]] |= of_any_batch(self.bad.any(-2))
 
 
-def of_any_batch(x: torch.Tensor) -> torch.Tensor:
+def of_any_batch(x: Tensor) -> Tensor:
     """Which lines are marked in any matrix of a batch; of ([B,] L), (L,)."""
     return x.reshape(-1, x.shape[-1]).any(0)
 
@@ -276,7 +269,7 @@ def _cut(operands: Operands, dim: int, key: str) -> Lines:
     return Lines(operands, dim, found)
 
 
-def around(operands: Operands, suspects: torch.Tensor, most: int) -> Iterator[Lines]:
+def around(operands: Operands, suspects: Tensor, most: int) -> Iterator[Lines]:
     """Rows that are suspected, in blocks of columns that can be afforded.
 
     Args:
@@ -297,7 +290,7 @@ def around(operands: Operands, suspects: torch.Tensor, most: int) -> Iterator[Li
         yield Lines(operands, -2, {**index, **columns})
 
 
-def _some(marked: torch.Tensor, most: int) -> torch.Tensor:
+def _some(marked: Tensor, most: int) -> Tensor:
     """Indices of the marked elements, of more than ``most`` at equal distances."""
     found = marked.nonzero().flatten()
     return found[torch.linspace(0, len(found) - 1, min(most, len(found))).round().long()]

@@ -85,14 +85,7 @@ def described_pattern(wrong: Wrong) -> str:
         return f"it is the only bad element of {bad.numel()}" if bad.numel() > 1 else "it is the only element"
     if wrong.operands.problem.op.ragged == "m" and (text := _grouped(bad, wrong.operands.groups)):
         return text
-    prefix = ""
-    if bad.dim() == 3:
-        batches = bad.flatten(1).any(1)
-        which = batches.nonzero().flatten().tolist()
-        if len(which) < len(batches):
-            prefix = _batches(which, len(batches))
-        # One matrix stands for all: what is bad in any of them.
-        bad = bad[batches].any(0)
+    prefix, bad = _batches(bad) if bad.dim() == 3 else ("", bad)
     found = _plane(bad)
     if not prefix:
         return found
@@ -129,13 +122,8 @@ def pattern_of(rows: torch.Tensor, columns: torch.Tensor) -> str:
         rows: which rows have any, bool, (M,) or (B, M).
         columns: which columns have any, bool, (N,).
     """
-    prefix = ""
-    if rows.dim() == 2:
-        batches = rows.any(1)
-        which = batches.nonzero().flatten().tolist()
-        if len(which) < len(batches):
-            prefix = _batches(which, len(batches)) + "; there "
-        rows = rows[batches].any(0)
+    prefix, rows = _batches(rows) if rows.dim() == 2 else ("", rows)
+    prefix = prefix and f"{prefix}; there "
     if bool(rows.all()) and bool(columns.all()):
         return f"{prefix}every row and every column has bad elements"
     lines = rows[:, None] & columns
@@ -149,14 +137,19 @@ def pattern_of(rows: torch.Tensor, columns: torch.Tensor) -> str:
     return prefix + "; ".join(texts)
 
 
-def _batches(which: list[int], total: int) -> str:
+def _batches(bad: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """Which of a batch are bad, "" for all of them; and one that stands for all: what is bad in any of them."""
+    some = bad.flatten(1).any(1)
+    which, total, merged = some.nonzero().flatten().tolist(), len(some), bad[some].any(0)
+    if len(which) == total:
+        return "", merged
     if len(which) == 1:
-        return f"only batch {which[0]} of {total} is bad"
-    if which == list(range(which[0], which[-1] + 1)):
-        if which[-1] == total - 1:
-            return f"every bad element has batch >= {which[0]} of {total}"
-        return f"only batches {which[0]} to {which[-1]} of {total} are bad"
-    return f"{len(which)} of {total} batches are bad ({few(which)})"
+        return f"only batch {which[0]} of {total} is bad", merged
+    if which != list(range(which[0], which[-1] + 1)):
+        return f"{len(which)} of {total} batches are bad ({few(which)})", merged
+    if which[-1] == total - 1:
+        return f"every bad element has batch >= {which[0]} of {total}", merged
+    return f"only batches {which[0]} to {which[-1]} of {total} are bad", merged
 
 
 def few(things: Sequence[object], most: int = 6) -> str:
@@ -197,9 +190,8 @@ def _plane(bad: torch.Tensor, *, ends: bool = True) -> str:
     tiled, tiles = _tiles(bad)
     if dense and telling and not (tiles and 2 * tiled <= _area(box)):
         return _rectangle(are, have, box, (m, n))
-    for text in (_period(bad, 1, "N"), _period(bad, 0, "M"), _elbow(bad), tiles, _triangle(bad)):
-        if text:
-            return text
+    if text := _period(bad, 1, "N") or _period(bad, 0, "M") or _elbow(bad) or tiles or _triangle(bad):
+        return text
     rows, columns = int(bad.any(1).sum()), int(bad.any(0).sum())
     if dense or count >= _DENSE * m * n:
         return f"the bad elements are all over the output ({count / (m * n):.0%} of it)"

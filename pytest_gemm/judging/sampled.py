@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from pytest_gemm.core.outcome import Reason
 from pytest_gemm.judging import lines as lines_module
@@ -52,17 +53,11 @@ def applies(problem: Problem, mode: str) -> bool:
         problem: what was computed.
         mode: ``full``, ``sampled``, or ``auto`` for large problems only.
     """
-    several = (
-        problem.op.several
-        or problem.op.quantises_a
-        or problem.scale_blocks is not None
-        or problem.micro_block > 0
-        or (problem.op.rounds_once and problem.shape.batch is not None)
-        or problem.step("result") is not None
-        or problem.has("program.chained")
-        or problem.prologues("ab")
-    )
-    if problem.grouped or several or 0 in problem.result_shape or problem.shape.k == 0:
+    op, is_batched = problem.op, problem.shape.batch is not None
+    several = problem.grouped or op.several or op.quantises_a or (op.rounds_once and is_batched)
+    scaled = problem.scale_blocks or problem.micro_block or problem.step("result")
+    changed = scaled or problem.has("program.chained") or problem.prologues("ab")
+    if several or changed or 0 in problem.result_shape or problem.shape.k == 0:
         return False  # the rows of a group belong together, as do linears; nothing is large about nothing
     return mode == "sampled" or (mode == "auto" and is_large(problem))
 
@@ -91,18 +86,18 @@ class ResultVerdict:
 # -- all elements ----------------------------------------------------------------------------------------
 
 
-def _matrices(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _matrices(x: Tensor, b: Tensor) -> Tensor:
     """A tensor of A's or of the result's shape as the matrices (P, M, ...) that meet one B each."""
     return x.reshape(1, -1, x.shape[-1]) if b.dim() == 2 else x
 
 
-def _batched(b: torch.Tensor) -> torch.Tensor:
+def _batched(b: Tensor) -> Tensor:
     """B as matrices (P, K, N)."""
     return b.reshape(-1, *b.shape[-2:])
 
 
 # What is added to the product: a tensor as the program adds it, with its sign.
-_Term = tuple[torch.Tensor, int]
+_Term = tuple[Tensor, int]
 
 
 def _terms(output: Problem, operands: Operands) -> list[_Term] | str:
@@ -146,11 +141,7 @@ class Sample:
         return lines_module.chosen(self._operands, self._key)
 
     def judge(
-        self,
-        output: Problem,
-        actual: object,
-        contract: Contract,
-        others: Mapping[str, torch.Tensor] | None = None,
+        self, output: Problem, actual: object, contract: Contract, others: Mapping[str, Tensor] | None = None
     ) -> ResultVerdict:
         """The verdict on one result.
 
@@ -164,7 +155,7 @@ class Sample:
         if (comparison := verdict.not_comparable(actual, output, self._operands)) is not None:
             interval = first.interval(output, contract)
             return ResultVerdict(comparison, interval.tier, None, "", self._operands, actual, interval)
-        assert isinstance(actual, torch.Tensor)
+        assert isinstance(actual, Tensor)
         verdicts = [lines.judge(output, actual, contract, others or {}) for lines in self._lines]
         tier = verdicts[0].interval.tier
         suspects, how = self._suspects(output, actual, contract, tier)
@@ -182,9 +173,7 @@ class Sample:
 
     # -- every element ---------------------------------------------------------------------------
 
-    def _suspects(
-        self, output: Problem, actual: torch.Tensor, contract: Contract, tier: str
-    ) -> tuple[torch.Tensor | None, str]:
+    def _suspects(self, output: Problem, actual: Tensor, contract: Contract, tier: str) -> tuple[Tensor | None, str]:
         """Rows that cannot be right by a check of all elements, bool, of the result's shape without N; and how."""
         terms = _terms(output, self._operands)
         if isinstance(terms, str):
@@ -195,7 +184,7 @@ class Sample:
         return self._by_signs(output, actual, contract, terms), "every row by a projection"
 
     @functools.cached_property
-    def _integers(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _integers(self) -> tuple[Tensor, Tensor] | None:
         """x (N,) and ``A (B x)`` (P, M) in units of the quantum, residues."""
         operands = self._operands
         (unit_a, unit_b), n = operands.units, operands.b.shape[-1]
@@ -211,11 +200,11 @@ class Sample:
             return None
         return x, freivalds.shift(z, round(math.log2(unit_a * unit_b / operands.quantum)))
 
-    def _random(self, count: int) -> torch.Tensor:
+    def _random(self, count: int) -> Tensor:
         """Residues, uniform."""
         return torch.randint(0, freivalds.PRIME, (count,), generator=generator(f"{self._key} x"))
 
-    def _by_integers(self, output: Problem, actual: torch.Tensor, terms: list[_Term]) -> torch.Tensor | None:
+    def _by_integers(self, output: Problem, actual: Tensor, terms: list[_Term]) -> Tensor | None:
         """Rows that Freivalds' check rejects; ``None`` where the output's type may have to round the sums."""
         operands = self._operands
         quantum = operands.quantum
@@ -239,7 +228,7 @@ class Sample:
         return None if left is None else ((left != right) | bad).reshape(actual.shape[:-1]).cpu()
 
     @functools.cached_property
-    def _signs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _signs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x, ``A (B x)`` (P, M, n), and what bounds the Euclidean norms of the rows of g and of G, each (P, M).
 
         With b the largest norm of a row of B: ``sum_j g_ij^2 = sum_k a_ik^2 ||b_k||^2 <= ||a_i||^2 b^2``, and by
@@ -250,14 +239,10 @@ class Sample:
         x = ((self._random(n * _VECTORS) & 1) * 2 - 1).reshape(n, _VECTORS).to(operands.a.device, torch.float64)
         a, b = _matrices(operands.a, operands.b), _batched(operands.b)
         largest = freivalds.norms(b).amax(-1, keepdim=True)
-        return (
-            x,
-            freivalds.project(a, freivalds.project(b, x)),
-            freivalds.norms(a) * largest,
-            freivalds.norms(a, 1) * largest,
-        )
+        y = freivalds.project(a, freivalds.project(b, x))
+        return x, y, freivalds.norms(a) * largest, freivalds.norms(a, 1) * largest
 
-    def _by_signs(self, output: Problem, actual: torch.Tensor, contract: Contract, terms: list[_Term]) -> torch.Tensor:
+    def _by_signs(self, output: Problem, actual: Tensor, contract: Contract, terms: list[_Term]) -> Tensor:
         """Rows whose projection leaves its bound.
 
         Let e_j be the errors of a row's elements, each at most E_j as the oracle bounds it, and x random signs that
@@ -300,20 +285,20 @@ class Sample:
         return (~((left - right).abs() <= (spread * error)[..., None]).all(-1)).reshape(actual.shape[:-1]).cpu()
 
 
-def _matrices_of(x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+def _matrices_of(x: Tensor, matrices: Tensor) -> Tensor:
     """What is added to matrices (P, M, N), of a tensor that is broadcast to them: (1 or P, 1 or M, 1 or N)."""
     if x.dim() == 3 and len(matrices) > 1:
         return x
     return x.reshape(1, -1, x.shape[-1])
 
 
-def _total(x: torch.Tensor) -> torch.Tensor:
+def _total(x: Tensor) -> Tensor:
     """The sum of residues, (1,)."""
     low, high = (x & ((1 << 31) - 1)).sum(), (x >> 31).sum()
     return freivalds.add(freivalds.residue(low), freivalds.shift(freivalds.residue(high), 31))[None]
 
 
-def _largest(x: torch.Tensor) -> float:
+def _largest(x: Tensor) -> float:
     """The largest magnitude; torch has no aminmax of fp8."""
     if x.numel() == 0:
         return 0.0
@@ -330,9 +315,7 @@ def _largest(x: torch.Tensor) -> float:
 # -- one verdict -----------------------------------------------------------------------------------------
 
 
-def _together(
-    verdicts: list[LinesVerdict], actual: torch.Tensor, suspects: torch.Tensor | None, tier: str
-) -> verdict.Comparison:
+def _together(verdicts: list[LinesVerdict], actual: Tensor, suspects: Tensor | None, tier: str) -> verdict.Comparison:
     """The verdicts on the lines together: the worst of them, and where the bad rows and columns are."""
     seen = sum(v.actual.numel() for v in verdicts)
     share = sum(v.comparison.correctly_rounded * v.actual.numel() for v in verdicts) / max(seen, 1)

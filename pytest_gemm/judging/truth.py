@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 
@@ -83,11 +82,6 @@ class Truth:
         """The problem."""
         return self.operands.problem
 
-    @property
-    def short_digest(self) -> str:
-        """One short digest of all operands."""
-        return hashlib.blake2b(self.digest.encode(), digest_size=8).hexdigest()
-
     @functools.cached_property
     def _reference(self) -> reference_module.Reference:
         found = reference_module.reference(self.problem, self.operands)
@@ -125,11 +119,11 @@ class Truth:
             yield outputs[1], used, interval_module.interval(outputs[1], used, reference, contract)
 
     def verdicts(
-        self, results: tuple[torch.Tensor, ...], contract: Contract, earlier: Earlier, *, by_sample: bool
+        self, results: tuple[torch.Tensor, ...], contract: Contract, earlier: Earlier, reference: str
     ) -> list[sampled.ResultVerdict]:
-        """The verdict on each result: by sample, or on every element."""
+        """The verdict on each result: by sample where ``reference`` asks for it, or on every element."""
         others = [{name: one[place] for name, one in earlier.items()} for place in range(len(results))]
-        if by_sample:
+        if sampled.applies(self.problem, reference):
             return list(map(self._sample.judge, self.problem.outputs, results, itertools.repeat(contract), others))
         found = []
         for result, other, (output, used, interval) in zip(

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch import Tensor
 
 from pytest_gemm.judging.explain import cause_of
 from pytest_gemm.judging.locate import Wrong, described_pattern, inside, mostly
@@ -132,7 +133,7 @@ def compare(
     problem: Problem,
     operands: Operands,
     *,
-    others: Mapping[str, torch.Tensor] | None = None,
+    others: Mapping[str, Tensor] | None = None,
     whole: bool = True,
 ) -> Comparison:
     """Judge a result.
@@ -151,7 +152,7 @@ def compare(
     """
     if (incomparable := not_comparable(actual, problem, operands)) is not None:
         return incomparable
-    assert isinstance(actual, torch.Tensor)
+    assert isinstance(actual, Tensor)
     x = actual.detach().to(device="cpu", dtype=torch.float64)
     if x.numel() == 0:
         return Comparison(0.0, 1.0)
@@ -164,18 +165,18 @@ def compare(
     return Comparison(mismatch.ratio, share, mismatch)
 
 
-def _accepted(x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor) -> torch.Tensor:
+def _accepted(x: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
     """Which elements lie in an interval, or are NaN where it belongs or where nothing is known; bool."""
     return inside(x, lo, hi) | x.isnan() & (lo.isnan() | ((lo == -math.inf) & (hi == math.inf)))
 
 
-def rejected(x: torch.Tensor, interval: Interval) -> torch.Tensor:
+def rejected(x: Tensor, interval: Interval) -> Tensor:
     """Which elements are outside, or zeros of the wrong sign where none is; float64, of the interval's shape."""
     good = _accepted(x, interval.lo, interval.hi)
     return interval.wrong_zeros(x) if bool(good.all()) else ~good
 
 
-def ratios(x: torch.Tensor, interval: Interval) -> torch.Tensor:
+def ratios(x: Tensor, interval: Interval) -> Tensor:
     """Error over bound of each element, as :attr:`Comparison.ratio` has it of the worst one.
 
     Args:
@@ -188,9 +189,7 @@ def ratios(x: torch.Tensor, interval: Interval) -> torch.Tensor:
     return _limited(x, interval.lo, interval.hi, interval.expected, rejected(x, interval))
 
 
-def _limited(
-    x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, expected: torch.Tensor, bad: torch.Tensor
-) -> torch.Tensor:
+def _limited(x: Tensor, lo: Tensor, hi: Tensor, expected: Tensor, bad: Tensor) -> Tensor:
     """The ratios of elements of which ``bad`` are rejected."""
     found = _ratio(x, lo, hi, expected)
     found = torch.where(bad, found.clamp(min=_ABOVE_ONE), found.clamp(max=1.0))
@@ -206,7 +205,7 @@ class Score:
     ratio: float = 0.0
 
 
-def scored(x: torch.Tensor, interval: Interval) -> Score:
+def scored(x: Tensor, interval: Interval) -> Score:
     """One walk over a result, in pieces whose intermediates stay in a core's cache."""
     score = Score()
     whole = (x, interval.lo, interval.hi, interval.expected)
@@ -222,7 +221,7 @@ def scored(x: torch.Tensor, interval: Interval) -> Score:
     return score
 
 
-def _ratio(x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+def _ratio(x: Tensor, lo: Tensor, hi: Tensor, expected: Tensor) -> Tensor:
     """Error over allowance, from the middle value: expected, or the nearest accepted one under ``eager`` rounding."""
     middle = torch.minimum(torch.maximum(expected, lo), hi)
     error = x - middle
@@ -234,7 +233,7 @@ def _ratio(x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, expected: torch.
 
 def complaint_of(actual: object, problem: Problem, operands: Operands) -> tuple[str, str] | None:
     """Why the result cannot even be compared: (code, sentence)."""
-    if not isinstance(actual, torch.Tensor):
+    if not isinstance(actual, Tensor):
         return "wrong-type", f"the result is a {type(actual).__name__}, not a tensor"
     if actual.layout != torch.strided:
         return "wrong-layout", f"the result is a {str(actual.layout).removeprefix('torch.')} tensor, not a strided one"
@@ -258,7 +257,7 @@ def not_comparable(actual: object, problem: Problem, operands: Operands) -> Comp
     return Comparison(math.inf, 0.0, Mismatch(complaint[0], total, total, pattern=complaint[1]))
 
 
-def _mismatch(view: Wrong, actual: torch.Tensor, whole: bool) -> Mismatch:
+def _mismatch(view: Wrong, actual: Tensor, whole: bool) -> Mismatch:
     """Describe a wrong result."""
     values, wanted, lo, hi = view.values, view.expected, view.interval.lo[view.bad], view.interval.hi[view.bad]
     zeros = inside(values, lo, hi)  # of the wrong sign
@@ -273,19 +272,12 @@ def _mismatch(view: Wrong, actual: torch.Tensor, whole: bool) -> Mismatch:
     bound = most - middle if value > middle else middle - least
     special = [code for code, which in view.specials.items() if mostly(which)]
     code = special[0] if special else "zero-sign" if bool(zeros.any()) else "outside-bound"
-    return Mismatch(
-        code=code,
-        count=len(values),
-        total=view.x.numel(),
-        index=tuple(view.bad.nonzero()[worst].tolist()),
-        actual=value,
-        expected=expected,
-        bound=bound if math.isfinite(bound) else 0.0,
-        ratio=max(float(ratio[worst]), _ABOVE_ONE),
-        tier=view.interval.tier,
-        pattern=described_pattern(view) if whole else "",
-        cause="" if code == "zero-sign" else cause_of(view, actual, whole),
-    )
+    bound, most_over = bound if math.isfinite(bound) else 0.0, max(float(ratio[worst]), _ABOVE_ONE)
+    index, tier = tuple(view.bad.nonzero()[worst].tolist()), view.interval.tier
+    pattern = described_pattern(view) if whole else ""
+    cause = "" if code == "zero-sign" else cause_of(view, actual, whole)
+    total = view.x.numel()
+    return Mismatch(code, len(values), total, index, value, expected, bound, most_over, tier, pattern, cause)
 
 
 # -- beside eager PyTorch --------------------------------------------------------------------------------
@@ -293,7 +285,7 @@ def _mismatch(view: Wrong, actual: torch.Tensor, whole: bool) -> Mismatch:
 
 def beside_eager(
     actual: Sequence[object],
-    eager: Sequence[torch.Tensor],
+    eager: Sequence[Tensor],
     intervals: Sequence[Interval],
     names: Sequence[str] = ("the intermediate value", "the result"),
 ) -> str:
@@ -310,18 +302,18 @@ def beside_eager(
     return "; ".join(named if len(texts) > 1 else texts)
 
 
-def comparable(actual: object, other: torch.Tensor) -> bool:
+def comparable(actual: object, other: Tensor) -> bool:
     """Whether the elements of ``actual``, which a backend returned, can be set beside those of ``other``."""
-    if not isinstance(actual, torch.Tensor) or actual.layout != torch.strided:
+    if not isinstance(actual, Tensor) or actual.layout != torch.strided:
         return False
     return actual.shape == other.shape and actual.dtype == other.dtype
 
 
-def _beside(actual: object, eager: torch.Tensor, interval: Interval) -> str:
+def _beside(actual: object, eager: Tensor, interval: Interval) -> str:
     """A result beside eager's, whatever NaN there are; eager's own worst error over the bound where they differ."""
     if not comparable(actual, eager):
         return "not comparable with eager"
-    assert isinstance(actual, torch.Tensor)
+    assert isinstance(actual, Tensor)
     most = differing = 0
     same_signs = True
     theirs = eager.detach().cpu()

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from pytest_gemm.numerics.precision import cpu_threads
 
@@ -35,7 +36,7 @@ _TERMS: Final = 4096
 _SUM_BITS: Final = 53
 
 
-def _pieces(x: torch.Tensor, terms: int) -> Iterator[tuple[tuple[slice, slice], slice, torch.Tensor]]:
+def _pieces(x: Tensor, terms: int) -> Iterator[tuple[tuple[slice, slice], slice, Tensor]]:
     """Parts of matrices (P, R, S), no wider than ``terms``: ((matrices, rows), columns, the part in float64).
 
     The float64 copies lie in memory that the next part reuses.
@@ -54,7 +55,7 @@ def _pieces(x: torch.Tensor, terms: int) -> Iterator[tuple[tuple[slice, slice], 
         yield there[:2], there[2], copy.copy_(part)
 
 
-def _thin(x: torch.Tensor, vectors: torch.Tensor, matrices: slice, columns: slice) -> torch.Tensor:
+def _thin(x: Tensor, vectors: Tensor, matrices: slice, columns: slice) -> Tensor:
     """x @ vectors in float64 for the columns (P, R, S) and matrices that x is a part of, and a few vectors."""
     vectors = vectors[columns] if vectors.dim() == 2 else vectors[matrices, columns]
     if x.device.type == "cpu":
@@ -63,7 +64,7 @@ def _thin(x: torch.Tensor, vectors: torch.Tensor, matrices: slice, columns: slic
 
 
 @cpu_threads(1)
-def project(x: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+def project(x: Tensor, vectors: Tensor) -> Tensor:
     """x @ vectors in float64, on x's device.
 
     Args:
@@ -80,7 +81,7 @@ def project(x: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
 
 
 @cpu_threads(1)
-def norms(x: torch.Tensor, order: int = 2) -> torch.Tensor:
+def norms(x: Tensor, order: int = 2) -> Tensor:
     """Norms of the rows of matrices (P, R, S), any dtype and strides: (P, R), float64, on x's device."""
     found = torch.zeros(x.shape[:2], dtype=torch.float64, device=x.device)
     for (matrices, rows), _, part in _pieces(x, max(x.shape[2], 1)):
@@ -91,23 +92,23 @@ def norms(x: torch.Tensor, order: int = 2) -> torch.Tensor:
 # -- arithmetic modulo the prime -----------------------------------------------------------------------
 
 
-def residue(x: torch.Tensor) -> torch.Tensor:
+def residue(x: Tensor) -> Tensor:
     """x modulo the prime, as int64 in [0, p); integers below 2^53 in float64, or any int64."""
     return torch.remainder(x.to(torch.int64), PRIME)
 
 
-def add(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def add(u: Tensor, v: Tensor) -> Tensor:
     """u + v for residues."""
     total = u + v  # below 2^62
     return torch.where(total >= PRIME, total - PRIME, total)
 
 
-def subtract(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def subtract(u: Tensor, v: Tensor) -> Tensor:
     """u - v for residues."""
     return torch.where(u >= v, u - v, u - v + PRIME)
 
 
-def shift(u: torch.Tensor, count: int) -> torch.Tensor:
+def shift(u: Tensor, count: int) -> Tensor:
     """u * 2^count for residues: a rotation of 61 bits, as 2^61 is 1 modulo the prime."""
     count %= _BITS
     if count == 0:
@@ -122,16 +123,14 @@ def bits_of(largest: float) -> int:
     return max(1, math.ceil(math.log2(max(largest, 1.0) + 1.0)))
 
 
-def _limbs(v: torch.Tensor, width: int) -> torch.Tensor:
+def _limbs(v: Tensor, width: int) -> Tensor:
     """Residues (..., S) as digits of ``width`` bits, float64, (..., S, n), the lowest first."""
     mask = (1 << width) - 1
     return torch.stack([((v >> low) & mask).to(torch.float64) for low in range(0, _BITS, width)], -1)
 
 
 @cpu_threads(1)
-def times(
-    x: torch.Tensor, unit: float, bits: int, v: torch.Tensor, faults: torch.Tensor | None = None
-) -> torch.Tensor | None:
+def times(x: Tensor, unit: float, bits: int, v: Tensor, faults: Tensor | None = None) -> Tensor | None:
     """``(x / unit) @ v`` modulo the prime, or ``None`` where float64 cannot hold partial sums of such integers.
 
     v is cut into digits so short that sums of up to 4096 terms stay below 2^53: each part is exact in float64 in any

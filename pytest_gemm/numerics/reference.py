@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
+from torch import Tensor
 
 from pytest_gemm.numerics.dynamic import quantised
 from pytest_gemm.numerics.rounding import round_to
@@ -38,39 +39,39 @@ class Reference:
         slack: a further absolute bound of it, float64, of c's shape; ``None`` for none.
     """
 
-    c: torch.Tensor
+    c: Tensor
     own_theta: float
-    slack: torch.Tensor | None
-    _a: torch.Tensor
-    _b: torch.Tensor
+    slack: Tensor | None
+    _a: Tensor
+    _b: Tensor
     _groups: tuple[tuple[int, int], ...] = ()
 
     @functools.cached_property
-    def big(self) -> torch.Tensor:
+    def big(self) -> Tensor:
         """G = |A| @ |B|, the hard gauge, float64, of c's shape."""
         return _multiply(widened(self._a).abs_(), widened(self._b).abs_(), self._groups)
 
     @functools.cached_property
-    def sides(self) -> torch.Tensor:
+    def sides(self) -> Tensor:
         """The sum of |a_ik| + |b_kj| over k, which an error of 1 in each element makes; float64, of c's shape."""
         a, b = (widened(x).abs_() for x in (self._a, self._b))
         return _multiply(a, torch.ones_like(b), self._groups) + _multiply(torch.ones_like(a), b, self._groups)
 
     @functools.cached_property
-    def opposed(self) -> torch.Tensor:
+    def opposed(self) -> Tensor:
         """Where each product has a negative sign, that of a zero included; bool, of c's shape."""
         a, b = (x.signbit().to(torch.float64) for x in (widened(self._a), widened(self._b)))
         return (_multiply(a, b, self._groups) + _multiply(1.0 - a, 1.0 - b, self._groups)) == 0.0
 
     @functools.cached_property
-    def small(self) -> torch.Tensor:
+    def small(self) -> Tensor:
         """g = sqrt((A*A) @ (B*B)), the statistical gauge, float64, of c's shape; computed on first use."""
         return _multiply(widened(self._a).square_(), widened(self._b).square_(), self._groups).sqrt_()
 
     def fits(self, bits: int) -> bool:
         """Whether no element of A and B needs more than ``bits`` significand bits."""
 
-        def narrow(x: torch.Tensor) -> bool:
+        def narrow(x: Tensor) -> bool:
             significand = torch.frexp(widened(x))[0] * 2.0**bits
             return torch.equal(significand, significand.round())
 
@@ -82,7 +83,7 @@ class Reference:
         return largest_of(self.big)
 
 
-def largest_of(x: torch.Tensor) -> float:
+def largest_of(x: Tensor) -> float:
     """The largest finite magnitude, 0 where there is none."""
     if not x.numel():
         return 0.0
@@ -93,21 +94,21 @@ def largest_of(x: torch.Tensor) -> float:
     return float(finite.abs().amax()) if finite.numel() else 0.0
 
 
-def widened(x: torch.Tensor) -> torch.Tensor:
+def widened(x: Tensor) -> Tensor:
     """A float64 copy on the CPU that may be written to; references are computed there."""
     return x.detach().to(device="cpu", dtype=torch.float64, copy=True)
 
 
-def _multiply(a: torch.Tensor, b: torch.Tensor, groups: tuple[tuple[int, int], ...]) -> torch.Tensor:
+def _multiply(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
     """a @ b, or with groups the product of each: of what is divided neither a nor b has a matrix for each group."""
     if not groups:
         return _matmul(a, b)
     ragged = "k" if a.dim() == b.dim() else "m" if a.dim() == 2 else "n"
     pieces = [_matmul(*pair(ragged, a, b, index, *ends)) for index, ends in enumerate(groups)]
-    return cast("torch.Tensor", joined(torch, ragged, pieces))
+    return cast("Tensor", joined(torch, ragged, pieces))
 
 
-def as_multiplied(problem: Problem, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+def as_multiplied(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]:
     """A and B as the product multiplies them: after the prologues.
 
     Under autocast on the CPU, rounded once to the half type; A without its zero point, or as the op quantises it, and
@@ -138,7 +139,7 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[torch.Tensor, t
     return prologues.after(problem, "a", a), prologues.after(problem, "b", b)
 
 
-def as_added(problem: Problem, operands: Operands) -> torch.Tensor | None:
+def as_added(problem: Problem, operands: Operands) -> Tensor | None:
     """The bias operand in float64, under autocast rounded to the half type; ``None`` where there is none."""
     if operands.bias is None:
         return None
@@ -168,7 +169,7 @@ def reference(problem: Problem, operands: Operands) -> Reference:
     return Reference(_multiply(a, b, groups), own_theta, slack, *given, groups)
 
 
-def _dequantised(a: torch.Tensor, operands: Operands) -> torch.Tensor:
+def _dequantised(a: Tensor, operands: Operands) -> Tensor:
     """What the products lose where ``w = (code - 8) scale + zero`` is computed in f32: ``u |A| @ (|w - zero| + |w|)``.
 
     The difference is exact and the product costs one rounding, which only f32 scales need, the sum another; with an FMA
@@ -180,9 +181,7 @@ def _dequantised(a: torch.Tensor, operands: Operands) -> torch.Tensor:
     return _matmul(a.abs(), (w - zeros).abs() + w.abs()) * 2.0**-24
 
 
-def _beyond_float64(
-    a: torch.Tensor, b: torch.Tensor, groups: tuple[tuple[int, int], ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _beyond_float64(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...]) -> tuple[Tensor, Tensor]:
     """A @ B for float64 operands with an error far below that of any float64 kernel, and a bound of that error.
 
     Each operand is cut once, as in the scheme of Ozaki, Ogita, Oishi and Rump (Numer. Algorithms 59, 2012):
@@ -214,7 +213,7 @@ def _beyond_float64(
     return c, slack
 
 
-def _cut(x: torch.Tensor, dim: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _cut(x: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
     """x to the nearest multiple of ``s 2^-width``, and s: the power of two above the largest along ``dim``."""
     largest = torch.where(x.isfinite(), x, 0.0).abs().amax(dim, keepdim=True)
     scale = torch.exp2(torch.frexp(largest)[1].to(torch.float64))
@@ -223,14 +222,14 @@ def _cut(x: torch.Tensor, dim: int, width: int) -> tuple[torch.Tensor, torch.Ten
     return (x + shift) - shift, scale
 
 
-def underflowed(problem: Problem, operands: Operands) -> torch.Tensor:
+def underflowed(problem: Problem, operands: Operands) -> Tensor:
     """Where a product of two numbers other than zero may be one in float64: the reference does not know its sign."""
     a, b = as_multiplied(problem, operands)
-    found: torch.Tensor = _multiply((a != 0.0).double(), (b != 0.0).double(), operands.groups) > 0.0
+    found: Tensor = _multiply((a != 0.0).double(), (b != 0.0).double(), operands.groups) > 0.0
     return found
 
 
-def addend_of(problem: Problem, operands: Operands, *, stored: bool = False) -> torch.Tensor | None:
+def addend_of(problem: Problem, operands: Operands, *, stored: bool = False) -> Tensor | None:
     """beta * bias where the op itself adds it, float64 and broadcastable; beta = 0 ignores it, NaN included.
 
     ``stored``: the bias as it is stored, without the rounding of autocast.
@@ -243,9 +242,7 @@ def addend_of(problem: Problem, operands: Operands, *, stored: bool = False) -> 
     return found.mul_(problem.beta)
 
 
-def with_addend(
-    problem: Problem, c: torch.Tensor, scale: torch.Tensor | None, addend: torch.Tensor | None
-) -> torch.Tensor:
+def with_addend(problem: Problem, c: Tensor, scale: Tensor | None, addend: Tensor | None) -> Tensor:
     """alpha * c * scale + addend in float64."""
     value = c if problem.alpha == 1.0 else c * problem.alpha
     value = value if scale is None else value * scale
