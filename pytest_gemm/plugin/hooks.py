@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
@@ -117,18 +118,16 @@ class GemmRun:
         if settings.fuzz:
             self.totals.narrowed = True  # a drawn case does not show that an entry of the ledger is stale
         # Before a backend is asked whether it is available, and where PyTorch is imported: one import serves both.
-        if self._judges_here() and self._is_worker:
+        if self._is_worker and self._runs_tests() and not startup.shared_keeper(config):
             import torch  # noqa: F401  # see above
-        if self._judges_here() and (keeper := startup.keeper(settings, config)) is not None:
+        if self._runs_tests() and (keeper := startup.keeper(settings, config)) is not None:
             config.stash[KEEPER] = keeper
             self._closing.callback(keeper.close)
         if not self._is_worker:
             self.totals.missing = selection.missing(settings)
 
-    def _judges_here(self) -> bool:
-        """Whether tests of cases run in this process: it is no controller of workers."""
-        runs = not self._config.option.collectonly
-        return runs and (self._is_worker or str(self._config.getoption("dist", "no")) == "no")
+    def _runs_tests(self) -> bool:
+        return not self._config.option.collectonly
 
     def header(self) -> str:
         """What was selected."""
@@ -291,9 +290,11 @@ class GemmRun:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a worker of this machine where files are exchanged."""
+        """Tell a worker of this machine where files are exchanged, and what starts the kernels' processes."""
         if node.gateway.spec.popen and self._folder is not None:
             node.workerinput["gemm_folder"] = str(self._folder)
+        if (keeper := self._config.stash.get(KEEPER, None)) is not None:
+            node.workerinput["gemm_keeper"] = (keeper.address, os.getpid())
 
     # -- fixtures
 

@@ -31,10 +31,8 @@ from pytest_gemm.core.case_id import Device
 from pytest_gemm.plugin import sanitizer, selection, termination
 from pytest_gemm.storage import cache
 from pytest_gemm.worker import confinement
-from pytest_gemm.worker.keeper import KEEPER, Keeper, cuda_has_started
+from pytest_gemm.worker.keeper import ALONE, KEEPER, Keeper, cuda_has_started
 
-# With fewer tests for each worker some may get none.
-_A_WORKER: Final = 3
 # As many workers leave no core for a process beside them, on a machine of so many.
 _FEW: Final = 2
 # What the first case of a process imports; where kernels run in it, too, that is more.
@@ -42,7 +40,10 @@ _JUDGING: Final = ("torch", "pytest_gemm.judging.judge")
 # What the first question to a worker imports.
 _WORKING: Final = ("torch", "torch._dynamo", "pytest_gemm.worker.server")
 # What the first compile by Inductor imports.  None of these starts its pool of compile processes.
-_COMPILING: Final = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton")
+_COMPILING: Final = (
+    *(f"torch._inductor.{one}" for one in ("compile_fx", "codegen.cpp", "codegen.triton", "freezing", "choices")),
+    *("torch.export._trace", "torch.utils.cpp_extension", "sympy.tensor.tensor"),
+)
 
 
 def register(config: pytest.Config) -> None:
@@ -73,7 +74,7 @@ def begin(config: pytest.Config) -> int | None:
 def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
     """What starts workers for this process, before it computes; ``None`` where kernels run inline.
 
-    They do for a debugger.
+    They do for a debugger.  The controller of pytest-xdist starts one for all of its workers.
 
     Raises:
         pytest.UsageError: for what such a process is needed for and cannot be had.
@@ -105,7 +106,18 @@ def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
         from pytest_gemm.speed.bench import CALLS
 
         return Keeper(backends, settings.speed.threads, modules, CALLS, confined=settings.confined)
-    return Keeper(backends, settings.threads, modules, confined=settings.confined)
+    shared = str(config.getoption("dist", "no")) != "no" and not hasattr(config, "workerinput")
+    address = shared_keeper(config)
+    made = Keeper(backends, settings.threads, modules, confined=settings.confined, shared=shared, address=address)
+    if shared and is_any_given(config):  # GEMM tests will come
+        made.load()
+    return made
+
+
+def shared_keeper(config: pytest.Config) -> str:
+    """The address of the controller's keeper, in a worker of pytest-xdist that it has started itself; else ""."""
+    address, controller = getattr(config, "workerinput", {}).get("gemm_keeper", ("", 0))
+    return str(address) if controller == os.getppid() else ""
 
 
 def keep_bytecode() -> None:
@@ -173,9 +185,7 @@ class _Worker:
 
     def __init__(self, config: pytest.Config) -> None:
         settings = config.stash[CONFIG]
-        # NumPy's and SciPy's libraries start a thread for each core that they see, which spins before it sleeps.
-        # Nothing here computes with them.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        os.environ.setdefault(*ALONE)  # nothing here computes with them
         for name, value in _passive(settings, config).items():
             os.environ.setdefault(name, value)
 
@@ -184,7 +194,7 @@ class _Worker:
         """Import what the first test would wait for; what fails here, fails there with its reason."""
         settings = session.config.stash[CONFIG]
         cases = [case for item in session.items if (case := selection.parameter_of(item)) is not None]
-        few = len(cases) < _A_WORKER * workers(session.config)
+        few = len(cases) < workers(session.config)  # some get none
         timed = any(map(selection.timed, session.items))  # its processes must not be disturbed
         if session.config.option.collectonly or few or timed:
             return

@@ -5,6 +5,8 @@ keeper imports what all workers need.  A worker leads a process group of its own
 
     judge -> keeper -> parent of a worker -> worker
 
+The workers of pytest-xdist are judges that share the keeper of their controller: it imports once for all of them.
+
 No torch here: a run without GEMM tests must not import it.
 """
 
@@ -17,9 +19,11 @@ import faulthandler
 import fcntl
 import importlib
 import os
+import secrets
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import traceback
@@ -29,6 +33,8 @@ from multiprocessing import connection
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import msgspec
+import psutil
 import pytest
 
 from pytest_gemm.worker.confinement import confine
@@ -39,13 +45,15 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG: Final = 1
 # Seconds that a process has to end when it was told to.
 GRACE: Final = 5.0
-# What the keeper is told: to fork a worker with the files that come along, or one that starts CUDA at once.
-_START, _START_CUDA = b"s", b"c"
+# Bytes before a request that say how many follow.
+_HEAD: Final = 8
 
 # Of PyTorch: whether there is a device is asked without CUDA, which a fork could not use any more.
 _WITHOUT_CUDA: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
 # Of OpenMP: a thread that spins keeps the other process from its core.
 PASSIVE: Final = ("OMP_WAIT_POLICY", "passive")
+# Of NumPy's and SciPy's libraries: they start a thread for each core that they see, which spins before it sleeps.
+ALONE: Final = ("OPENBLAS_NUM_THREADS", "1")
 
 
 def cuda_has_started() -> bool:
@@ -53,6 +61,22 @@ def cuda_has_started() -> bool:
     with contextlib.suppress(OSError):
         return any(os.readlink(one.path).startswith("/dev/nvidia") for one in os.scandir("/proc/self/fd"))
     return False
+
+
+class _Request(msgspec.Struct):
+    """What a judge tells the keeper.
+
+    Attributes:
+        starts: fork a worker with the files that come along; otherwise the keeper imports what workers need.
+        threads: CPU threads of PyTorch in the worker.
+        cuda: the worker starts CUDA at once.
+        environment: of the judge, which the worker has too.
+    """
+
+    starts: bool
+    threads: int = 0
+    cuda: bool = False
+    environment: dict[str, str] = {}
 
 
 @dataclasses.dataclass
@@ -116,9 +140,12 @@ class Keeper:
         modules: what every worker will need.
         calls: functions that a worker can be asked to call, by name; they get the ``Inline`` and what was asked with.
         confined: a worker has no rights outside of a folder of its own, see ``confinement``.
+        shared: processes that this one starts may use the keeper, too.
+        address: of a shared keeper of the process that has started this one; there will be no other.
 
     Attributes:
         backends, threads, modules, calls, confined: the same.
+        address: of this keeper, where it is shared; else "".
     """
 
     def __init__(
@@ -129,29 +156,48 @@ class Keeper:
         calls: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
         *,
         confined: bool = False,
+        shared: bool = False,
+        address: str = "",
     ) -> None:
         self.backends, self.threads, self.modules, self.calls = backends, threads, modules, calls
-        self.confined = confined
+        self.confined, self.address = confined, address
         self._lock = threading.Lock()
         self._first: Started | None = None
+        self._keeper = 0
+        if address:
+            self._control = socket.socket(socket.AF_UNIX)
+            self._control.connect(address)
+            return
         self._control, there = socket.socketpair()
+        reached = None
+        if shared:
+            self.address = f"\0pytest-gemm-{secrets.token_hex(16)}"  # of no file
+            reached = socket.socket(socket.AF_UNIX)
+            reached.bind(self.address)
+            reached.listen()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python 3.12 warns when there are threads; none of them is needed there
             self._keeper = os.fork()
         if self._keeper == 0:
             self._control.close()
-            _keep(there, self)
+            _keep(there, reached, self)
         there.close()
+        if reached is not None:
+            reached.close()
+
+    def load(self) -> None:
+        """Begin with the imports."""
+        self._tell(_Request(starts=False), [])
 
     def prepare(self, *, cuda: bool = False) -> None:
         """Begin with the imports and the first worker; with ``cuda`` it starts CUDA meanwhile."""
         if self._first is None:
-            self._first = self._begun(_START_CUDA if cuda else _START)
+            self._first = self._begun(cuda=cuda)
 
     def start(self) -> Started | None:
         """A new worker; ``None`` where the keeper is gone."""
         with self._lock:
-            begun, self._first = self._first or self._begun(_START), None
+            begun, self._first = self._first or self._begun(), None
         pid = b""
         with contextlib.suppress(OSError):
             pid = begun.status.recv(64)
@@ -160,26 +206,33 @@ class Keeper:
         begun.close()
         return None
 
-    def _begun(self, how: bytes) -> Started:
+    def _begun(self, *, cuda: bool = False) -> Started:
         """A worker that is not there yet."""
         here, there = socket.socketpair()
         status, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # its process id, and its exit status
         # Files without a name: whatever ends this process, nothing is left.
         said, stack = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "stack"))
-        with contextlib.suppress(OSError):
-            socket.send_fds(self._control, [how], [there.fileno(), told.fileno(), said, stack])
+        request = _Request(starts=True, threads=self.threads, cuda=cuda, environment=dict(os.environ))
+        self._tell(request, [there.fileno(), told.fileno(), said, stack])
         there.close()
         told.close()
         return Started(0, here, status, said, stack)
+
+    def _tell(self, request: _Request, files: Sequence[int]) -> None:
+        data = msgspec.msgpack.encode(request)
+        with contextlib.suppress(OSError):  # the keeper is gone: there will be no worker
+            socket.send_fds(self._control, [len(data).to_bytes(_HEAD, "little")], files)
+            self._control.sendall(data)
 
     def close(self) -> None:
         """End the keeper."""
         if self._first is not None:
             self._first.close()
         self._control.close()
-        with contextlib.suppress(OSError):
-            os.kill(self._keeper, signal.SIGKILL)
-            os.waitpid(self._keeper, 0)
+        if self._keeper:
+            with contextlib.suppress(OSError):
+                os.kill(self._keeper, signal.SIGKILL)
+                os.waitpid(self._keeper, 0)
 
 
 KEEPER: Final = pytest.StashKey[Keeper]()
@@ -195,10 +248,11 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _keep(control: socket.socket, told: Keeper) -> NoReturn:
-    """Start workers until the judge closes its end."""
+def _keep(control: socket.socket, reached: socket.socket | None, told: Keeper) -> NoReturn:
+    """Start workers until the judge that has started this process closes its end."""
     try:
-        _die_with(os.getppid())
+        judge = os.getppid()
+        _die_with(judge)
         os.setsid()  # out of reach of Ctrl-C
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that have ended need no wait
@@ -206,26 +260,63 @@ def _keep(control: socket.socket, told: Keeper) -> NoReturn:
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)
-        _cover_others(null, {control.fileno()})
+        ends = [control] if reached is None else [control, reached]
+        _cover_others(null, {end.fileno() for end in ends})
         os.environ.setdefault(*PASSIVE)
-        modules = told.modules
+        if reached is not None:
+            os.environ.setdefault(*ALONE)
         while True:
-            word, files, _, _ = socket.recv_fds(control, 1, 4)
-            if not word:
-                os._exit(0)
-            _import(modules)
-            modules = ()
-            # The worker's parent is a process of its own: a kernel may end it.
-            parent = os.getpid()
-            if os.fork() == 0:
-                control.close()
-                _die_with(parent)
-                _watch(*files, keeper=told, cuda=word == _START_CUDA)
-                os._exit(0)
-            for one in files:
-                os.close(one)
+            for end in connection.wait(ends):
+                assert isinstance(end, socket.socket)
+                if end is reached:
+                    ends += _connected(end, judge)
+                elif (received := _received(end)) is not None:
+                    _serve(*received, told, ends)
+                elif end is control:
+                    os._exit(0)
+                else:
+                    ends.remove(end)
+                    end.close()
     finally:  # no copy of pytest may go on
         os._exit(1)
+
+
+def _connected(reached: socket.socket, judge: int) -> list[socket.socket]:
+    """The end of another judge that has called: a process that the first one has started, and no kernel."""
+    end, _ = reached.accept()
+    caller = int.from_bytes(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+    with contextlib.suppress(psutil.Error):
+        if psutil.Process(caller).ppid() == judge:
+            return [end]
+    end.close()
+    return []
+
+
+def _received(end: socket.socket) -> tuple[_Request, list[int]] | None:
+    """What a judge tells, with files; ``None`` when it has closed its end."""
+    with contextlib.suppress(OSError):
+        head, files, _, _ = socket.recv_fds(end, _HEAD, 4)
+        rest = b"" if len(head) < _HEAD else end.recv(int.from_bytes(head, "little"), socket.MSG_WAITALL)
+        if rest:
+            return msgspec.msgpack.decode(rest, type=_Request), files
+    return None
+
+
+def _serve(request: _Request, files: Sequence[int], told: Keeper, ends: Sequence[socket.socket]) -> None:
+    """Do what a judge tells."""
+    _import(told.modules)
+    # The worker's parent is a process of its own: a kernel may end it.
+    keeper = os.getpid()
+    if request.starts and os.fork() == 0:
+        for end in ends:
+            end.close()
+        _die_with(keeper)
+        os.environ.clear()
+        os.environ.update(dict([PASSIVE]) | request.environment)
+        _watch(*files, told=told, request=request)
+        os._exit(0)
+    for one in files:
+        os.close(one)
 
 
 def _import(modules: Sequence[str]) -> None:
@@ -240,43 +331,46 @@ def _import(modules: Sequence[str]) -> None:
         os.environ[_WITHOUT_CUDA] = before
 
 
-def _watch(file: int, told: int, said: int, stack: int, *, keeper: Keeper, cuda: bool) -> None:
+def _watch(file: int, status: int, said: int, stack: int, *, told: Keeper, request: _Request) -> None:
     """Start a worker, wait for its end, and tell it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (1, 2):
         os.dup2(said, number)
-    folder = tempfile.mkdtemp(prefix="pytest-gemm-") if keeper.confined else ""
+    folder = tempfile.mkdtemp(prefix="pytest-gemm-") if told.confined else ""
     parent, worker = os.getpid(), os.fork()
     if worker == 0:
         _die_with(parent)
-        os.close(told)
+        os.close(status)
         os.setpgid(0, 0)
         try:
             if folder:
                 confine(folder)
-            _work(file, stack, keeper, cuda=cuda)
+            _work(file, stack, told, request)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
     os.close(file)
-    os.write(told, str(worker).encode())
-    status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    os.write(status, str(worker).encode())
+    connection.wait([status, os.pidfd_open(worker)])  # it ends, or its judge does
+    with contextlib.suppress(OSError):
+        os.killpg(worker, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
-    os.write(told, str(status).encode())
+    os.write(status, str(code).encode())
 
 
-def _work(file: int, stack: int, keeper: Keeper, *, cuda: bool) -> None:
+def _work(file: int, stack: int, told: Keeper, request: _Request) -> None:
     """Be a worker."""
     from pytest_gemm.worker.server import serve
 
     # In a thread of its own: OpenMP keeps the threads of a thread that has computed, and a fork has none of these; what
     # may have computed before the fork is pytest's main thread.
-    given = socket.socket(fileno=file), keeper.backends, keeper.threads, keeper.calls, stack
+    given = socket.socket(fileno=file), told.backends, request.threads, told.calls, stack
     served = threading.Thread(target=serve, args=given)
     served.start()
-    if cuda:
+    if request.cuda:
         with contextlib.suppress(Exception):  # what fails here, fails in the first question with its reason
             importlib.import_module("torch").zeros(1, device="cuda")
     served.join()

@@ -27,6 +27,8 @@ from pytest_gemm.worker.messages import How, Job, Thrown
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD: Final = 50_000
+# Bytes of results that a socket takes sooner than the judge can ask for them.
+_FEW: Final = 1 << 18
 
 
 def serve(
@@ -170,11 +172,11 @@ class _Server:
         return self._returned(ran.results, number=kept, proof=ran.proof, contract=ran.contract)
 
     def _returned(self, results: Sequence[torch.Tensor], **more: Any) -> tuple[Answer, list[memoryview]]:
-        """Results as the judge gets them: on the device where it has sent operands so, else as bytes."""
+        """Results as the judge gets them: large ones on the device where it has sent operands so, else as bytes."""
         forms, data = memory.forms(results)
-        if self._shares and data and all(one.is_cuda for one in data):
+        left = sum(one.numel() for one in data)
+        if self._shares and left > _FEW and all(one.is_cuda for one in data):
             self._left = data
-            left = sum(one.numel() for one in data)
             return Answer(ran=RanForm(forms, left=left, **more)), []
         return Answer(ran=RanForm(forms, **more)), memory.sent(data)
 

@@ -1,0 +1,96 @@
+"""A keeper that judges share: the one that has started it, and the processes that this one starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from pytest_gemm.worker.keeper import Keeper
+from pytest_gemm.worker.process import Process
+
+pytestmark = pytest.mark.slow
+
+KERNEL = """
+    import os
+    import psutil
+
+    def mine(a, b):
+        keeper = psutil.Process().parents()[1].pid
+        with open({path!r}, "a") as file:
+            print(os.environ["PYTEST_XDIST_WORKER"], keeper, file=file)
+        return a @ b
+
+    def pytest_gemm_register_backends(registry):
+        registry.add_callable("mine", mine)
+"""
+
+
+def environment(_: object, name: str) -> str:
+    return os.environ.get(name, "")
+
+
+@pytest.fixture
+def shared() -> Iterator[Keeper]:
+    with contextlib.closing(Keeper({}, 1, calls={"environment": environment}, shared=True)) as made:
+        yield made
+
+
+def told(work: Callable[[int], None]) -> tuple[int, int]:
+    """A process that does this work, and what it has written."""
+    there, here = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            work(here)
+        os._exit(0)
+    os.close(here)
+    written = os.read(there, 64)
+    os.close(there)
+    return child, int(written or 0)
+
+
+def start(keeper: Keeper, file: int) -> None:
+    started = Keeper({}, 1, address=keeper.address).start()
+    os.write(file, str(started.pid if started else -1).encode())
+    if started:
+        time.sleep(60)
+
+
+def test_a_worker_ends_with_its_judge(shared: Keeper) -> None:
+    judge, worker = told(lambda file: start(shared, file))
+    kernel = psutil.Process(worker)
+    assert kernel.is_running()
+    os.kill(judge, signal.SIGKILL)
+    os.waitpid(judge, 0)
+    kernel.wait(10)
+
+
+def test_a_process_of_another_one_gets_no_worker(shared: Keeper) -> None:
+    child, started = told(lambda file: os.waitpid(os.fork() or start(shared, file) or os._exit(0), 0))
+    os.waitpid(child, 0)
+    assert started == -1
+
+
+def test_a_worker_has_the_environment_of_its_judge(shared: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with contextlib.closing(Process(shared, (20.0, 20.0))) as worker:
+        assert worker.call(str, "environment", "CUDA_VISIBLE_DEVICES") == "1"
+
+
+def test_the_workers_of_xdist_share_the_keeper_of_their_controller(pytester: pytest.Pytester) -> None:
+    path = pytester.path / "keepers"
+    pytester.makeconftest(KERNEL.format(path=str(path)))
+    problems = ",".join(f"mm:f32:nn:{m}x64x64" for m in range(16, 24))
+    suite = (sys.executable, "-m", "pytest", "--pyargs", "pytest_gemm.conformance")
+    run = pytester.run(*suite, "-n2", "--gemm-backends=mine", f"--gemm-problem={problems}")
+    run.assert_outcomes(passed=8)
+    found = {tuple(line.split()) for line in path.read_text().splitlines()}
+    assert {worker for worker, _ in found} == {"gw0", "gw1"}
+    assert len({keeper for _, keeper in found}) == 1
