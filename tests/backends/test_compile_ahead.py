@@ -735,13 +735,11 @@ def test_what_was_asked_of_the_same_operands_before_does_not_matter(backend: Cut
 
 def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CutlassBackend()
-    configure(backend, {"allow": "pingpong", "swizzles": "1,2", "level": "0000", "cache": "/kept"})
+    configure(backend, {"allow": "pingpong", "cache": "/kept"})
     for request in (DEFAULT, BuildRequest(user_caches="tag"), BuildRequest(selection=Selection.WINNER)):
         given = backend.options(Problem.parse(LINES[0]), request)
         options = {name.partition(".")[2]: value for name, value in given.items()}
         assert options["cutlass_op_allowlist_regex"] == "pingpong"
-        assert options["cutlass_max_profiling_swizzle_options"] == [1, 2]
-        assert options["cutlass_instantiation_level"] == "0000"
     assert backend.store.folder == Path("/kept")
     configure(backend, {})
     assert backend.allowlist == CutlassBackend.allowlist

@@ -55,9 +55,8 @@ def test_the_options_are_those_of_the_mode_and_of_the_settings() -> None:
     assert options["coordinate_descent_tuning"] is True
     assert options["freezing"] is True
     assert "max_autotune_gemm_backends" not in options  # the release's, or the environment's
-    given = backend(backends="aten, triton", subprocess="always", padding="forced").options(problem)
+    given = backend(backends="aten, triton").options(problem)
     assert given["max_autotune_gemm_backends"] == "ATEN,TRITON"
-    assert (given["autotune_in_subproc"], given["force_shape_pad"]) == (True, True)
 
 
 def test_an_unknown_backend_of_inductors_is_named() -> None:
