@@ -26,7 +26,6 @@ import torch
 
 from pytest_gemm.api.executed import products_in_source, record_products
 from pytest_gemm.api.proof import Generation, Proof
-from pytest_gemm.api.protocols import Candidates
 from pytest_gemm.backends.cpp import machine_code, micro_kernels
 from pytest_gemm.backends.inductor import generated_code, torch_compat
 from pytest_gemm.backends.inductor.bindings import (
@@ -285,8 +284,8 @@ def left_out(why: Exception | Reason) -> Reason:
 # -- lists -------------------------------------------------------------------------------------------------
 
 
-def list_candidates(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Candidates:
-    """The candidates that Inductor has for the program, in its order; compiles and runs none of them."""
+def list_candidates(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
+    """Names of the candidates that Inductor has for the program, in its order; compiles and runs none of them."""
     constants = stand_ins(constant_tensors(problem, tensors, spec), tensors)
     with _compiling(problem, spec, listing=True) as seen:
         try:
@@ -294,7 +293,7 @@ def list_candidates(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Ca
         except Exception as error:
             if not torch_compat.listed(error):
                 raise  # something else ended the compile
-    return Candidates(tuple(dict.fromkeys(seen.choices)), unsupported=seen.unsupported)
+    return tuple(dict.fromkeys(seen.choices))
 
 
 # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.

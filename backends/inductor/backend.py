@@ -252,15 +252,10 @@ class InductorBackend(abc.ABC):
         Raises:
             Unsupported: when it has none.
         """
-        names: list[str] = []
-        unsupported: dict[str, Reason] = {}
-        for space in self.spaces(problem):
-            listed = self._list(problem, operands, request, space)
-            names += listed.names
-            unsupported |= listed.unsupported
+        names = [name for space in self.spaces(problem) for name in self._list(problem, operands, request, space)]
         if not names:
             raise Unsupported("no-candidate", f"Inductor has no {self.inductor_name} candidate for {problem}")
-        return Candidates(tuple(names), unsupported=unsupported)
+        return Candidates(tuple(names))
 
     def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
         """How PyTorch alone compiles the problem with this candidate."""
@@ -344,7 +339,7 @@ class InductorBackend(abc.ABC):
             log=self.log,
         )
 
-    def _list(self, problem: Problem, operands: Operands, request: BuildRequest, space: Space) -> Candidates:
+    def _list(self, problem: Problem, operands: Operands, request: BuildRequest, space: Space) -> tuple[str, ...]:
         """The candidates of one space, none where it has none."""
         from pytest_gemm.backends.inductor import artifact
 
@@ -353,8 +348,7 @@ class InductorBackend(abc.ABC):
         key = (space, request, *self._key(first, tensors))
         spec = self._spec(problem, request, space)
         found = self._recent.obtain("lists", _KEPT_LISTS, key, lambda: artifact.list_candidates(first, tensors, spec))
-        names = (f"{name}{space.suffix}" for name in found.names if fnmatch.fnmatchcase(name, space.only))
-        return dataclasses.replace(found, names=tuple(names))
+        return tuple(f"{name}{space.suffix}" for name in found if fnmatch.fnmatchcase(name, space.only))
 
     def _space_of(self, problem: Problem, operands: Operands, request: BuildRequest) -> Space:
         """Where the requested candidate comes from.
@@ -366,7 +360,7 @@ class InductorBackend(abc.ABC):
         if len(spaces) == 1:
             return spaces[0]  # whether it has this candidate shows when it is compiled
         for space in spaces:
-            if name in self._list(problem, operands, request, space).names:
+            if name in self._list(problem, operands, request, space):
                 return space
         raise Unsupported("unknown-candidate", f"Inductor has no {self.inductor_name} candidate {name} for {problem}")
 

@@ -101,7 +101,6 @@ class Session:
         foreign: those of ``chosen`` that are ATen, MKL or oneDNN calls.
         subgraphs: those of ``chosen`` that are programs of their own, with a product of ATen inside (decompose-K).
         empty: ops for which the selection had no candidate at all.
-        unsupported: micro-kernels of the program's types and this instruction set that are left out, with why.
         modules: generated Python modules, in order of loading.
         libraries: paths of the compiled C++.
         levels: the instruction set that each of its compile commands names, see :func:`level_of`.
@@ -120,7 +119,6 @@ class Session:
     foreign: list[str] = dataclasses.field(default_factory=list)
     subgraphs: list[str] = dataclasses.field(default_factory=list)
     empty: list[str] = dataclasses.field(default_factory=list)
-    unsupported: dict[str, Reason] = dataclasses.field(default_factory=dict)
     modules: list[ModuleType] = dataclasses.field(default_factory=list)
     libraries: list[str] = dataclasses.field(default_factory=list)
     levels: list[str] = dataclasses.field(default_factory=list)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import inspect
 import math
@@ -307,22 +306,14 @@ class _Selection:
         given.apply_defaults()
         asked, isa = given.arguments, cpp_micro_gemm.pick_vec_isa()
         types = asked["input_dtype"], asked["input2_dtype"], asked["output_dtype"] or asked["input_dtype"]
-        unsupported: dict[str, Reason] = {}
         for kind, config, kernel in _registry():
             if types != (config.input_dtype, config.input2_dtype, config.output_dtype):
                 continue
-            if not isinstance(isa, config.vec_isa_cls):
-                continue
-            if type(kernel_of({kind: [config]})) is kind:
+            if isinstance(isa, config.vec_isa_cls) and type(kernel_of({kind: [config]})) is kind:
                 self.others.append(kernel + suffix)
-            else:
-                unchecked = dataclasses.replace(config, extra_check=None)
-                is_checked = type(kernel_of({kind: [unchecked]})) is kind
-                unsupported[kernel + suffix] = _why_unsupported(config.extra_check if is_checked else None)
         if (reference := kernel_of({})) is not None:
             name = micro_kernels.kernel_name(type(reference).__name__, reference.register_blocking)
             self.others.append(name + suffix)
-        self.seen.unsupported |= {name: why for name, why in unsupported.items() if name not in self.others}
 
 
 @contextlib.contextmanager
@@ -376,11 +367,3 @@ def _forcing_micro_kernel(candidate: Wanted) -> list[tuple[Any, str, Any]]:
         if name == micro_kernels.kernel_of(candidate):
             kept[kind].append(config)
     return [(cpp_micro_gemm, "micro_gemm_configs", kept)]
-
-
-def _why_unsupported(check: Callable[..., bool] | None) -> Reason:
-    if check is None:
-        text = "create_micro_gemm has a rule against this micro-kernel for such a problem"
-    else:
-        text = f"Inductor's {getattr(check, '__name__', 'extra check')} rejects the problem"
-    return Reason(micro_kernels.UNSUPPORTED, text)

@@ -351,7 +351,7 @@ def test_a_level_that_the_cpu_or_the_compiler_lacks_is_refused_with_its_reason(m
 def test_an_empty_linear_with_a_bias_is_not_claimed_below_avx512_where_inductor_has_no_candidate() -> None:
     problem, request = Problem.parse("linear:bf16:nt:16x0x16:bias"), BuildRequest(isa="avx2")
     backend = CppBackend(threads=1)
-    found = backend._list(problem, tensors.make(problem, "int-2", 0), request, inductor.Space()).names
+    found = backend._list(problem, tensors.make(problem, "int-2", 0), request, inductor.Space())
     assert not any(name.startswith("CppMicro") for name in found)
     assert backend.supports(problem, request) is not None
 
