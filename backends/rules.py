@@ -137,39 +137,6 @@ def _other_threads(_problem: Problem, request: BuildRequest) -> bool:
     return request.run_threads > 0
 
 
-def _not_blackwell(_problem: Problem, _request: BuildRequest) -> bool:
-    """Whether there is a device and its compute capability is not 10."""
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 10
-
-
-def _nvgemm_addend(problem: Problem, request: BuildRequest) -> str:
-    """Why NVGEMM has no candidate for a product with an addend, "" where it has."""
-    from pytest_gemm.backends.inductor import nvgemm_facts
-
-    if not nvgemm_facts.adds():
-        return f"Inductor of {nvgemm_facts.release()} has NVGEMM candidates only for products without an addend"
-    if problem.alpha != 1.0 or problem.beta != 1.0:
-        return "Inductor has NVGEMM candidates for an addend only where alpha and beta are 1"
-    return "the library's operators that add are Blackwell's" if _not_blackwell(problem, request) else ""
-
-
-def _nvgemm_dynamic(problem: Problem, request: BuildRequest) -> str:
-    """The release whose NVGEMM takes fixed sizes only, where one of the problem's is not; otherwise ""."""
-    from pytest_gemm.backends.inductor import nvgemm_facts
-
-    is_dynamic = bool(problem.dynamic) or request.mode == "dynamic"
-    return nvgemm_facts.release() if is_dynamic and nvgemm_facts.is_static() else ""
-
-
-def _not_hopper(_problem: Problem, _request: BuildRequest) -> bool:
-    """Whether there is a device and its compute capability is not 9."""
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9
-
-
 def _cublas_before_12_9(_problem: Problem, _request: BuildRequest) -> str:
     """The version of CUDA that PyTorch was built with, where it is too old; otherwise ""."""
     import torch
@@ -218,11 +185,8 @@ _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
     "scaled-groups": _scaled_groups,
     "other-threads": _other_threads,
     "squares-of-a": lambda p, _: p.scale_blocks is not None and p.scale_blocks[0] > 1,
-    "not-hopper": _not_hopper,
     "cublas-before-12.9": _cublas_before_12_9,
-    "not-blackwell": _not_blackwell,
-    "nvgemm-addend": _nvgemm_addend,
-    "nvgemm-dynamic": _nvgemm_dynamic,
+    "scaled-addend": lambda p, _: p.alpha != 1.0 or p.beta != 1.0,
     "no-onednn": _lacks_onednn,
     "unpacked-a": _unpacked_a,
     "a-columns": lambda p, _: p.layout.a_transposed and (p.shape.m != 1 or p.has("a.padded")),
@@ -291,6 +255,7 @@ _CONDITIONS: Final[Mapping[str, Callable[[Any, Problem, BuildRequest], object]]]
     "capability_below": _older,
     "capability_not": _other_capability,
     "torch_below": _torch_below,
+    "torch_from": lambda release, p, r: not _torch_below(release, p, r),
     "isa_below": lambda isa, _, r: not executes(isa, r),
     "when": lambda name, p, r: _WHEN[name](p, r),
 }

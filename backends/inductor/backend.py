@@ -8,7 +8,6 @@ something is to be compiled.
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import fnmatch
 import itertools
@@ -16,7 +15,6 @@ import shutil
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -27,6 +25,7 @@ from pytest_gemm.backends.inductor import naming
 from pytest_gemm.backends.inductor.compilation import CompileLog, CompileSpec, Wanted
 from pytest_gemm.backends.rules import check
 from pytest_gemm.core.outcome import Reason, Unsupported
+from pytest_gemm.machine import software
 from pytest_gemm.machine.code_key import code_key
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import HINTS, Problem
@@ -410,8 +409,4 @@ def no_device(name: str, devices: tuple[str, ...], device: str) -> Reason | None
 
 def installed(*distributions: str) -> tuple[tuple[str, str], ...]:
     """Versions of installed distributions, for a report; what is not installed is left out."""
-    found = []
-    for name in distributions:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found.append((name, metadata.version(name)))
-    return tuple(found)
+    return tuple(software.installed(distributions).items())
