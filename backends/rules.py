@@ -132,11 +132,6 @@ def _scaled_groups(problem: Problem, _: BuildRequest) -> str:
     return next((f"{name.upper()}={size}" for name, size in sizes.items() if size % 16), "")
 
 
-def _other_threads(_problem: Problem, request: BuildRequest) -> bool:
-    """Whether a program is run with other threads than it is compiled with."""
-    return request.run_threads > 0
-
-
 def _cublas_before_12_9(_problem: Problem, _request: BuildRequest) -> str:
     """The version of CUDA that PyTorch was built with, where it is too old; otherwise ""."""
     import torch
@@ -161,12 +156,9 @@ def _lacks_onednn(problem: Problem, request: BuildRequest) -> tuple[str, str] | 
 
 def _unpacked_a(problem: Problem, _: BuildRequest) -> str:
     """The flag for which matrices of A are not contiguous."""
-    flags = [
-        "a.padded",
-        "a.sliced",
-        "a.strided",
-        *(["a.batch_middle"] if problem.shape.batch != 1 and problem.shape.m != 1 else []),
-    ]
+    flags = ["a.padded", "a.sliced", "a.strided"]
+    if problem.shape.batch != 1 and problem.shape.m != 1:
+        flags.append("a.batch_middle")
     return next(filter(problem.has, flags), "")
 
 
@@ -183,7 +175,7 @@ _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
     "rows-for-tma": _rows_for_tma,
     "grouped-rows": _grouped_rows,
     "scaled-groups": _scaled_groups,
-    "other-threads": _other_threads,
+    "other-threads": lambda _, r: r.run_threads > 0,
     "squares-of-a": lambda p, _: p.scale_blocks is not None and p.scale_blocks[0] > 1,
     "cublas-before-12.9": _cublas_before_12_9,
     "scaled-addend": lambda p, _: p.alpha != 1.0 or p.beta != 1.0,

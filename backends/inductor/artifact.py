@@ -7,7 +7,7 @@ template's own packing call is recorded, and for new operands that very code pac
 module's constant.  Before an artifact may do so it has shown that the replay on the stand-ins gives every
 constant of the module bit for bit, and that every constant operand is accounted for.  Where it has not
 (a bias of up to 8 elements is written into the kernel's text, for example) each set of constants is compiled
-anew: correct and slower, and counted in ``recompiles``.
+anew: correct and slower, see :attr:`Artifact.rebind_reason`.
 """
 
 from __future__ import annotations
@@ -296,11 +296,6 @@ def list_candidates(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tu
     return tuple(dict.fromkeys(seen.choices))
 
 
-# A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
-def _inlined(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 0 or (tensor.dim() == 1 and tensor.shape[0] <= 8)
-
-
 class Artifact:
     """A problem compiled for one geometry of operands.
 
@@ -317,7 +312,8 @@ class Artifact:
         self._bound: tuple[Any, ...] | None = None
         self._kept: list[torch.Tensor] = []
         self._names = constant_tensors(problem, tensors, spec)
-        inlined = [n for n in self._names if _inlined(tensors[n])]
+        # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
+        inlined = [n for n in self._names if tensors[n].dim() < 2 and tensors[n].numel() <= 8]
         if not self._names:
             self._compiled = self._run_compiler(tensors, {})
         elif not spec.rebind:
@@ -327,8 +323,6 @@ class Artifact:
         else:
             self._try_to_rebind(tensors)
         if self.rebind_reason:
-            if spec.rebind:
-                spec.log.unbindable[problem.line] = self.rebind_reason
             self._compile_for(tensors)
         if spec.mode == "cudagraphs":
             self.run(tensors)  # PyTorch may skip the graph: to be known before a judged run
@@ -336,7 +330,6 @@ class Artifact:
     def _run_compiler(self, tensors: Tensors, constants: Tensors) -> _Compiled:
         self.spec.log.compiles += 1
         spec, again = self.spec, hasattr(self, "_compiled")
-        self.spec.log.recompiles += again
         if again and spec.candidate is None:  # other constants are no reason to select something else
             spec = dataclasses.replace(spec, candidate=self.chosen)
         made = _compile(self.problem, tensors, constants, spec)

@@ -25,13 +25,9 @@ class CompileLog:
 
     Attributes:
         compiles: how often the compiler ran; a list of candidates is no compile.
-        recompiles: how many of those only because constants could not be replaced.
-        unbindable: why, by problem line.
     """
 
     compiles: int = 0
-    recompiles: int = 0
-    unbindable: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -152,7 +152,7 @@ def test_other_weights_are_no_reason_to_select_again() -> None:
     prepared.artifact.rebind_reason = prepared.artifact.rebind_reason or "for this test"
     prepared.artifact._contents = {name: torch.zeros(1) for name in ("b", "bias")}
     judged(prepared, line, "int-1")
-    assert made.log.recompiles >= 1
+    assert made.log.compiles >= 2
     assert prepared.artifact.chosen == first
     assert not prepared.timings
 

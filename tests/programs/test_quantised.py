@@ -351,7 +351,7 @@ def test_weights_are_put_together_and_each_on_its_own_is_no_proof() -> None:
         assert prepared.proof().objection() is None
         assert prepared.contract.epilogue == "either"  # the program rounds a product before it scales it
         assert [one.n for one in prepared.artifact.products] == [192]
-    assert (backend.log.compiles, backend.log.unbindable) == (1, {})
+    assert backend.log.compiles == 1
 
     class Singles(CppBackend):
         def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, object]:
@@ -387,4 +387,4 @@ def test_one_compiled_program_serves_every_distribution(line: str) -> None:
         prepared = backend.prepare(operands.problem, operands)
         assert agrees(operands, prepared.run(operands), prepared.contract)
         assert prepared.proof().objection() is None
-    assert backend.log.compiles == 1, backend.log.unbindable
+    assert backend.log.compiles == 1, prepared.artifact.rebind_reason
