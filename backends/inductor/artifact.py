@@ -316,8 +316,8 @@ class Artifact:
         inlined = [n for n in self._names if tensors[n].dim() < 2 and tensors[n].numel() <= 8]
         if not self._names:
             self._compiled = self._run_compiler(tensors, {})
-        elif not spec.rebind:
-            self.rebind_reason = "rebinding is switched off"
+        elif spec.request.user_caches:
+            self.rebind_reason = "a user's caches hold the constants"
         elif inlined:
             self.rebind_reason = f"{', '.join(inlined)} is written into the kernel's text"
         else:

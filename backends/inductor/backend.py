@@ -122,7 +122,6 @@ class InductorBackend(abc.ABC):
     Args:
         threads: number of threads that generated CPU code uses (it is part of the code); ``None`` takes
             ``torch.get_num_threads()`` at the time of the compile.  It is set for the time of a run too.
-        rebind: give new constants to a compiled program instead of compiling again, see ``artifact.py``.
         selection: ``winner``: Inductor compiles and benchmarks every candidate and takes the fastest, as for a user;
             ``one``: a single candidate is compiled and nothing is benchmarked.  Which one follows from the problem's
             line alone, so that a rerun meets the same kernel and a matrix of problems meets many different ones.  A
@@ -150,10 +149,9 @@ class InductorBackend(abc.ABC):
     variety: int = 1 << 31
     keep: int = 16
 
-    def __init__(self, *, threads: int | None = None, rebind: bool = True, selection: str = "") -> None:
+    def __init__(self, *, threads: int | None = None, selection: str = "") -> None:
         self.threads = threads
         self.selection = Selection(selection) or type(self).selection
-        self.rebind = rebind
         self.log = CompileLog()
         self._recent = _Recent()
 
@@ -332,7 +330,6 @@ class InductorBackend(abc.ABC):
             str(cache_dir(request.isa)),
             threads=self._threads(),
             request=request,
-            rebind=self.rebind and not request.user_caches,
             device_kernel=self.device_kernel,
             wanted=self.wanted(problem),
             log=self.log,

@@ -49,7 +49,6 @@ class CompileSpec:
     directory: str
     threads: int
     request: BuildRequest = DEFAULT
-    rebind: bool = True
     candidate: Wanted = None
     device_kernel: str = ""
     wanted: str = ""
