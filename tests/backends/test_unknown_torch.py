@@ -101,7 +101,7 @@ def test_without_any_watched_function_but_the_module_the_code_is_the_proof(monke
 
 
 def test_an_option_that_a_release_has_no_more_is_left_out() -> None:
-    """An unknown one would end the compile; Inductor knows the first as torch.compiler.config.force_disable_caches too."""
+    """It would end the compile.  Inductor knows the first as torch.compiler.config.force_disable_caches too."""
     assert torch_compat.known({"force_disable_caches": False, "gone": 1}) == {"force_disable_caches": False}
 
 
