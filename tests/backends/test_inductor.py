@@ -401,21 +401,14 @@ def nv_universal_gemm_fused_mm_0a1b2c3d_main(in_ptr0, in_ptr1, out_ptr0, stream=
 ''', precompile_metadata={'variant_name': 'GEMM', 'cc': 90})
 
 triton_tem_fused_bmm_2 = async_compile.triton('triton_tem_fused_bmm_2', '''
-import triton
-
-@triton_heuristics.template(
-    num_stages=2, num_warps=4,
-)
+@triton_heuristics.template(num_stages=2, num_warps=4)
 @triton.jit
 def triton_tem_fused_bmm_2(arg_A, arg_B, out_ptr0):
-    BLOCK_Q : tl.constexpr = 4
     acc += tl.dot(a, b, allow_tf32=ALLOW_TF32)
 ''', device_str='cuda')
 
 triton_poi_fused_relu_3 = async_compile.triton('triton_poi_fused_relu_3', '''
-@triton_heuristics.pointwise(
-    size_hints={'x': 1024},
-)
+@triton_heuristics.pointwise(size_hints={'x': 1024})
 @triton.jit
 def triton_poi_fused_relu_3(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
     pass
