@@ -1,9 +1,9 @@
 """What the backends do not support: the rules of ``rules.toml``, and the conditions that they are made of.
 
 A rule is a table with ``code``, ``text`` and ``remedy`` of the reason, and conditions, all of which have to hold.  A
-condition is a key of :data:`_CONDITIONS` with its value; ``when`` names one that only code can express.  The texts are
-formats of ``p``, the problem; ``r``, the request; and ``found``, what the last condition with an answer found, the flag
-for instance.
+condition is a key of :data:`_CONDITIONS` with its value, or ``not_`` and the key; ``when`` names one that only code
+can express.  The texts are formats of ``p``, the problem; ``r``, the request; and ``found``, what the last condition
+with an answer found, the flag for instance.
 """
 
 from __future__ import annotations
@@ -45,13 +45,20 @@ def check(names: tuple[str, ...], problem: Problem, request: BuildRequest) -> Un
     for rule in itertools.chain.from_iterable(groups()[name] for name in names):
         found: object = ""
         for key in (key for key in rule if key not in _REASON):
-            if not (holds := _CONDITIONS[key](rule[key], problem, request)):
+            if not (holds := _holds(key, rule[key], problem, request)):
                 break
             found = found if holds is True else holds
         else:
             texts = (rule.get(key, "").format(p=problem, r=request, found=found) for key in ("text", "remedy"))
             return Unsupported(rule["code"], *texts)
     return None
+
+
+def _holds(key: str, value: Any, problem: Problem, request: BuildRequest) -> object:
+    """What a condition finds; one that begins with ``not_`` holds where the other finds nothing."""
+    if key.startswith("not_"):
+        return not _CONDITIONS[key.removeprefix("not_")](value, problem, request)
+    return _CONDITIONS[key](value, problem, request)
 
 
 def executes(isa: str, request: BuildRequest) -> bool:
@@ -219,31 +226,23 @@ def _size(problem: Problem, name: str) -> int:
 _CONDITIONS: Final[Mapping[str, Callable[[Any, Problem, BuildRequest], object]]] = {
     # Names of ops, or patterns.
     "ops": lambda names, p, _: any(fnmatch.fnmatchcase(p.op.name, name) for name in names),
-    "not_ops": lambda names, p, _: not any(fnmatch.fnmatchcase(p.op.name, name) for name in names),
     "dtypes": lambda names, p, _: str(p.dtypes) in names,
-    "not_dtypes": lambda names, p, _: str(p.dtypes) not in names,
     "a": lambda names, p, _: p.dtypes.a.name in names,
-    "not_a": lambda names, p, _: p.dtypes.a.name not in names,
     "input": lambda names, p, _: p.input_dtype.name in names,
     "out": lambda names, p, _: p.dtypes.out.name in names,
-    "not_out": lambda names, p, _: p.dtypes.out.name not in names,
-    "not_layouts": lambda names, p, _: p.layout.value not in names,
+    "layouts": lambda names, p, _: p.layout.value in names,
     "flags": lambda names, p, _: next(filter(p.has, names), ""),
-    "not_flags": lambda names, p, _: not any(map(p.has, names)),
     "steps": lambda names, p, _: any(map(p.step, names)),
     "modes": lambda names, _, r: r.mode in names,
-    "not_modes": lambda names, _, r: r.mode not in names,
     "devices": lambda names, _, r: r.device in names,
-    "not_devices": lambda names, _, r: r.device not in names,
     # Properties of the problem, "op.batched" for instance.
     "facts": lambda names, p, _: all(operator.attrgetter(name)(p) for name in names),
-    "not_facts": lambda names, p, _: not any(operator.attrgetter(name)(p) for name in names),
     "empty": lambda _value, p, _: p.shape.is_empty or p.shape.k == 0,
     # Sizes: m n k batch rows.
     "below": lambda sizes, p, _: all(_size(p, name) < size for name, size in sizes.items()),
     "above": lambda sizes, p, _: all(_size(p, name) > size for name, size in sizes.items()),
-    "not_multiples": lambda sizes, p, _: any(_size(p, name) % size for name, size in sizes.items()),
-    "not_groups": lambda sizes, p, _: p.group_size not in sizes,
+    "multiples": lambda sizes, p, _: not any(_size(p, name) % size for name, size in sizes.items()),
+    "groups": lambda sizes, p, _: p.group_size in sizes,
     "capability_below": _older,
     "capability_not": _other_capability,
     "torch_below": _torch_below,

@@ -88,6 +88,8 @@ class Listed(Exception):
     """The candidates are known, or there was no selection: ends a compile inside Inductor that was to list them."""
 
 
+# The template of several linears.
+_GROUPED_TEMPLATE = "torch._inductor.codegen.cpp_grouped_gemm_template"
 _IN_WORKER = "its benchmark, in a process of its own, failed or took too long"
 
 
@@ -123,30 +125,18 @@ class _Selection:
             ),
             "torch._inductor.autotune_process:benchmark_in_sub_process": partial(self.time, _IN_WORKER),
             "torch._inductor.ir:MultiTemplateBuffer.finalize_as_triton_caller": self.finalize,
+            # A selection with NVGEMM is deferred since 2.14.
+            "torch._inductor.ir:MultiTemplateBuffer.finalize_as_nvgemm_caller": self.finalize,
+            f"{_GROUPED_TEMPLATE}:create_micro_gemm": partial(self.create, micro_kernels.GROUPED),
+            f"{_GROUPED_TEMPLATE}:CppGroupedGemmTemplate.__init__": self.begin_grouped,
         }
         if self.listing:  # without a selection a compile ends before its code is made, which must not be run
             found["torch._inductor.graph:GraphLowering.compile_to_module"] = self.end
             found["torch._inductor.codecache:AotCodeCompiler.compile"] = self.end
+            found["torch._inductor.codegen.cpp_gemm_template:create_micro_gemm"] = partial(self.create, "")
         if self.listing or isinstance(self.candidate, str):
             found["torch._inductor.select_algorithm:TritonTemplate.generate"] = self.generate
         return found
-
-    @property
-    def grouped_hooks(self) -> dict[str, Callable[..., Any]]:
-        """What is hooked in the template of several linears, and in the one of a single product for a list."""
-        module = "torch._inductor.codegen.cpp_grouped_gemm_template"
-        found: dict[str, Callable[..., Any]] = {
-            f"{module}:create_micro_gemm": partial(self.create, micro_kernels.GROUPED),
-            f"{module}:CppGroupedGemmTemplate.__init__": self.begin_grouped,
-        }
-        if self.listing:
-            found["torch._inductor.codegen.cpp_gemm_template:create_micro_gemm"] = partial(self.create, "")
-        return found
-
-    @property
-    def later_hooks(self) -> dict[str, Callable[..., Any]]:
-        """What is hooked where a release has it: a selection with NVGEMM is deferred since 2.14."""
-        return {"torch._inductor.ir:MultiTemplateBuffer.finalize_as_nvgemm_caller": self.finalize}
 
     # -- the hooks ---------------------------------------------------------------------------------------
 
@@ -327,7 +317,7 @@ def watch_selection(seen: Session, candidate: Wanted = None, listing: bool = Fal
     """
     watch = _Selection(seen, candidate, listing)
     forced = [] if listing else _forcing_micro_kernel(candidate)
-    with hooked(watch.hooks | watch.grouped_hooks | watch.later_hooks, optional=True), patched(forced):
+    with hooked(watch.hooks, optional=True), patched(forced):
         try:
             yield
         finally:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(not CppBackend().availability("cpu").ok, reason=
 
 LINES = ("linear:f32:nt:16x32x64:relu", "linear:f32:nt:16x32x64:tanh")
 
+
 def judged(pytester: pytest.Pytester, **outcomes: int) -> str:
     """Judge the problems in a process of its own; returns what it said."""
     names = ("--pyargs", "pytest_gemm.conformance.test_products", "--rootdir=.", "-p", "no:cacheprovider")
@@ -38,9 +39,7 @@ def is_product(library: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.study
-def test_a_planted_kernel_is_caught(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_planted_kernel_is_caught(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     known_cpu.copy_to(tmp_path / "caches")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
     judged(pytester, passed=2)
