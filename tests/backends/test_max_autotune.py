@@ -20,7 +20,7 @@ from pytest_gemm.core.case_id import Mode
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.errors import ProblemError
-from pytest_gemm.problem.problem import HINTS, Problem
+from pytest_gemm.problem.problem import Problem
 
 # Inductor's benchmark of several candidates; a run of the suite has no warnings that are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
@@ -146,12 +146,6 @@ def test_other_weights_are_no_reason_to_select_again() -> None:
 
 
 # -- dynamic sizes -------------------------------------------------------------------------------------------
-
-
-def test_an_artifact_for_any_size_stands_at_the_hints() -> None:
-    problem = Problem.parse("bmm:f32:nn:3x17x65x127:n.dynamic:k.dynamic:batch.dynamic")
-    shape = problem.at_hints.shape
-    assert (shape.batch, shape.m, shape.n, shape.k) == (HINTS["batch"], 17, HINTS["n"], HINTS["k"])
 
 
 @pytest.mark.parametrize(

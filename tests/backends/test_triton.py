@@ -123,24 +123,6 @@ def kernel(end: str) -> str:
     return f"import triton\n@triton.jit\ndef triton_tem_fused_0(A, B, out_ptr1):\n{body}"
 
 
-@pytest.mark.parametrize(
-    ("end", "expected"),
-    [
-        (RELU, [Rounding("bf16", 0, True)]),
-        (BIAS_GELU, [Rounding("bf16", 1, True)]),
-        (SCALED_BIAS, [Rounding("bf16", 3, True)]),
-        (ALPHA, [Rounding("f16", 1, True)]),
-        (ONCE, []),
-        (NARROW_STORE, []),
-        (AFTER_A_STEP, [Rounding("bf16", 0, False)]),
-        (ONCE.replace("acc *", "acc.to(tl.float32) *"), []),
-        (RELU.replace("bfloat16", "float16"), [Rounding("f16", 0, True)]),
-    ],
-)
-def test_the_text_shows_where_a_template_rounds(end: str, expected: list[Rounding]) -> None:
-    assert list(triton_code.roundings(kernel(end))) == expected
-
-
 def test_a_product_in_a_function_is_followed() -> None:
     assert triton_code.roundings(IN_A_FUNCTION) == (Rounding("bf16", 0, True),)
 
@@ -163,7 +145,11 @@ def program(*ends: str) -> str:
     ("line", "ends", "epilogue", "rounds_at"),
     [
         ("mm:bf16:nn:32x40x256:relu", [RELU], "fused", 0),
+        ("mm:f16:nn:32x40x256:relu", [RELU.replace("bfloat16", "float16")], "fused", 0),
+        ("mm:bf16:nn:32x40x256:relu", [NARROW_STORE], "fused", None),
         ("mm:bf16:nn:32x40x256:mul", [ONCE], "fused", None),
+        ("mm:bf16:nn:32x40x256:mul", [ONCE.replace("acc *", "acc.to(tl.float32) *")], "fused", None),
+        ("addmm:f16:nn:32x40x256:bias+alpha-0.5+mul", [ALPHA], "fused", 0),
         ("linear:bf16:nt:32x40x256:bias+gelu", [BIAS_GELU], "fused", 0),
         ("mm:bf16:nn:32x40x256:bias+gelu", [BIAS_GELU], "fused", 1),  # made one addmm by Inductor
         ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:32x48x256:bias+relu:quant.tensorwise", [SCALED_BIAS], "fused", 0),
