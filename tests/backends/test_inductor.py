@@ -17,7 +17,7 @@ from pytest_gemm.api.executed import products_in_source, record_products
 from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import bindings, generated_code, torch_compat
-from pytest_gemm.backends.inductor.artifact import Artifact
+from pytest_gemm.backends.inductor.artifact import Artifact, InductorPrepared
 from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.operands import tensors as operands
@@ -32,6 +32,17 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def cpp() -> CppBackend:
     return CppBackend(threads=1)
+
+
+def made(line: str, seed: int = 1) -> tuple[Problem, operands.Operands]:
+    problem = Problem.parse(line)
+    return problem, operands.make(problem, "rand", seed)
+
+
+def objection(prepared: InductorPrepared) -> str:
+    """Code of what the proof says against the last run, "" for nothing."""
+    found = prepared.proof().objection()
+    return found.code if found else ""
 
 
 def _error(problem: Problem, given: operands.Operands, result: torch.Tensor) -> float:
@@ -59,13 +70,12 @@ def test_a_step_after_any_call_of_a_template_is_not_fused(calls: str, is_fused: 
 @pytest.mark.slow
 def test_proof_names_the_micro_kernel_that_ran(cpp: CppBackend) -> None:
     """A run that called no kernel, and a product of a library in the wrapper, are no proof."""
-    problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
-    given = operands.make(problem, "rand", 1)
+    problem, given = made("linear:f32:nt:20x33x40:bias+relu")
     prepared = cpp.prepare(problem, given)
     result = prepared.run(given)
     proof = prepared.proof()
     assert _error(problem, given, result) < 1e-5
-    assert proof.objection() is None
+    assert objection(prepared) == ""
     (chosen,), (executed,) = proof.chosen, proof.executed
     assert chosen.startswith("CppMicro")
     assert executed in proof.generated
@@ -77,9 +87,7 @@ def test_proof_names_the_micro_kernel_that_ran(cpp: CppBackend) -> None:
     assert prepared.proof().foreign == compiled.foreign
     compiled.foreign = ()
     compiled.calls.clear()
-    objection = prepared.proof().objection()
-    assert objection is not None
-    assert objection.code == "nothing-executed"
+    assert objection(prepared) == "nothing-executed"
 
 
 @pytest.mark.compiler
@@ -95,16 +103,13 @@ def test_a_silent_fallback_of_inductor_is_seen_as_foreign(cpp: CppBackend) -> No
     except Unsupported:
         return  # a build without MKL has no such path: refused, which is right too
     prepared.run(given)
-    objection = prepared.proof().objection()
-    assert objection is not None
-    assert objection.code == "foreign-kernel"
+    assert objection(prepared) == "foreign-kernel"
 
 
 @pytest.mark.compiler
 def test_a_forced_backend_without_a_choice_is_refused_not_answered_by_aten(cpp: CppBackend) -> None:
-    problem = Problem.parse("mm:f32:nn:20x33x40:b.argument")
     with pytest.raises(Unsupported) as caught:
-        cpp.prepare(problem, operands.make(problem, "rand", 1))
+        cpp.prepare(*made("mm:f32:nn:20x33x40:b.argument"))
     assert caught.value.reason.code == "no-candidate"
 
 
@@ -173,8 +178,7 @@ def test_a_small_bias_is_text_and_compiled_for_each_distribution() -> None:
 
 
 def test_a_weight_changed_in_place_is_bound_again(cpp: CppBackend) -> None:
-    problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
-    given = operands.make(problem, "rand", 4)
+    problem, given = made("linear:f32:nt:20x33x40:bias+relu", 4)
     prepared = cpp.prepare(problem, given)
     prepared.run(given)
     given.b.mul_(-1)
@@ -199,12 +203,11 @@ def test_dyn_m_is_one_artifact_for_several_m() -> None:
     lines = [f"linear:f32:nt:{m}x33x40:bias+add:m.dynamic" for m in (5, 2, 96)]
     prepared = []
     for line in lines:
-        problem = Problem.parse(line)
-        given = operands.make(problem, "rand", 1)
+        problem, given = made(line)
         one = backend.prepare(problem, given)
         result = one.run(given)
         assert result.shape == problem.result_shape
-        assert one.proof().objection() is None
+        assert objection(one) == ""
         assert _error(problem, given, result) < 1e-5
         prepared.append(one)
     assert backend.log.compiles == 1
@@ -218,8 +221,8 @@ def test_a_view_behind_a_product_has_no_dynamic_dimension() -> None:
 
 
 def test_an_error_of_generated_code_is_not_replaced_by_one_of_dynamo_s() -> None:
-    problem = Problem.parse("mm:f32:nn:8x8x8:b.argument")
-    tensors = program.args(problem, operands.make(problem, "rand", 1))
+    problem, given = made("mm:f32:nn:8x8x8:b.argument")
+    tensors = program.args(problem, given)
 
     def compiler(_graph: torch.fx.GraphModule, _examples: object) -> Callable[..., torch.Tensor]:
         def generated(*_args: torch.Tensor) -> torch.Tensor:
@@ -233,10 +236,8 @@ def test_an_error_of_generated_code_is_not_replaced_by_one_of_dynamo_s() -> None
 
 
 def test_a_program_that_would_compile_again_says_so(cpp: CppBackend) -> None:
-    problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
-    prepared = cpp.prepare(problem, operands.make(problem, "rand", 1))
-    other = problem.resized({"m": 21})
-    tensors = program.args(other, operands.make(other, "rand", 1))
+    prepared = cpp.prepare(*made("linear:f32:nt:20x33x40:bias+relu"))
+    tensors = program.args(*made("linear:f32:nt:21x33x40:bias+relu"))
     with pytest.raises(bindings.RecompileError, match="20x33x40"):
         prepared.artifact.run(tensors)
 
@@ -278,8 +279,7 @@ def test_supports_agrees_with_inductor(cpp: CppBackend, line: str, code: str) ->
     try:
         prepared = cpp.prepare(problem, given)
         prepared.run(given)
-        objection = prepared.proof().objection()
-        computed = objection is None
+        computed = not objection(prepared)
     except Unsupported:
         computed = False
     assert computed == (not code)
@@ -324,10 +324,10 @@ def test_nothing_global_is_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: ob
         ]
 
     before = state()
-    problem = Problem.parse("mm:f32:nn:20x33x40:b.argument")  # refused: the error's way out undoes everything too
+    refused = made("mm:f32:nn:20x33x40:b.argument")  # the error's way out undoes everything too
     assert str(cache_dir()).startswith(str(tmp_path))
     with pytest.raises(Unsupported):
-        CppBackend(threads=torch.get_num_threads() + 1).prepare(problem, operands.make(problem, "rand", 1))
+        CppBackend(threads=torch.get_num_threads() + 1).prepare(*refused)
     assert state() == before
 
 
@@ -341,8 +341,7 @@ def test_a_compile_for_the_cpu_starts_no_cuda(monkeypatch: pytest.MonkeyPatch, c
     # As on a machine with a GPU, for Dynamo's own question alone.
     answers = lambda: sys._getframe(1).f_code.co_filename == convert_frame.__file__  # noqa: E731  # patched in
     monkeypatch.setattr(torch.cuda, "is_available", answers)
-    problem = Problem.parse("mm:f32:nn:20x33x41")
-    cpp.prepare(problem, operands.make(problem, "rand", 1))
+    cpp.prepare(*made("mm:f32:nn:20x33x41"))
 
 
 def test_the_users_cache_directory_wins_over_the_default_that_inductor_sets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,8 +360,7 @@ def test_few_artifacts_are_kept() -> None:
     backend = CppBackend(threads=1)
     backend.keep = 1
     for line in ("mm:f32:nn:20x33x40", "linear:f32:nt:20x33x40:bias+relu", "mm:f32:nn:20x33x40"):
-        problem = Problem.parse(line)
-        given = operands.make(problem, "rand", 1)
+        problem, given = made(line)
         assert backend.prepare(problem, given).run(given).shape == problem.result_shape
     assert backend.log.compiles == 3
 
