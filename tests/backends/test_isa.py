@@ -365,7 +365,7 @@ def test_a_cpu_that_runs_a_level_is_not_asked_again(tmp_path: Path, monkeypatch:
 
     def asks(found: Any, code: str) -> bool:
         asked.append(f"{found.build_arch_flags()} {code}")
-        return found.build_arch_flags() != "amx"
+        return str(found.build_arch_flags()) != "amx"
 
     for _ in range(2):  # in two processes
         assert cpu_isa.loads(asks, vectors("avx2"), "code")
