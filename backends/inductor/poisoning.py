@@ -77,6 +77,11 @@ def _poisoning(allocator: _Allocator, bands: _Bands | None) -> _Allocator:
     return poisoned
 
 
+def allocators_of(module: ModuleType) -> tuple[str, ...]:
+    """Names of the functions by which a generated module gets memory for results, intermediates and workspaces."""
+    return tuple(n for n, value in vars(module).items() if n.startswith("empty_strided") and callable(value))
+
+
 @contextlib.contextmanager
 def poisoned_memory(modules: tuple[ModuleType, ...], *, check_bands: bool = True) -> Iterator[None]:
     """Let these generated modules find poison in and around whatever they allocate: results, intermediates, workspaces.
@@ -95,12 +100,10 @@ def poisoned_memory(modules: tuple[ModuleType, ...], *, check_bands: bool = True
     bands = _Bands() if check_bands and not guard_pages.active("out") else None
     # Memory that several processes share, or the host's, is not replaced by other memory.
     plain = {"empty_strided_cpu", "empty_strided_cuda", "empty_strided_xpu"}
-    # The functions by which a generated module gets memory for results, intermediates and workspaces.
     places = [
-        (module, name, _poisoning(allocator, bands if name in plain else None))
+        (module, name, _poisoning(getattr(module, name), bands if name in plain else None))
         for module in modules
-        for name, allocator in vars(module).items()
-        if name.startswith("empty_strided") and callable(allocator)
+        for name in allocators_of(module)
     ]
     with patched(places):
         yield
