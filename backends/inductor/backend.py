@@ -122,11 +122,6 @@ class InductorBackend(abc.ABC):
     Args:
         threads: number of threads that generated CPU code uses (it is part of the code); ``None`` takes
             ``torch.get_num_threads()`` at the time of the compile.  It is set for the time of a run too.
-        selection: ``winner``: Inductor compiles and benchmarks every candidate and takes the fastest, as for a user;
-            ``one``: a single candidate is compiled and nothing is benchmarked.  Which one follows from the problem's
-            line alone, so that a rerun meets the same kernel and a matrix of problems meets many different ones.  A
-            candidate that does not fit the device gives way to the next, see ``Prepared.pruned``.  "" takes the
-            backend's own default.
 
     Attributes:
         log: what has been compiled.
@@ -134,6 +129,11 @@ class InductorBackend(abc.ABC):
         inductor_name: what ``max_autotune_gemm_backends`` takes.
         devices: where it computes.
         rules: what it does not support: groups of ``backends/rules.toml``.
+        selection: how a candidate is selected where the request leaves it open.  ``winner``: Inductor compiles and
+            benchmarks every candidate and takes the fastest, as for a user; ``one``: a single candidate is compiled and
+            nothing is benchmarked.  Which one follows from the problem's line alone, so that a rerun meets the same
+            kernel and a matrix of problems meets many different ones.  A candidate that does not fit the device gives
+            way to the next, see ``Prepared.pruned``.
         device_kernel: pattern of its kernels' names on the device; "" where they are those of the generated code.
         variety: over how many of its candidates ``one`` spreads the problems.
         keep: how many artifacts of each kind of request to keep alive.
@@ -149,9 +149,8 @@ class InductorBackend(abc.ABC):
     variety: int = 1 << 31
     keep: int = 16
 
-    def __init__(self, *, threads: int | None = None, selection: str = "") -> None:
+    def __init__(self, *, threads: int | None = None) -> None:
         self.threads = threads
-        self.selection = Selection(selection) or type(self).selection
         self.log = CompileLog()
         self._recent = _Recent()
 

@@ -307,7 +307,7 @@ def test_a_candidate_that_does_not_fit_is_pruned_and_one_that_fails_otherwise_is
     with failing_to_load(ZeroDivisionError("in codegen")), pytest.raises(Exception, match="in codegen"):
         backend.prepare(problem, first, BuildRequest(candidate=name))
     with failing_to_load(unfit), pytest.raises(Pruned) as caught:
-        CppBackend(threads=1, selection="one").prepare(problem, first)
+        CppBackend(threads=1).prepare(problem, first, BuildRequest(selection=Selection.ONE))
     assert caught.value.reason.code == "all-pruned"
 
 
