@@ -462,19 +462,16 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
             left.unlink()  # the file that this process has loaded stays as it is
             left.write_bytes(data[:-9])
         CUDACodeCache.cache_clear()  # as another process finds them
-        text = kernel("cutlass_fused_mm_0")
-        assert ctypes.CDLL(CUDACodeCache.compile(text, "so")[0]).cutlass_fused_mm_0() == length
+        assert linked("cutlass_fused_mm_0").cutlass_fused_mm_0() == length
 
         nvcc.set("refuses", "64x64x64")
         with pytest.raises(exc.CUDACompileError, match="too many stages"):
             linked("cutlass_refused", KERNEL.replace("128x128x64", "64x64x64"))
 
         # A library that cannot be linked is not remembered as a kernel's failure.
-        monkeypatch.setattr(compat, "renamed", lambda _made, _name, place: place.write_text("no object"))
-        with pytest.raises(exc.CUDACompileError):
+        with monkeypatch.context() as patched, pytest.raises(exc.CUDACompileError):
+            patched.setattr(compat, "renamed", lambda _made, _name, place: place.write_text("no object"))
             linked("cutlass_unlinked")
-        monkeypatch.undo()
-        monkeypatch.setattr(compile_utils, "_cuda_lib_options", lambda: [])
         for left in (tmp_path / "inductor").rglob("*.o"):
             if left.read_bytes() == b"no object":
                 left.unlink()
