@@ -48,17 +48,13 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
     log = getattr(choice, "log_info", None)
     if isinstance(log, dict) and "tile_shape" in log:
         m, k, n = re.findall(r"-?\d+", str(log["tile_shape"]))  # Inductor's order
-        name = _triton_name(name, (m, n, k), log.get("num_stages"), log.get("num_warps"))
+        name = f"{name}-{m}x{n}x{k},s{log.get('num_stages')},w{log.get('num_warps')}"
     # The template's own constants are in capitals: "ACC_TYPE='tl.float32', ALLOW_TF32=False, BLOCK_K=16, ..."
     return name, dict(re.findall(r"\b([A-Z]\w*)='?([^,')]*)'?", str(getattr(choice, "description", ""))))
 
 
 # Attribute that a C++ template of several linears is given: the class of its micro-kernel, which it does not tell.
 _MICRO_KERNEL = "pytest_gemm_micro_kernel"
-
-
-def _triton_name(template: str, tile: Iterable[object], stages: object, warps: object) -> str:
-    return f"{template}-{'x'.join(map(str, tile))},s{stages},w{warps}"
 
 
 class _Unrendered:
