@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +41,7 @@ class AtenBackend:
         return CompiledAten()
 
     def availability(self, device: str) -> Availability:
-        """PyTorch itself, and for ``cuda`` a device that it sees."""
-        if importlib.util.find_spec("torch") is None:
-            return Availability.lacking("no-torch", "PyTorch is not installed", "pip install torch")
+        """For ``cuda`` a device that PyTorch sees."""
         if device == "cuda":
             import torch
 

@@ -49,17 +49,11 @@ class CuteDslBackend:
 
     Which of them runs a product follows from the problem's line and from nothing else: a rerun meets the same one, and
     a matrix of problems meets many.  The library has no autotuning; to select the winner, up to 32 are timed.
-
-    Args:
-        operator: run the operator of this name for every problem instead.
     """
 
     name: str = "cutedsl"
     devices: tuple[str, ...] = ("cuda",)
     capabilities = frozenset({Capability.SELECTION, Capability.SPARED})
-
-    def __init__(self, operator: str = "") -> None:
-        self.operator = operator
 
     def availability(self, device: str) -> Availability:
         """A CUDA device of compute capability 8.0 or more, and the two packages."""
@@ -90,9 +84,8 @@ class CuteDslBackend:
             Unsupported: when the library has no operator for the operands, or none of the requested name.
             Pruned: when all of them fail.
         """
-        name = request.candidate or self.operator
-        if name or request.selection != Selection.WINNER:
-            prepared = CuteDslPrepared(problem, name)
+        if request.candidate or request.selection != Selection.WINNER:
+            prepared = CuteDslPrepared(problem, request.candidate)
             prepared.run(operands)
             return prepared
         return self._fastest(problem, operands, request)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
-from pytest_gemm.api.settings import Setting, one_of
+from pytest_gemm.api.settings import Setting
 from pytest_gemm.backends import aten
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
-from pytest_gemm.backends.inductor.backend import InductorBackend, no_device
+from pytest_gemm.backends.inductor.backend import InductorBackend
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.core.case_id import Device, Mode
 from pytest_gemm.core.outcome import Unsupported
@@ -60,8 +60,6 @@ class MaxAutotuneBackend(InductorBackend):
 
     Attributes:
         backends: what ``max_autotune_gemm_backends`` is set to; "": what the release or the environment has.
-        subprocess: whether candidates are benchmarked in a process of their own: ``cuda`` there only.
-        padding: ``forced`` pads every size that can be padded, in place of those that a benchmark finds worth it.
     """
 
     name: str = "inductor"
@@ -72,29 +70,15 @@ class MaxAutotuneBackend(InductorBackend):
     on_request = True
     settings: Mapping[str, Setting] = {
         "backends": Setting("", "LIST", "max_autotune_gemm_backends; default: PyTorch's", _backends),
-        "subprocess": Setting(
-            "cuda", "cuda|always|never", "where candidates are benchmarked in another process",
-            one_of("cuda", "always", "never"),
-        ),
-        "padding": Setting(
-            "benchmarked", "benchmarked|forced", "which sizes are padded on CUDA", one_of("benchmarked", "forced")
-        ),
-    }  # fmt: skip
+    }
     backends: str = ""
-    subprocess: str = "cuda"
-    padding: str = "benchmarked"
 
     # The one candidate is what autotuning selects; those of one kind are judged by the backend of that kind.
     candidates: None = None  # type: ignore[assignment]  # says that the optional method is not there
 
     def configure(self, values: Mapping[str, Any]) -> None:
         """Take the settings."""
-        self.backends, self.subprocess, self.padding = values["backends"], values["subprocess"], values["padding"]
-
-    def availability(self, device: str) -> Availability:
-        """A device, and what the requested backends need."""
-        reason = no_device(self.name, self.devices, device)
-        return Availability(reason) if reason else self.installation()
+        self.backends = values["backends"]
 
     def installation(self) -> Availability:
         """PyTorch itself; and CUTLASS, where it was asked for."""
@@ -109,9 +93,8 @@ class MaxAutotuneBackend(InductorBackend):
             **torch_compat.mode_options("max-autotune"),
             "triton.cudagraphs": False,  # a matter of the execution mode
             "freezing": problem.frozen and not on_cuda,
-            "autotune_in_subproc": self.subprocess == "always" or (self.subprocess == "cuda" and on_cuda),
+            "autotune_in_subproc": on_cuda,
             "shape_padding": True,
-            "force_shape_pad": self.padding == "forced",
             torch_compat.option("benchmark_template_fusion", "benchmark_epilogue_fusion"): True,
             "autotune_num_choices_displayed": 0,
             "max_autotune_report_choices_stats": False,

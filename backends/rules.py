@@ -1,9 +1,9 @@
 """What the backends do not support: the rules of ``rules.toml``, and the conditions that they are made of.
 
 A rule is a table with ``code``, ``text`` and ``remedy`` of the reason, and conditions, all of which have to hold.  A
-condition is a key of :data:`_CONDITIONS` with its value; ``when`` names one that only code can express.  The texts are
-formats of ``p``, the problem; ``r``, the request; and ``found``, what the last condition with an answer found, the flag
-for instance.
+condition is a key of :data:`_CONDITIONS` with its value, or ``not_`` and the key; ``when`` names one that only code
+can express.  The texts are formats of ``p``, the problem; ``r``, the request; and ``found``, what the last condition
+with an answer found, the flag for instance.
 """
 
 from __future__ import annotations
@@ -45,13 +45,20 @@ def check(names: tuple[str, ...], problem: Problem, request: BuildRequest) -> Un
     for rule in itertools.chain.from_iterable(groups()[name] for name in names):
         found: object = ""
         for key in (key for key in rule if key not in _REASON):
-            if not (holds := _CONDITIONS[key](rule[key], problem, request)):
+            if not (holds := _holds(key, rule[key], problem, request)):
                 break
             found = found if holds is True else holds
         else:
             texts = (rule.get(key, "").format(p=problem, r=request, found=found) for key in ("text", "remedy"))
             return Unsupported(rule["code"], *texts)
     return None
+
+
+def _holds(key: str, value: Any, problem: Problem, request: BuildRequest) -> object:
+    """What a condition finds; one that begins with ``not_`` holds where the other finds nothing."""
+    if key.startswith("not_"):
+        return not _CONDITIONS[key.removeprefix("not_")](value, problem, request)
+    return _CONDITIONS[key](value, problem, request)
 
 
 def executes(isa: str, request: BuildRequest) -> bool:
@@ -132,44 +139,6 @@ def _scaled_groups(problem: Problem, _: BuildRequest) -> str:
     return next((f"{name.upper()}={size}" for name, size in sizes.items() if size % 16), "")
 
 
-def _other_threads(_problem: Problem, request: BuildRequest) -> bool:
-    """Whether a program is run with other threads than it is compiled with."""
-    return request.run_threads > 0
-
-
-def _not_blackwell(_problem: Problem, _request: BuildRequest) -> bool:
-    """Whether there is a device and its compute capability is not 10."""
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 10
-
-
-def _nvgemm_addend(problem: Problem, request: BuildRequest) -> str:
-    """Why NVGEMM has no candidate for a product with an addend, "" where it has."""
-    from pytest_gemm.backends.inductor import nvgemm_facts
-
-    if not nvgemm_facts.adds():
-        return f"Inductor of {nvgemm_facts.release()} has NVGEMM candidates only for products without an addend"
-    if problem.alpha != 1.0 or problem.beta != 1.0:
-        return "Inductor has NVGEMM candidates for an addend only where alpha and beta are 1"
-    return "the library's operators that add are Blackwell's" if _not_blackwell(problem, request) else ""
-
-
-def _nvgemm_dynamic(problem: Problem, request: BuildRequest) -> str:
-    """The release whose NVGEMM takes fixed sizes only, where one of the problem's is not; otherwise ""."""
-    from pytest_gemm.backends.inductor import nvgemm_facts
-
-    is_dynamic = bool(problem.dynamic) or request.mode == "dynamic"
-    return nvgemm_facts.release() if is_dynamic and nvgemm_facts.is_static() else ""
-
-
-def _not_hopper(_problem: Problem, _request: BuildRequest) -> bool:
-    """Whether there is a device and its compute capability is not 9."""
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9
-
-
 def _cublas_before_12_9(_problem: Problem, _request: BuildRequest) -> str:
     """The version of CUDA that PyTorch was built with, where it is too old; otherwise ""."""
     import torch
@@ -194,12 +163,9 @@ def _lacks_onednn(problem: Problem, request: BuildRequest) -> tuple[str, str] | 
 
 def _unpacked_a(problem: Problem, _: BuildRequest) -> str:
     """The flag for which matrices of A are not contiguous."""
-    flags = [
-        "a.padded",
-        "a.sliced",
-        "a.strided",
-        *(["a.batch_middle"] if problem.shape.batch != 1 and problem.shape.m != 1 else []),
-    ]
+    flags = ["a.padded", "a.sliced", "a.strided"]
+    if problem.shape.batch != 1 and problem.shape.m != 1:
+        flags.append("a.batch_middle")
     return next(filter(problem.has, flags), "")
 
 
@@ -216,13 +182,10 @@ _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
     "rows-for-tma": _rows_for_tma,
     "grouped-rows": _grouped_rows,
     "scaled-groups": _scaled_groups,
-    "other-threads": _other_threads,
+    "other-threads": lambda _, r: r.run_threads > 0,
     "squares-of-a": lambda p, _: p.scale_blocks is not None and p.scale_blocks[0] > 1,
-    "not-hopper": _not_hopper,
     "cublas-before-12.9": _cublas_before_12_9,
-    "not-blackwell": _not_blackwell,
-    "nvgemm-addend": _nvgemm_addend,
-    "nvgemm-dynamic": _nvgemm_dynamic,
+    "scaled-addend": lambda p, _: p.alpha != 1.0 or p.beta != 1.0,
     "no-onednn": _lacks_onednn,
     "unpacked-a": _unpacked_a,
     "a-columns": lambda p, _: p.layout.a_transposed and (p.shape.m != 1 or p.has("a.padded")),
@@ -263,34 +226,27 @@ def _size(problem: Problem, name: str) -> int:
 _CONDITIONS: Final[Mapping[str, Callable[[Any, Problem, BuildRequest], object]]] = {
     # Names of ops, or patterns.
     "ops": lambda names, p, _: any(fnmatch.fnmatchcase(p.op.name, name) for name in names),
-    "not_ops": lambda names, p, _: not any(fnmatch.fnmatchcase(p.op.name, name) for name in names),
     "dtypes": lambda names, p, _: str(p.dtypes) in names,
-    "not_dtypes": lambda names, p, _: str(p.dtypes) not in names,
     "a": lambda names, p, _: p.dtypes.a.name in names,
-    "not_a": lambda names, p, _: p.dtypes.a.name not in names,
     "input": lambda names, p, _: p.input_dtype.name in names,
     "out": lambda names, p, _: p.dtypes.out.name in names,
-    "not_out": lambda names, p, _: p.dtypes.out.name not in names,
-    "not_layouts": lambda names, p, _: p.layout.value not in names,
+    "layouts": lambda names, p, _: p.layout.value in names,
     "flags": lambda names, p, _: next(filter(p.has, names), ""),
-    "not_flags": lambda names, p, _: not any(map(p.has, names)),
     "steps": lambda names, p, _: any(map(p.step, names)),
     "modes": lambda names, _, r: r.mode in names,
-    "not_modes": lambda names, _, r: r.mode not in names,
     "devices": lambda names, _, r: r.device in names,
-    "not_devices": lambda names, _, r: r.device not in names,
     # Properties of the problem, "op.batched" for instance.
     "facts": lambda names, p, _: all(operator.attrgetter(name)(p) for name in names),
-    "not_facts": lambda names, p, _: not any(operator.attrgetter(name)(p) for name in names),
     "empty": lambda _value, p, _: p.shape.is_empty or p.shape.k == 0,
     # Sizes: m n k batch rows.
     "below": lambda sizes, p, _: all(_size(p, name) < size for name, size in sizes.items()),
     "above": lambda sizes, p, _: all(_size(p, name) > size for name, size in sizes.items()),
-    "not_multiples": lambda sizes, p, _: any(_size(p, name) % size for name, size in sizes.items()),
-    "not_groups": lambda sizes, p, _: p.group_size not in sizes,
+    "multiples": lambda sizes, p, _: not any(_size(p, name) % size for name, size in sizes.items()),
+    "groups": lambda sizes, p, _: p.group_size in sizes,
     "capability_below": _older,
     "capability_not": _other_capability,
     "torch_below": _torch_below,
+    "torch_from": lambda release, p, r: not _torch_below(release, p, r),
     "isa_below": lambda isa, _, r: not executes(isa, r),
     "when": lambda name, p, r: _WHEN[name](p, r),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -28,34 +29,20 @@ from pytest_gemm.problem.problem import Problem
 _TMA = ("has_triton_tma_device", "has_triton_stable_tma_api", "has_triton_tensor_descriptor_host_tma")
 
 
-class Driver:
-    """What Triton and Inductor ask of a driver."""
-
-    class utils:  # noqa: N801  # as Triton calls it
-        """Of an H100."""
-
-        @staticmethod
-        def get_device_properties(*_: object) -> dict[str, int]:
-            """The sizes that bound a kernel."""
-            return {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32, "max_num_regs": 65536}
-
-    def get_current_target(self) -> GPUTarget:
-        """Compute capability 9.0."""
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        """The one."""
-        return 0
-
-    def get_device_capability(self, *_: object) -> tuple[int, int]:
-        """As the target."""
-        return 9, 0
+# What Triton and Inductor ask of a driver, with the sizes of an H100 that bound a kernel.
+_SIZES = {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32, "max_num_regs": 65536}
+_DRIVER = SimpleNamespace(
+    utils=SimpleNamespace(get_device_properties=lambda *_: _SIZES),
+    get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    get_current_device=lambda: 0,
+    get_device_capability=lambda *_: (9, 0),
+)
 
 
 def main(lines: list[str]) -> None:
     """Print the names of the candidates of each problem."""
     logging.disable(logging.CRITICAL)
-    triton.runtime.driver.set_active(Driver())
+    triton.runtime.driver.set_active(_DRIVER)
     for name in _TMA:
         setattr(torch.utils._triton, name, lambda *_, **__: True)
     backend, found = TritonBackend(), dict[str, Any]()

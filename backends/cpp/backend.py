@@ -7,7 +7,6 @@ import fnmatch
 import functools
 import math
 import os
-import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -71,12 +70,10 @@ class CppBackend(InductorBackend):
     def installation(self) -> Availability:
         """A C++ compiler."""
         command = compiler()
-        if shutil.which(command) is None:
-            text = f"the C++ compiler {command!r} is not there"
-            return Availability.lacking("no-compiler", text, "apt-get install g++, or set CXX")
         if version := _compiler_version(command):
             return Availability(versions=((command, version),))
-        return Availability.lacking("no-compiler", f"{command!r} does not answer as a C++ compiler", "set CXX to one")
+        text = f"{command!r} is not there, or does not answer as a C++ compiler"
+        return Availability.lacking("no-compiler", text, "apt-get install g++, or set CXX to one")
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """As every backend of Inductor, at an instruction set that this machine can compile for and execute."""

@@ -20,9 +20,6 @@ from pytest_gemm.storage.datafile import document
 
 Blocks = tuple[int, int, int]
 
-# Code of the reason for which a registered micro-kernel of a problem's types is none of its candidates.
-UNSUPPORTED = "micro-kernel-unsupported"
-
 # What follows the micro-kernel in the name of a candidate of the template that computes several products of one A.
 GROUPED = ",grouped"
 

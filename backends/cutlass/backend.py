@@ -127,14 +127,6 @@ def _expression(text: str) -> str:
     return text
 
 
-def _swizzles(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not set(parts) <= {"1", "2", "4", "8"}:
-        raise ValueError("give some of 1, 2, 4, 8")
-    return tuple(map(int, parts))
-
-
-_level = matching(r"[0-9]{1,4}", "give up to four digits, 0000 for instance")
 _architecture = matching(r"[1-9][0-9]{1,2}[af]?", "give it as nvcc does without sm_, 90a for instance")
 
 
@@ -144,8 +136,6 @@ class CutlassBackend(InductorBackend):
     Attributes:
         allowlist: pattern that a configuration's name must match.  Without one Inductor comes to the kernels that
             copy with ``cp.async`` first.
-        swizzles: orders of the tiles to offer.
-        level: how many configurations CUTLASS's generator makes, its "instantiation level"; "" for Inductor's own.
         architecture: to compile for ahead of the tests, ``90a``; "" for the device's.
         kernel_cache: where compiled kernels are kept; ``None`` takes :func:`kernel_cache_dir`.
         compilers: that run at a time ahead of the tests; 0: one for each core.
@@ -161,16 +151,12 @@ class CutlassBackend(InductorBackend):
         "allow": Setting(
             "", "REGEX", "which configurations are candidates; default: those that load with TMA", _expression
         ),
-        "swizzles": Setting("1", "LIST", "orders of the tiles that candidates come in: some of 1, 2, 4, 8", _swizzles),
-        "level": Setting("", "DIGITS", "instantiation level of CUTLASS's generator, 0000 to 9999", _level),
         "arch": Setting("", "ARCH", "to compile for, for instance 90a; default: the device's", _architecture),
         "cache": Setting("", "DIR", "folder of compiled kernels, by content; valid on another machine, too", folder),
         "jobs": Setting("", "N", "compilers at a time; default: one for each core", natural),
     }
     rules = ("inductor-on-cuda", "cutlass", "tma", "scaled")
     allowlist: str = r"align(8|16)_.*warpspecialized.*epi_tma"
-    swizzles: tuple[int, ...] = (1,)
-    level: str = ""
     architecture: str = ""
     kernel_cache: Path | None = None
     compilers: int = 0
@@ -178,9 +164,7 @@ class CutlassBackend(InductorBackend):
     def configure(self, values: Mapping[str, Any]) -> None:
         """Take the settings."""
         self.allowlist = values["allow"] or type(self).allowlist
-        self.swizzles, self.level, self.architecture = values["swizzles"], values["level"], values["arch"]
-        self.kernel_cache = values["cache"]
-        self.compilers = values["jobs"]
+        self.architecture, self.kernel_cache, self.compilers = values["arch"], values["cache"], values["jobs"]
 
     @functools.cached_property
     def store(self) -> kernel_store.Store:
@@ -232,10 +216,8 @@ class CutlassBackend(InductorBackend):
             "cutlass_dir": str(cutlass_tree()),
             "cutlass_epilogue_fusion_enabled": True,
             "cutlass_op_allowlist_regex": self.allowlist,
-            "cutlass_max_profiling_swizzle_options": list(self.swizzles),
+            "cutlass_max_profiling_swizzle_options": [1],  # another order of the tiles runs the same kernel
         }
-        if self.level:
-            own["cutlass_instantiation_level"] = self.level
         # The compiler that availability() has found: by itself Inductor does without /usr/local/cuda.
         options = {**super().options(problem, request), "cuda.cuda_cxx": nvcc()}
         # An epilogue is fused into the chosen kernel only where Inductor does not defer the choice to benchmark both.

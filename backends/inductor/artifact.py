@@ -7,7 +7,7 @@ template's own packing call is recorded, and for new operands that very code pac
 module's constant.  Before an artifact may do so it has shown that the replay on the stand-ins gives every
 constant of the module bit for bit, and that every constant operand is accounted for.  Where it has not
 (a bias of up to 8 elements is written into the kernel's text, for example) each set of constants is compiled
-anew: correct and slower, and counted in ``recompiles``.
+anew: correct and slower, see :attr:`Artifact.rebind_reason`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import torch
 
 from pytest_gemm.api.executed import products_in_source, record_products
 from pytest_gemm.api.proof import Generation, Proof
-from pytest_gemm.api.protocols import Candidates
 from pytest_gemm.backends.cpp import machine_code, micro_kernels
 from pytest_gemm.backends.inductor import generated_code, torch_compat
 from pytest_gemm.backends.inductor.bindings import (
@@ -285,8 +284,8 @@ def left_out(why: Exception | Reason) -> Reason:
 # -- lists -------------------------------------------------------------------------------------------------
 
 
-def list_candidates(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Candidates:
-    """The candidates that Inductor has for the program, in its order; compiles and runs none of them."""
+def list_candidates(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
+    """Names of the candidates that Inductor has for the program, in its order; compiles and runs none of them."""
     constants = stand_ins(constant_tensors(problem, tensors, spec), tensors)
     with _compiling(problem, spec, listing=True) as seen:
         try:
@@ -294,12 +293,7 @@ def list_candidates(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Ca
         except Exception as error:
             if not torch_compat.listed(error):
                 raise  # something else ended the compile
-    return Candidates(tuple(dict.fromkeys(seen.choices)), unsupported=seen.unsupported)
-
-
-# A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
-def _inlined(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 0 or (tensor.dim() == 1 and tensor.shape[0] <= 8)
+    return tuple(dict.fromkeys(seen.choices))
 
 
 class Artifact:
@@ -318,18 +312,17 @@ class Artifact:
         self._bound: tuple[Any, ...] | None = None
         self._kept: list[torch.Tensor] = []
         self._names = constant_tensors(problem, tensors, spec)
-        inlined = [n for n in self._names if _inlined(tensors[n])]
+        # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
+        inlined = [n for n in self._names if tensors[n].dim() < 2 and tensors[n].numel() <= 8]
         if not self._names:
             self._compiled = self._run_compiler(tensors, {})
-        elif not spec.rebind:
-            self.rebind_reason = "rebinding is switched off"
+        elif spec.request.user_caches:
+            self.rebind_reason = "a user's caches hold the constants"
         elif inlined:
             self.rebind_reason = f"{', '.join(inlined)} is written into the kernel's text"
         else:
             self._try_to_rebind(tensors)
         if self.rebind_reason:
-            if spec.rebind:
-                spec.log.unbindable[problem.line] = self.rebind_reason
             self._compile_for(tensors)
         if spec.mode == "cudagraphs":
             self.run(tensors)  # PyTorch may skip the graph: to be known before a judged run
@@ -337,7 +330,6 @@ class Artifact:
     def _run_compiler(self, tensors: Tensors, constants: Tensors) -> _Compiled:
         self.spec.log.compiles += 1
         spec, again = self.spec, hasattr(self, "_compiled")
-        self.spec.log.recompiles += again
         if again and spec.candidate is None:  # other constants are no reason to select something else
             spec = dataclasses.replace(spec, candidate=self.chosen)
         made = _compile(self.problem, tensors, constants, spec)

@@ -8,7 +8,6 @@ something is to be compiled.
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import fnmatch
 import itertools
@@ -16,7 +15,6 @@ import shutil
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -27,6 +25,7 @@ from pytest_gemm.backends.inductor import naming
 from pytest_gemm.backends.inductor.compilation import CompileLog, CompileSpec, Wanted
 from pytest_gemm.backends.rules import check
 from pytest_gemm.core.outcome import Reason, Unsupported
+from pytest_gemm.machine import software
 from pytest_gemm.machine.code_key import code_key
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import HINTS, Problem
@@ -123,12 +122,6 @@ class InductorBackend(abc.ABC):
     Args:
         threads: number of threads that generated CPU code uses (it is part of the code); ``None`` takes
             ``torch.get_num_threads()`` at the time of the compile.  It is set for the time of a run too.
-        rebind: give new constants to a compiled program instead of compiling again, see ``artifact.py``.
-        selection: ``winner``: Inductor compiles and benchmarks every candidate and takes the fastest, as for a user;
-            ``one``: a single candidate is compiled and nothing is benchmarked.  Which one follows from the problem's
-            line alone, so that a rerun meets the same kernel and a matrix of problems meets many different ones.  A
-            candidate that does not fit the device gives way to the next, see ``Prepared.pruned``.  "" takes the
-            backend's own default.
 
     Attributes:
         log: what has been compiled.
@@ -136,6 +129,11 @@ class InductorBackend(abc.ABC):
         inductor_name: what ``max_autotune_gemm_backends`` takes.
         devices: where it computes.
         rules: what it does not support: groups of ``backends/rules.toml``.
+        selection: how a candidate is selected where the request leaves it open.  ``winner``: Inductor compiles and
+            benchmarks every candidate and takes the fastest, as for a user; ``one``: a single candidate is compiled and
+            nothing is benchmarked.  Which one follows from the problem's line alone, so that a rerun meets the same
+            kernel and a matrix of problems meets many different ones.  A candidate that does not fit the device gives
+            way to the next, see ``Prepared.pruned``.
         device_kernel: pattern of its kernels' names on the device; "" where they are those of the generated code.
         variety: over how many of its candidates ``one`` spreads the problems.
         keep: how many artifacts of each kind of request to keep alive.
@@ -151,10 +149,8 @@ class InductorBackend(abc.ABC):
     variety: int = 1 << 31
     keep: int = 16
 
-    def __init__(self, *, threads: int | None = None, rebind: bool = True, selection: str = "") -> None:
+    def __init__(self, *, threads: int | None = None) -> None:
         self.threads = threads
-        self.selection = Selection(selection) or type(self).selection
-        self.rebind = rebind
         self.log = CompileLog()
         self._recent = _Recent()
 
@@ -252,15 +248,10 @@ class InductorBackend(abc.ABC):
         Raises:
             Unsupported: when it has none.
         """
-        names: list[str] = []
-        unsupported: dict[str, Reason] = {}
-        for space in self.spaces(problem):
-            listed = self._list(problem, operands, request, space)
-            names += listed.names
-            unsupported |= listed.unsupported
+        names = [name for space in self.spaces(problem) for name in self._list(problem, operands, request, space)]
         if not names:
             raise Unsupported("no-candidate", f"Inductor has no {self.inductor_name} candidate for {problem}")
-        return Candidates(tuple(names), unsupported=unsupported)
+        return Candidates(tuple(names))
 
     def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
         """How PyTorch alone compiles the problem with this candidate."""
@@ -338,13 +329,12 @@ class InductorBackend(abc.ABC):
             str(cache_dir(request.isa)),
             threads=self._threads(),
             request=request,
-            rebind=self.rebind and not request.user_caches,
             device_kernel=self.device_kernel,
             wanted=self.wanted(problem),
             log=self.log,
         )
 
-    def _list(self, problem: Problem, operands: Operands, request: BuildRequest, space: Space) -> Candidates:
+    def _list(self, problem: Problem, operands: Operands, request: BuildRequest, space: Space) -> tuple[str, ...]:
         """The candidates of one space, none where it has none."""
         from pytest_gemm.backends.inductor import artifact
 
@@ -353,8 +343,7 @@ class InductorBackend(abc.ABC):
         key = (space, request, *self._key(first, tensors))
         spec = self._spec(problem, request, space)
         found = self._recent.obtain("lists", _KEPT_LISTS, key, lambda: artifact.list_candidates(first, tensors, spec))
-        names = (f"{name}{space.suffix}" for name in found.names if fnmatch.fnmatchcase(name, space.only))
-        return dataclasses.replace(found, names=tuple(names))
+        return tuple(f"{name}{space.suffix}" for name in found if fnmatch.fnmatchcase(name, space.only))
 
     def _space_of(self, problem: Problem, operands: Operands, request: BuildRequest) -> Space:
         """Where the requested candidate comes from.
@@ -366,7 +355,7 @@ class InductorBackend(abc.ABC):
         if len(spaces) == 1:
             return spaces[0]  # whether it has this candidate shows when it is compiled
         for space in spaces:
-            if name in self._list(problem, operands, request, space).names:
+            if name in self._list(problem, operands, request, space):
                 return space
         raise Unsupported("unknown-candidate", f"Inductor has no {self.inductor_name} candidate {name} for {problem}")
 
@@ -416,8 +405,4 @@ def no_device(name: str, devices: tuple[str, ...], device: str) -> Reason | None
 
 def installed(*distributions: str) -> tuple[tuple[str, str], ...]:
     """Versions of installed distributions, for a report; what is not installed is left out."""
-    found = []
-    for name in distributions:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found.append((name, metadata.version(name)))
-    return tuple(found)
+    return tuple(software.installed(distributions).items())

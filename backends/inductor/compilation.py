@@ -25,13 +25,9 @@ class CompileLog:
 
     Attributes:
         compiles: how often the compiler ran; a list of candidates is no compile.
-        recompiles: how many of those only because constants could not be replaced.
-        unbindable: why, by problem line.
     """
 
     compiles: int = 0
-    recompiles: int = 0
-    unbindable: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +49,6 @@ class CompileSpec:
     directory: str
     threads: int
     request: BuildRequest = DEFAULT
-    rebind: bool = True
     candidate: Wanted = None
     device_kernel: str = ""
     wanted: str = ""
@@ -101,7 +96,6 @@ class Session:
         foreign: those of ``chosen`` that are ATen, MKL or oneDNN calls.
         subgraphs: those of ``chosen`` that are programs of their own, with a product of ATen inside (decompose-K).
         empty: ops for which the selection had no candidate at all.
-        unsupported: micro-kernels of the program's types and this instruction set that are left out, with why.
         modules: generated Python modules, in order of loading.
         libraries: paths of the compiled C++.
         levels: the instruction set that each of its compile commands names, see :func:`level_of`.
@@ -120,7 +114,6 @@ class Session:
     foreign: list[str] = dataclasses.field(default_factory=list)
     subgraphs: list[str] = dataclasses.field(default_factory=list)
     empty: list[str] = dataclasses.field(default_factory=list)
-    unsupported: dict[str, Reason] = dataclasses.field(default_factory=dict)
     modules: list[ModuleType] = dataclasses.field(default_factory=list)
     libraries: list[str] = dataclasses.field(default_factory=list)
     levels: list[str] = dataclasses.field(default_factory=list)

@@ -30,16 +30,6 @@ def is_there(where: str) -> bool:
     return True
 
 
-def found(where: str) -> Any:
-    """What is named like that.
-
-    Raises:
-        ImportError, AttributeError: where this release does not have it.
-    """
-    owner, name = _found_at(where)
-    return getattr(owner, name)
-
-
 @contextlib.contextmanager
 def patched(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Patch attributes for the block: owner, name and value of each."""

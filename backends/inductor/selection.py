@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import inspect
 import math
@@ -49,17 +48,13 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
     log = getattr(choice, "log_info", None)
     if isinstance(log, dict) and "tile_shape" in log:
         m, k, n = re.findall(r"-?\d+", str(log["tile_shape"]))  # Inductor's order
-        name = _triton_name(name, (m, n, k), log.get("num_stages"), log.get("num_warps"))
+        name = f"{name}-{m}x{n}x{k},s{log.get('num_stages')},w{log.get('num_warps')}"
     # The template's own constants are in capitals: "ACC_TYPE='tl.float32', ALLOW_TF32=False, BLOCK_K=16, ..."
     return name, dict(re.findall(r"\b([A-Z]\w*)='?([^,')]*)'?", str(getattr(choice, "description", ""))))
 
 
 # Attribute that a C++ template of several linears is given: the class of its micro-kernel, which it does not tell.
 _MICRO_KERNEL = "pytest_gemm_micro_kernel"
-
-
-def _triton_name(template: str, tile: Iterable[object], stages: object, warps: object) -> str:
-    return f"{template}-{'x'.join(map(str, tile))},s{stages},w{warps}"
 
 
 class _Unrendered:
@@ -89,6 +84,8 @@ class Listed(Exception):
     """The candidates are known, or there was no selection: ends a compile inside Inductor that was to list them."""
 
 
+# The template of several linears.
+_GROUPED_TEMPLATE = "torch._inductor.codegen.cpp_grouped_gemm_template"
 _IN_WORKER = "its benchmark, in a process of its own, failed or took too long"
 
 
@@ -124,30 +121,18 @@ class _Selection:
             ),
             "torch._inductor.autotune_process:benchmark_in_sub_process": partial(self.time, _IN_WORKER),
             "torch._inductor.ir:MultiTemplateBuffer.finalize_as_triton_caller": self.finalize,
+            # A selection with NVGEMM is deferred since 2.14.
+            "torch._inductor.ir:MultiTemplateBuffer.finalize_as_nvgemm_caller": self.finalize,
+            f"{_GROUPED_TEMPLATE}:create_micro_gemm": partial(self.create, micro_kernels.GROUPED),
+            f"{_GROUPED_TEMPLATE}:CppGroupedGemmTemplate.__init__": self.begin_grouped,
         }
         if self.listing:  # without a selection a compile ends before its code is made, which must not be run
             found["torch._inductor.graph:GraphLowering.compile_to_module"] = self.end
             found["torch._inductor.codecache:AotCodeCompiler.compile"] = self.end
+            found["torch._inductor.codegen.cpp_gemm_template:create_micro_gemm"] = partial(self.create, "")
         if self.listing or isinstance(self.candidate, str):
             found["torch._inductor.select_algorithm:TritonTemplate.generate"] = self.generate
         return found
-
-    @property
-    def grouped_hooks(self) -> dict[str, Callable[..., Any]]:
-        """What is hooked in the template of several linears, and in the one of a single product for a list."""
-        module = "torch._inductor.codegen.cpp_grouped_gemm_template"
-        found: dict[str, Callable[..., Any]] = {
-            f"{module}:create_micro_gemm": partial(self.create, micro_kernels.GROUPED),
-            f"{module}:CppGroupedGemmTemplate.__init__": self.begin_grouped,
-        }
-        if self.listing:
-            found["torch._inductor.codegen.cpp_gemm_template:create_micro_gemm"] = partial(self.create, "")
-        return found
-
-    @property
-    def later_hooks(self) -> dict[str, Callable[..., Any]]:
-        """What is hooked where a release has it: a selection with NVGEMM is deferred since 2.14."""
-        return {"torch._inductor.ir:MultiTemplateBuffer.finalize_as_nvgemm_caller": self.finalize}
 
     # -- the hooks ---------------------------------------------------------------------------------------
 
@@ -307,22 +292,14 @@ class _Selection:
         given.apply_defaults()
         asked, isa = given.arguments, cpp_micro_gemm.pick_vec_isa()
         types = asked["input_dtype"], asked["input2_dtype"], asked["output_dtype"] or asked["input_dtype"]
-        unsupported: dict[str, Reason] = {}
         for kind, config, kernel in _registry():
             if types != (config.input_dtype, config.input2_dtype, config.output_dtype):
                 continue
-            if not isinstance(isa, config.vec_isa_cls):
-                continue
-            if type(kernel_of({kind: [config]})) is kind:
+            if isinstance(isa, config.vec_isa_cls) and type(kernel_of({kind: [config]})) is kind:
                 self.others.append(kernel + suffix)
-            else:
-                unchecked = dataclasses.replace(config, extra_check=None)
-                is_checked = type(kernel_of({kind: [unchecked]})) is kind
-                unsupported[kernel + suffix] = _why_unsupported(config.extra_check if is_checked else None)
         if (reference := kernel_of({})) is not None:
             name = micro_kernels.kernel_name(type(reference).__name__, reference.register_blocking)
             self.others.append(name + suffix)
-        self.seen.unsupported |= {name: why for name, why in unsupported.items() if name not in self.others}
 
 
 @contextlib.contextmanager
@@ -336,7 +313,7 @@ def watch_selection(seen: Session, candidate: Wanted = None, listing: bool = Fal
     """
     watch = _Selection(seen, candidate, listing)
     forced = [] if listing else _forcing_micro_kernel(candidate)
-    with hooked(watch.hooks | watch.grouped_hooks | watch.later_hooks, optional=True), patched(forced):
+    with hooked(watch.hooks, optional=True), patched(forced):
         try:
             yield
         finally:
@@ -376,11 +353,3 @@ def _forcing_micro_kernel(candidate: Wanted) -> list[tuple[Any, str, Any]]:
         if name == micro_kernels.kernel_of(candidate):
             kept[kind].append(config)
     return [(cpp_micro_gemm, "micro_gemm_configs", kept)]
-
-
-def _why_unsupported(check: Callable[..., bool] | None) -> Reason:
-    if check is None:
-        text = "create_micro_gemm has a rule against this micro-kernel for such a problem"
-    else:
-        text = f"Inductor's {getattr(check, '__name__', 'extra check')} rejects the problem"
-    return Reason(micro_kernels.UNSUPPORTED, text)

@@ -64,8 +64,6 @@ def torch_release() -> tuple[int, int]:
 def lacks() -> tuple[str, ...]:
     """What is not known of this torch, and what it does not offer of what the package uses, one sentence each."""
     found = [text] if (text := software.unknown_torch()) else []
-    if torch_release() < (2, 11):
-        found.append(f"torch {torch.__version__} is older than 2.11, the oldest release that is looked after")
     used = document(Path(__file__).with_name("pytorch.toml"))
     for loss, where in used["needs"].items():
         if not is_there(where):

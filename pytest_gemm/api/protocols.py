@@ -129,12 +129,10 @@ class Candidates:
     Attributes:
         names: of all, each once; the same problem on the same device and release has the same ones, in one order.
         named: what ``request.candidate`` means where none of these has the name or the pattern.
-        unsupported: those that are of the problem's types and do not support it, each with the reason.
     """
 
     names: tuple[str, ...]
     named: tuple[str, ...] = ()
-    unsupported: Mapping[str, Reason] = dataclasses.field(default_factory=dict)
 
 
 @runtime_checkable

@@ -333,7 +333,7 @@ def settings_given(config: pytest.Config) -> dict[str, Given]:
         values.check_printable(text)
         match = re.fullmatch(r"([\w-]+\.[\w-]+)=(.*)", text)
         if match is None:
-            raise values.wrong(text, "give it as NAME.KEY=VALUE, cutlass.level=2 for instance")
+            raise values.wrong(text, "give it as NAME.KEY=VALUE, cutlass.jobs=2 for instance")
         found[match[1]] = Given(match[2], f"{text.source}={match[1]}")
     return found
 

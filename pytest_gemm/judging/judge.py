@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -180,10 +180,9 @@ class Judge:
             raise Ended(attempt.end(Status.UNSUPPORTED, reason))
         first = self._truth(attempt, case.distributions[0]).operands
         candidates: tuple[str, ...] = ("",)
-        unsupported: Mapping[str, Reason] = {}
         if not case.candidates.by_backend:
             with attempt.phase(Phase.CANDIDATES):
-                candidates, unsupported = self._candidates(case, first)
+                candidates = self._candidates(case, first)
         case = dataclasses.replace(case, distributions=_sufficient(case, len(candidates)))
         pruned: list[Reason] = []
         for candidate in candidates:
@@ -193,14 +192,12 @@ class Judge:
                 if outcome.status is Status.PRUNED and outcome.candidate == candidate and outcome.reason:
                     pruned.append(outcome.reason)
                 yield judged
-        for name, why in unsupported.items():
-            yield Judged(self._attempt(case, one_line(name)).end(Status.UNSUPPORTED, why))
         # A user who names candidates may name one that is pruned; in any other run something has to be judged.
         if pruned and len(pruned) == len(candidates) and not case.candidates.by_name:
             yield Judged(self._attempt(case).end(Status.CRASHED, _all_pruned(pruned)))
 
-    def _candidates(self, case: Case, given: operands.Operands) -> tuple[tuple[str, ...], Mapping[str, Reason]]:
-        """Names of the candidates to judge, and those that are unsupported; a single "" for a backend without any.
+    def _candidates(self, case: Case, given: operands.Operands) -> tuple[str, ...]:
+        """Names of the candidates to judge; a single "" for a backend without any.
 
         Raises:
             Unsupported: when none has the name that was asked for.
@@ -208,7 +205,7 @@ class Judge:
         wanted, backend = case.candidates, case.backend
         if not isinstance(backend, CandidateBackend):
             if not wanted.by_name:
-                return ("",), {}
+                return ("",)
             raise Unsupported("unknown-candidate", f"{backend.name} has no candidates, so none is called {wanted.text}")
         listed = self._worker.candidates(case.job(wanted.text if wanted.by_name else ""), given)
         names = listed.names
@@ -217,7 +214,7 @@ class Judge:
             more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
             text = f"no candidate is called {wanted.text}; there are {', '.join(names[:_NAMES])}{more}"
             raise Unsupported("unknown-candidate", text)
-        return found, listed.unsupported if wanted.text == "all" else {}
+        return found
 
     def _candidate(self, case: Case, candidate: str, timing: Timing | None) -> Iterator[Judged]:
         """One candidate, or the one that the backend selects, with all distributions; timed if all of them passed."""

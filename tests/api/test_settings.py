@@ -18,8 +18,6 @@ from pytest_gemm.backends.triton import TritonBackend
         (TritonBackend, {"spce": "default"}, "triton has no setting 'spce' (did you mean 'space'?); known: space"),
         (TritonBackend, {"space": "small"}, "triton.space='small': give one of default, exhaustive"),
         (CutlassBackend, {"allow": "("}, "cutlass.allow='(': not a regular expression: "),
-        (CutlassBackend, {"swizzles": "3"}, "cutlass.swizzles='3': give some of 1, 2, 4, 8"),
-        (CutlassBackend, {"level": "x"}, "cutlass.level='x': give up to four digits, 0000 for instance"),
         (CutlassBackend, {"arch": "sm_90a"}, "cutlass.arch='sm_90a': give it as nvcc does without sm_"),
         (CutlassBackend, {"jobs": "0"}, "cutlass.jobs='0': give a whole number, 1 or more"),
     ],
@@ -52,11 +50,10 @@ def test_choices_that_are_no_texts_are_refused_where_they_are_written() -> None:
 
 def test_a_backend_gets_all_values_with_its_defaults() -> None:
     backend = CutlassBackend()
-    configure(backend, {"swizzles": "1, 4", "jobs": "3", "arch": "90a"})
-    assert backend.swizzles == (1, 4)
+    configure(backend, {"jobs": "3", "arch": "90a"})
     assert (backend.compilers, backend.architecture) == (3, "90a")
     assert backend.allowlist == CutlassBackend.allowlist
-    assert set(settings_of(backend)) == {"allow", "swizzles", "level", "arch", "cache", "jobs"}
+    assert set(settings_of(backend)) == {"allow", "arch", "cache", "jobs"}
 
 
 def test_a_backend_without_settings_has_none() -> None:

@@ -24,17 +24,19 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import configure
 from pytest_gemm.backends.cutlass import backend as cutlass
+from pytest_gemm.backends.cutlass import compat
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
-from pytest_gemm.core.outcome import Reason, Unsupported
+from pytest_gemm.backends.inductor import torch_compat
+from pytest_gemm.backends.inductor.compilation import CompileSpec
+from pytest_gemm.core.outcome import Reason
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import precompile
 from pytest_gemm.run import progress as progress_module
@@ -115,14 +117,14 @@ class Compiler:
     @property
     def calls(self) -> int:
         """How often it compiled."""
-        log = self.folder / "bin" / "calls"
-        return len(log.read_text(encoding="utf-8").splitlines()) if log.is_file() else 0
+        return len(self.processes)
 
     @property
     def processes(self) -> list[int]:
         """Ids of the processes that were called."""
         log = self.folder / "bin" / "calls"
-        return [int(line.split()[0]) for line in log.read_text(encoding="utf-8").splitlines()]
+        lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+        return [int(line.split()[0]) for line in lines]
 
 
 def ended(process: int) -> bool:
@@ -212,7 +214,7 @@ def test_a_type_that_is_called_after_its_kernel_has_one_name_for_one_text() -> N
     assert type_ not in other, "two libraries would define one type in two ways"
 
 
-def test_every_fact_that_may_change_the_machine_code_changes_the_key(nvcc: Compiler) -> None:
+def test_every_fact_that_may_change_the_machine_code_changes_the_key_and_no_path_does(nvcc: Compiler) -> None:
     jobs = [
         job(nvcc),
         job(nvcc, KERNEL.replace("128x128x64", "256x128x64")),
@@ -222,11 +224,8 @@ def test_every_fact_that_may_change_the_machine_code_changes_the_key(nvcc: Compi
         job(nvcc, headers="wheel 4.3"),
     ]
     assert len({one.key for one in jobs}) == len(jobs)
-
-
-def test_paths_are_no_part_of_a_key(nvcc: Compiler) -> None:
-    other = job(nvcc, compiler="/opt/cuda/bin/nvcc", includes=("/there/include",), spare="/curand")
-    assert other.key == job(nvcc).key
+    elsewhere = job(nvcc, compiler="/opt/cuda/bin/nvcc", includes=("/there/include",), spare="/curand")
+    assert elsewhere.key == jobs[0].key
 
 
 def test_a_macro_stays_a_macro() -> None:
@@ -251,13 +250,6 @@ def test_headers_are_told_apart_by_wheel_or_by_version_file(tmp_path: Path) -> N
     assert kernel_store.headers_version(tmp_path / "a", wheel="4.2.0.0") == "nvidia-cutlass 4.2.0.0"
 
 
-@pytest.mark.compiler
-def test_the_compiler_says_its_version(nvcc: Compiler, tmp_path: Path) -> None:
-    assert kernel_store.nvcc_version(nvcc.path) == "13.0.88"
-    with pytest.raises(CompilerError, match="no-such"):
-        kernel_store.nvcc_version(str(tmp_path / "no-such"))
-
-
 # -- the store -----------------------------------------------------------------------------------------
 
 
@@ -271,8 +263,9 @@ def test_a_kernel_is_compiled_once_and_a_copy_of_the_folder_has_it(nvcc: Compile
 
     shutil.copytree(tmp_path / "store", tmp_path / "elsewhere", ignore=shutil.ignore_patterns("locks", "making"))
     copied = Store(tmp_path / "elsewhere")
-    assert copied.obtain(job(nvcc)).read_bytes() == made.read_bytes()
-    assert (copied.counts, nvcc.calls) == (Counts(hits=1), 1)
+    for _ in range(3):
+        assert copied.obtain(job(nvcc)).read_bytes() == made.read_bytes()
+    assert (copied.counts, copied.counts.kernels, nvcc.calls) == (Counts(hits=1), 1, 1)
     facts = copied.facts(job(nvcc).key)
     assert facts["configuration"] == "config_f16_128x128x64"
     assert (facts["compiler"], facts["architecture"], facts["headers"]) == ("13.0.88", "90a", "wheel 4.2")
@@ -297,16 +290,6 @@ def test_a_damaged_kernel_is_compiled_again(nvcc: Compiler, tmp_path: Path, dama
 
 
 @pytest.mark.compiler
-def test_a_kernel_asked_for_twice_counts_once(nvcc: Compiler, tmp_path: Path) -> None:
-    Store(tmp_path).obtain(job(nvcc))
-    store = Store(tmp_path)
-    for _ in range(3):
-        store.obtain(job(nvcc))
-    assert store.counts == Counts(hits=1)
-    assert store.counts.kernels == 1
-
-
-@pytest.mark.compiler
 def test_a_refused_kernel_is_tried_once(nvcc: Compiler, tmp_path: Path) -> None:
     nvcc.set("refuses", "128x128x64")
     for store in (Store(tmp_path), Store(tmp_path)):
@@ -326,6 +309,8 @@ def test_what_befalls_the_compiler_is_not_held_against_the_kernel(nvcc: Compiler
     nvcc.set("dies", said)
     with pytest.raises(CompilerError, match=re.escape(said) or "no message"):
         Store(tmp_path).obtain(job(nvcc))
+    with pytest.raises(CompilerError, match="no-such-nvcc"):
+        Store(tmp_path).obtain(job(nvcc, compiler="/no-such-nvcc"))
     assert Store(tmp_path).error_of(job(nvcc).key) == ""
     (Path(nvcc.path).parent / "dies").unlink()
     assert Store(tmp_path).obtain(job(nvcc)).is_file()
@@ -359,20 +344,6 @@ def test_no_compiler_outlives_the_process_that_wanted_it(nvcc: Compiler, tmp_pat
 
 
 @pytest.mark.compiler
-def test_a_compiler_that_is_killed_or_missing_is_not_the_kernel_s_fault(nvcc: Compiler, tmp_path: Path) -> None:
-    nvcc.set("slow", "60")
-    with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(Store(tmp_path).obtain, job(nvcc))
-        wait_until(lambda: nvcc.calls == 1)
-        os.kill(nvcc.processes[0], signal.SIGKILL)
-        with pytest.raises(CompilerError, match="exit status 137"):
-            made.result()
-    with pytest.raises(CompilerError, match="no-such-nvcc"):
-        Store(tmp_path).obtain(job(nvcc, compiler="/no-such-nvcc"))
-    assert Store(tmp_path).error_of(job(nvcc).key) == ""
-
-
-@pytest.mark.compiler
 def test_two_that_want_one_kernel_compile_it_once(nvcc: Compiler, tmp_path: Path) -> None:
     nvcc.set("slow", "0.3")
     stores = [Store(tmp_path / "store") for _ in range(4)]  # as four processes have them
@@ -380,18 +351,6 @@ def test_two_that_want_one_kernel_compile_it_once(nvcc: Compiler, tmp_path: Path
         made = set(pool.map(lambda store: store.obtain(job(nvcc)), stores))
     assert (len(made), nvcc.calls) == (1, 1)
     assert sorted((s.counts.compiled, s.counts.hits) for s in stores) == [(0, 1), (0, 1), (0, 1), (1, 0)]
-
-
-@pytest.mark.compiler
-def test_a_renamed_object_exports_the_name_that_is_asked_for(nvcc: Compiler, tmp_path: Path) -> None:
-    made = Store(tmp_path / "store").obtain(job(nvcc))
-    kernel_store.renamed(made, "cutlass_fused_mm_1a2b3c4d", tmp_path / "kernel.o")
-    subprocess.run(["cc", "-shared", "-o", tmp_path / "kernel.so", tmp_path / "kernel.o"], check=True)
-    library = ctypes.CDLL(str(tmp_path / "kernel.so"))
-    assert library.cutlass_fused_mm_1a2b3c4d() == len(job(nvcc).text)
-    assert not hasattr(library, kernel_store.ENTRY)
-    with pytest.raises(CompilerError, match="objcopy"):
-        kernel_store.renamed(tmp_path / "missing.o", "name", tmp_path / "kernel.o")
 
 
 # -- many at once --------------------------------------------------------------------------------------
@@ -452,8 +411,6 @@ def test_an_interrupt_ends_the_compilers(nvcc: Compiler, tmp_path: Path) -> None
 def test_the_cuda_package_of_inductor_hides_no_bindings(
     first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pytest_gemm.backends.cutlass import compat
-
     # As Inductor has it, a package; as NVIDIA has it, a namespace.
     (tmp_path / "inductor" / "cuda").mkdir(parents=True)
     (tmp_path / "inductor" / "cuda" / "__init__.py").write_text("__version__ = '13.0'\n")
@@ -483,10 +440,6 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
     from torch._inductor.codecache import CUDACodeCache
     from torch._inductor.codegen.cuda import compile_utils
 
-    from pytest_gemm.backends.cutlass import compat
-    from pytest_gemm.backends.inductor import torch_compat
-    from pytest_gemm.backends.inductor.compilation import CompileSpec
-
     monkeypatch.setenv("CUDACXX", nvcc.path)
     monkeypatch.setattr(compile_utils, "_cuda_lib_options", lambda: [])  # the CPU build of torch knows no libcudart
     backend = CutlassBackend()
@@ -509,19 +462,17 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
             left.unlink()  # the file that this process has loaded stays as it is
             left.write_bytes(data[:-9])
         CUDACodeCache.cache_clear()  # as another process finds them
-        text = kernel("cutlass_fused_mm_0")
-        assert ctypes.CDLL(CUDACodeCache.compile(text, "so")[0]).cutlass_fused_mm_0() == length
+        assert linked("cutlass_fused_mm_0").cutlass_fused_mm_0() == length
 
         nvcc.set("refuses", "64x64x64")
         with pytest.raises(exc.CUDACompileError, match="too many stages"):
             linked("cutlass_refused", KERNEL.replace("128x128x64", "64x64x64"))
 
         # A library that cannot be linked is not remembered as a kernel's failure.
-        monkeypatch.setattr(compat, "renamed", lambda _made, _name, place: place.write_text("no object"))
-        with pytest.raises(exc.CUDACompileError):
-            linked("cutlass_unlinked")
-        monkeypatch.undo()
-        monkeypatch.setattr(compile_utils, "_cuda_lib_options", lambda: [])
+        with monkeypatch.context() as patched:
+            patched.setattr(compat, "renamed", lambda _made, _name, place: place.write_text("no object"))
+            with pytest.raises(exc.CUDACompileError):
+                linked("cutlass_unlinked")
         for left in (tmp_path / "inductor").rglob("*.o"):
             if left.read_bytes() == b"no object":
                 left.unlink()
@@ -531,8 +482,15 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
 # -- which kernels a problem needs, without a GPU --------------------------------------------------------
 
 
-# These share a process, so they share a worker of xdist.
-asks = pytest.mark.xdist_group("asks-inductor")
+_Test = TypeVar("_Test", bound=Callable[..., None])
+
+
+def asks(test: _Test) -> _Test:
+    """A test that asks Inductor.  All share a process, so they share a worker of xdist."""
+    for mark in (needs_cutlass, pytest.mark.xdist_group("asks-inductor"), pytest.mark.usefixtures("one_asks")):
+        test = mark(test)
+    return test
+
 
 # A plain product, another size of it, an addend, a fused epilogue, a batch, int8, any M.
 LINES = (
@@ -544,11 +502,6 @@ LINES = (
     "int_mm:i8-i8-i32:nt:64x96x128",
     "mm:f16:nt:250x96x128:m.dynamic",
 )
-
-
-@pytest.fixture
-def settings() -> Any:
-    return SimpleNamespace(jobs=2, compile_timeout=60.0, wanted_candidates="", arch="90a", compile_only=True)
 
 
 @pytest.fixture
@@ -597,55 +550,24 @@ def one_asks(warm: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precompile, "_asking", asking)
 
 
-def harvest(backend: CutlassBackend, settings: Any, *lines: str) -> precompile.Harvest:
+def harvest(backend: CutlassBackend, *lines: str, wanted: str = "") -> precompile.Harvest:
+    settings: Any = SimpleNamespace(jobs=2, compile_timeout=60.0, wanted_candidates=wanted, compile_only=True)
     return precompile.compile_for(settings, backend, lines, "90a", progress_module.Display(None))
 
 
-def aligned_for(backend: CutlassBackend, line: str) -> set[tuple[str, bool]]:
-    """The alignments of a problem's candidates on a pretended Hopper, each with whether it copies with cp.async."""
-    names: list[str] = []
-
-    def none(candidates: tuple[str, ...]) -> tuple[str, ...]:
-        names.extend(candidates)
-        return ()
-
-    backend.jobs(Problem.parse(line), DEFAULT, "90a", none)
-    return {(found[0], "cpasync" in name) for name in names if (found := re.search(r"align\d+", name))}
-
-
 @pytest.mark.slow
-@needs_cutlass
-@pytest.mark.study
-def test_rows_that_tma_cannot_load_have_kernels_that_fit_them(backend: CutlassBackend) -> None:
-    backend.allowlist = "."
-    assert aligned_for(backend, "mm:f16:nt:64x64x64:b.argument") == {("align8", False), ("align8", True)}
-    assert aligned_for(backend, "mm:f16:nt:64x64x68:b.argument") == {("align4", True)}
-    assert aligned_for(backend, "mm:bf16:nt:64x64x66:b.argument") == {("align2", True)}
-    with pytest.raises(Unsupported, match="no CUTLASS candidate"):
-        aligned_for(backend, "mm:f16:nt:64x64x65:b.argument")
-
-
-@pytest.mark.slow
-@needs_cutlass
 @asks
-@pytest.mark.usefixtures("one_asks")
-def test_a_program_that_inductor_cannot_generate_wants_its_candidate_all_the_same(
-    backend: CutlassBackend, settings: Any
-) -> None:
+def test_a_program_that_inductor_cannot_generate_wants_its_candidate_all_the_same(backend: CutlassBackend) -> None:
     """Its visitor tree knows no int32; the candidate is compiled before that shows, in a real compile as well."""
-    found = harvest(backend, settings, "int_mm:i8-i8-i32:nt:32x64x128:cast-f32")
+    found = harvest(backend, "int_mm:i8-i8-i32:nt:32x64x128:cast-f32")
     assert len(found.kernels) == 1
     assert not found.unknown
 
 
 @pytest.mark.slow
-@needs_cutlass
 @asks
-@pytest.mark.usefixtures("one_asks")
-def test_problems_are_compiled_without_a_gpu_and_share_kernels(
-    backend: CutlassBackend, nvcc: Compiler, settings: Any
-) -> None:
-    found = harvest(backend, settings, *LINES)
+def test_problems_are_compiled_without_a_gpu_and_share_kernels(backend: CutlassBackend, nvcc: Compiler) -> None:
+    found = harvest(backend, *LINES)
     assert found.complete
     assert found.unknown == {}
     of = {line: [found.kernels[key] for key in keys] for line, keys in found.shares().items()}
@@ -672,14 +594,12 @@ def test_problems_are_compiled_without_a_gpu_and_share_kernels(
 
 
 @pytest.mark.slow
-@needs_cutlass
 @asks
-@pytest.mark.usefixtures("one_asks")
 @pytest.mark.study
-def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, nvcc: Compiler, settings: Any) -> None:
+def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, nvcc: Compiler) -> None:
     backend.allowlist = "f16_128x128x64_1x2x1_0_tnn_align8_warpspecialized_(cooperative|pingpong)_epi_tma"
     nvcc.set("refuses", "configuration name: .*_cooperative_")
-    found = harvest(backend, settings, LINES[0])
+    found = harvest(backend, LINES[0])
     assert sorted("pingpong" in job.configuration for job in found.kernels.values()) == [False, True]
     assert [found.kernels[key].configuration.rpartition("_epi")[0][-11:] for key in found.refused] == ["cooperative"]
     assert found.complete, "a pruned candidate is no failure of the pool"
@@ -690,41 +610,27 @@ def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, 
 
 
 @pytest.mark.slow
-@needs_cutlass
 @asks
-@pytest.mark.usefixtures("one_asks")
-def test_candidates_that_are_asked_for_by_name_are_compiled(backend: CutlassBackend, settings: Any) -> None:
-    settings.wanted_candidates = "*128x128x64_*pingpong*"
-    names = {job.configuration for job in harvest(backend, settings, LINES[0]).kernels.values()}
-    # torch 2.11 has each of them twice: with a source operand, and without (void).
-    assert {cluster for name in names for cluster in re.findall(r"_(\dx\dx1)_0_", name)} == {"1x2x1", "2x1x1"}
-    assert all("128x128x64" in name and "pingpong" in name for name in names)
-
-
-@pytest.mark.slow
-@needs_cutlass
-@asks
-@pytest.mark.usefixtures("one_asks")
-@pytest.mark.parametrize(("choices", "kernels"), [("one", 1), ("winner", 2)])
-def test_who_wants_the_fastest_needs_all_candidates(
-    backend: CutlassBackend, settings: Any, choices: str, kernels: int
+@pytest.mark.parametrize(
+    ("wanted", "schedules"),
+    [("one", {"cooperative"}), ("winner", {"cooperative", "pingpong"}), ("*pingpong*", {"pingpong"})],
+)
+def test_the_candidates_that_are_asked_for_are_compiled(
+    backend: CutlassBackend, wanted: str, schedules: set[str]
 ) -> None:
     backend.allowlist = "f16_128x128x64_1x2x1_0_tnn_align8_warpspecialized_(cooperative|pingpong)_epi_tma"
-    settings.wanted_candidates = choices
-    names = {job.configuration for job in harvest(backend, settings, LINES[0]).kernels.values()}
-    assert len({word for name in names for word in re.findall("cooperative|pingpong", name)}) == kernels
+    names = {job.configuration for job in harvest(backend, LINES[0], wanted=wanted).kernels.values()}
+    assert {word for name in names for word in re.findall("cooperative|pingpong", name)} == schedules
 
 
 @pytest.mark.slow
-@needs_cutlass
 @asks
-@pytest.mark.usefixtures("one_asks")
 @pytest.mark.study
-def test_what_was_asked_of_the_same_operands_before_does_not_matter(backend: CutlassBackend, settings: Any) -> None:
+def test_what_was_asked_of_the_same_operands_before_does_not_matter(backend: CutlassBackend) -> None:
     fp8 = "scaled_mm:f8e4m3fn-f8e4m3fn-{}:nt:64x64x256:quant.tensorwise"
     fast, precise, half = fp8.format("bf16") + ":math.fast_accumulate", fp8.format("bf16"), fp8.format("f16")
     scaled = [f"addmm:f16:nt:64x64x256:bias{factors}" for factors in ("+alpha-0.5", "+alpha-2", "+beta-3")]
-    found = harvest(backend, settings, fast, precise, half, *scaled)
+    found = harvest(backend, fast, precise, half, *scaled)
     of = {line: [found.kernels[key].configuration for key in keys] for line, keys in found.shares().items()}
     assert all("fp8_fastaccum" in name for name in of[fast])
     assert not any("fp8_fastaccum" in name for name in of[precise])
@@ -735,13 +641,12 @@ def test_what_was_asked_of_the_same_operands_before_does_not_matter(backend: Cut
 
 def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CutlassBackend()
-    configure(backend, {"allow": "pingpong", "swizzles": "1,2", "level": "0000", "cache": "/kept"})
-    for request in (DEFAULT, BuildRequest(user_caches="tag"), BuildRequest(selection=Selection.WINNER)):
-        given = backend.options(Problem.parse(LINES[0]), request)
-        options = {name.partition(".")[2]: value for name, value in given.items()}
-        assert options["cutlass_op_allowlist_regex"] == "pingpong"
-        assert options["cutlass_max_profiling_swizzle_options"] == [1, 2]
-        assert options["cutlass_instantiation_level"] == "0000"
+    configure(backend, {"allow": "pingpong", "cache": "/kept"})
+    options = backend.options(Problem.parse(LINES[0]))
+    assert (
+        options[torch_compat.option("cutlass.cutlass_op_allowlist_regex", "cuda.cutlass_op_allowlist_regex")]
+        == "pingpong"
+    )
     assert backend.store.folder == Path("/kept")
     configure(backend, {})
     assert backend.allowlist == CutlassBackend.allowlist
@@ -797,9 +702,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 @pytest.mark.compiler
-@needs_cutlass
 @asks
-@pytest.mark.usefixtures("one_asks")
 def test_compile_only_compiles_and_runs_nothing(
     project: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -833,9 +736,7 @@ def test_compile_only_compiles_and_runs_nothing(
 
 
 @pytest.mark.slow
-@needs_cutlass
 @asks
-@pytest.mark.usefixtures("one_asks")
 def test_a_compiler_that_does_not_work_turns_compile_only_red(
     project: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -851,75 +752,43 @@ def test_a_compiler_that_does_not_work_turns_compile_only_red(
     result.stdout.fnmatch_lines(["not compiled: cutlass3x_*, for mm:f16:nt:64x96x128: *Cannot find the host compiler"])
 
 
-def test_a_rerun_line_repeats_the_choice_of_kernels(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("""
-        from pytest_gemm.api.callable import CallableBackend
-        from pytest_gemm.api.settings import Setting
-
-        class Zero(CallableBackend):
-            settings = {name: Setting("", "TEXT", "a part") for name in ("allow", "swizzles", "level")}
-
-            def configure(self, values):
-                self.kernels = list(values.values())
-
-        def zero(a, b):
-            return a.new_zeros(a.shape[0], b.shape[1])
-
-        def pytest_gemm_register_backends(registry):
-            registry.add_callable("zero", zero)
-            registry["zero"].__class__ = Zero
-    """)
-    pytester.makepyfile(test_it=TEST)
-    options = (
-        "--gemm-set=zero.allow=stream_k|pingpong",
-        "--gemm-set=zero.swizzles=1,2",
-        "--gemm-set=zero.level=0000",
-    )
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--gemm-backends=zero", *options)
-    result.stdout.fnmatch_lines(
-        ["*rerun: pytest *'--gemm-set=zero.allow=stream_k|pingpong' * --gemm-set=zero.level=0000"]
-    )
-
-
 PLANTED = '''
     import os
     from pathlib import Path
 
+    import torch
+
+    from pytest_gemm.api.callable import CallableBackend
     from pytest_gemm.api.protocols import Availability
     from pytest_gemm.storage.kernel_store import Job, Store, Toolchain
-    from pytest_gemm.api.callable import CallableBackend
 
     KERNEL = """
-    extern "C" {{
-    PT_EXPORT int NAME(const int N) {{ return {n}; }}
-    }}
-    """.replace("{{", "{").replace("}}", "}")
-
-    def mine(a, b):
-        return (a.float() @ b.float()).to(a.dtype)
+    extern "C" {
+    PT_EXPORT int NAME(const int N) { return %d; }
+    }
+    """
 
     class Planted(CallableBackend):
         """Has one kernel for each N, and fails where it is not there when it is prepared."""
 
         devices = ("cpu",)
+        store = Store(Path("kernels"))
+        architecture = "90a"
 
         def __init__(self):
-            super().__init__("planted", mine, frozenset({"f32"}), True, None, True)
-            self.store = Store(Path("kernels"))
-            self.architecture = "90a"
+            super().__init__("planted", torch.matmul)
 
         def compiles_ahead(self):
             return Availability()
 
         def jobs(self, problem, request, architecture, select=None):
             tools = Toolchain(os.environ["CUDACXX"], "13.0.88", "wheel 4.2", architecture=architecture)
-            return [Job.of(KERNEL.replace("{n}", str(problem.shape.n)), tools)]
+            return [Job.of(KERNEL % problem.shape.n, tools)]
 
         def prepare(self, problem, operands, request=None):
-            for job in self.jobs(problem, request, "90a"):
-                if os.environ.get("MUST_BE_THERE"):
-                    assert self.store.object_of(job.key), "compiled ahead of the tests"
-                self.store.obtain(job)
+            (job,) = self.jobs(problem, request, "90a")
+            assert self.store.object_of(job.key) or "MUST_BE_THERE" not in os.environ, "compiled ahead of the tests"
+            self.store.obtain(job)
             return super().prepare(problem, operands)
 '''
 

@@ -2,63 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch._inductor import utils
 
 from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.backends import nvgemm
-from pytest_gemm.backends.inductor import hooks, nvgemm_facts
+from pytest_gemm.backends.inductor import torch_compat
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.problem.problem import Problem
 
-# What torch/_inductor/utils.py has, by release, without what neither name depends on.
-SINCE_2_11 = """
-def ensure_nv_universal_gemm_available():
-    "Check if NVIDIA Universal GEMM (cutlass_api) is importable; cache the result for reuse."
-    try:
-        available = importlib.util.find_spec("cutlass_api") is not None
-    except ImportError:
-        return False
-    return available
-
-def use_nv_universal_gemm_template(layout, m, n, k, mat_a, mat_b):
-    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
-    return not any(has_free_unbacked_symbols(dim) for dim in [m, n, k])
-"""
-SINCE_2_14 = SINCE_2_11.replace('"cutlass_api"', '"cutlass.operators"')
-SINCE_2_15 = SINCE_2_14.replace("has_free_unbacked_symbols", "has_free_symbols")
-
 MM = "mm:bf16:nn:128x128x128"
-# What is remembered of a release.
-FACTS = (nvgemm_facts.module, nvgemm_facts.adds, nvgemm_facts.is_static, nvgemm_facts.brings_operators)
+Become = Callable[[int, int], None]
 
 
 @pytest.fixture
-def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """A function that makes Inductor that of a release: the text of its functions, and whether it has addmm."""
-
-    def become(text: str, addmm: bool = False) -> None:
-        inductor: Any = types.SimpleNamespace(importlib=importlib)
-        names: dict[str, Any] = vars(inductor)
-        exec(text, names)  # the constants above
-        monkeypatch.setattr(nvgemm_facts, "found", lambda where: names[where.partition(":")[2]])
-        monkeypatch.setattr(nvgemm_facts, "is_there", lambda where: where.partition(":")[2] in names or addmm)
-        for fact in FACTS:
-            fact.cache_clear()
-
-    yield become
-    for fact in FACTS:
-        fact.cache_clear()
+def release(monkeypatch: pytest.MonkeyPatch) -> Become:
+    """A function that makes PyTorch one of a release."""
+    return lambda major, minor: monkeypatch.setattr(torch_compat, "torch_release", lambda: (major, minor))
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+def device(monkeypatch: pytest.MonkeyPatch) -> Become:
     """A function that gives the machine a GPU of a compute capability."""
 
     def become(major: int, minor: int) -> None:
@@ -73,67 +43,56 @@ def refusal(text: str, **request: Any) -> str:
     return str(NvgemmBackend().supports(Problem.parse(text), BuildRequest(**request)) or "")
 
 
-def test_the_installed_torch_says_its_module() -> None:
-    """This is what the rules rest on: the real function, and no table of versions."""
-    nvgemm_facts.module.cache_clear()
-    assert nvgemm_facts.module() in nvgemm._LIBRARIES
-    found: Any = hooks.found("torch._inductor.utils:ensure_nv_universal_gemm_available")
-    assert f'find_spec("{nvgemm_facts.module()}")' in inspect.getsource(found.__wrapped__)
+def test_the_installed_torch_imports_the_module_of_its_release() -> None:
+    module, *_ = nvgemm._library(torch_compat.torch_release())
+    available: Any = utils.ensure_nv_universal_gemm_available
+    assert f'find_spec("{module}")' in inspect.getsource(available.__wrapped__)
 
 
 @pytest.mark.parametrize(
-    ("text", "module", "remedy"),
+    ("minor", "module", "remedy"),
     [
-        (SINCE_2_11, "cutlass_api", "cutlass@cutlass_api"),
-        (SINCE_2_14, "cutlass.operators", "nvidia-cutlass-operators"),
-        (SINCE_2_14.replace("cutlass.operators", "cutlass.kernels"), "cutlass.kernels", "the package that has"),
-        ("", "cutlass.operators", "nvidia-cutlass-operators"),  # a release in which neither function is left
+        (13, "cutlass_api", "cutlass@cutlass_api"),
+        (14, "cutlass.operators", "nvidia-cutlass-operators==0.1.0"),
+        (15, "cutlass.operators", "nvidia-cutlass-operators==0.2.0"),
     ],
-    ids=["2.11", "2.14", "unknown", "renamed"],
 )
 def test_a_release_asks_for_the_module_that_it_imports(
-    release: Callable[..., None], monkeypatch: pytest.MonkeyPatch, text: str, module: str, remedy: str
+    release: Become, monkeypatch: pytest.MonkeyPatch, minor: int, module: str, remedy: str
 ) -> None:
-    release(text)
+    release(2, minor)
     monkeypatch.setattr(nvgemm, "_has", lambda name: name == "cutlass")
     reason = NvgemmBackend().installation().reason
     assert reason is not None
     assert f"imports {module}, which" in reason.text
     assert remedy in reason.remedy
-    monkeypatch.setattr(nvgemm, "_has", lambda name: name in {"cutlass", module})
-    assert NvgemmBackend().installation().reason is None
 
 
-def test_a_library_that_inductor_cannot_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_inductor_cannot_use_is_named(release: Become, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch 2.15.0 ends a compile with nvidia-cutlass-operators 0.1.0."""
-    real = importlib.import_module
 
-    def fail(name: str) -> types.ModuleType:
-        if name == nvgemm_facts._OWN_OPERATORS:
-            raise ImportError("cannot import name 'efc' from 'cutlass.operators.providers.cutedsl.evt'")
-        return real(name)
+    def fail(_name: str) -> types.ModuleType:
+        raise ImportError("cannot import name 'efc' from 'cutlass.operators.providers.cutedsl.evt'")
 
     monkeypatch.setattr(nvgemm, "_has", bool)
-    monkeypatch.setattr(nvgemm_facts, "brings_operators", lambda: True)
-    monkeypatch.setattr("importlib.import_module", fail)
+    monkeypatch.setattr(nvgemm, "importlib", types.SimpleNamespace(import_module=fail))
+    release(2, 15)
     reason = NvgemmBackend().installation().reason
     assert reason is not None
     assert reason.code == "other-cutlass-operators"
     assert "cannot import name 'efc'" in reason.text
-    assert reason.remedy.endswith("nvidia-cutlass-operators==0.2.0") or "cutlass_api" in reason.remedy
-    monkeypatch.setattr(nvgemm_facts, "brings_operators", lambda: False)
+    assert reason.remedy.endswith("nvidia-cutlass-operators==0.2.0")
+    release(2, 14)
     assert NvgemmBackend().installation().reason is None
 
 
-def test_an_addend_needs_a_release_and_a_gpu_that_have_it(
-    release: Callable[..., None], device: Callable[[int, int], None]
-) -> None:
+def test_an_addend_needs_a_release_and_a_gpu_that_have_it(release: Become, device: Become) -> None:
     addmm, linear = "addmm:bf16:nn:128x128x128:bias", "linear:f16:nt:128x128x128:bias"
-    release(SINCE_2_11)
+    release(2, 13)
     device(10, 0)
     assert "only for products without an addend" in refusal(addmm)
     assert "only for products without an addend" in refusal(linear)
-    release(SINCE_2_14, addmm=True)
+    release(2, 14)
     assert refusal(addmm) == refusal(linear) == ""
     assert "alpha and beta are 1" in refusal("addmm:bf16:nn:128x128x128:bias+alpha-0.5")
     assert "Inductor's lowering of baddbmm" in refusal("baddbmm:bf16:nn:2x128x128x128:bias")
@@ -143,7 +102,7 @@ def test_an_addend_needs_a_release_and_a_gpu_that_have_it(
         assert refusal(MM) == ""
 
 
-def test_grouped_products_need_blackwell(device: Callable[[int, int], None]) -> None:
+def test_grouped_products_need_blackwell(device: Become) -> None:
     grouped = "grouped_mm:bf16:nt:4x64x96x128"
     device(9, 0)
     assert "Blackwell" in refusal(grouped)
@@ -157,10 +116,10 @@ def test_scales_for_a_row_or_the_tensor_have_no_candidate() -> None:
         assert "each 16 or 32 elements" in refusal(f"scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:128x128x128:{scales}")
 
 
-def test_sizes_may_be_symbols_where_the_release_takes_them(release: Callable[..., None]) -> None:
-    release(SINCE_2_14)
+def test_sizes_may_be_symbols_where_the_release_takes_them(release: Become) -> None:
+    release(2, 14)
     assert refusal(f"{MM}:m.dynamic") == refusal(MM, mode="dynamic") == ""
-    release(SINCE_2_15)
+    release(2, 15)
     assert "all sizes are fixed" in refusal(f"{MM}:m.dynamic")
     assert "all sizes are fixed" in refusal(MM, mode="dynamic")
     assert refusal(MM) == ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 
 import pytest
@@ -24,13 +24,10 @@ FILE = ROOT / "examples" / "onednn.py"
 
 @pytest.mark.parametrize("weight", ["plain", "packed"])
 @pytest.mark.parametrize("line", ["mm:f32:nn:33x17x40", "linear:f32:nt:5x25x33:bias+relu"])
-def test_its_products_pass_and_are_proved(weight: str, line: str) -> None:
+def test_its_products_pass_and_are_proved(monkeypatch: pytest.MonkeyPatch, weight: str, line: str) -> None:
     registry = Registry()
-    spec = importlib.util.spec_from_file_location("onednn", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader.exec_module(onednn := importlib.util.module_from_spec(spec))
-    registry.add(backend := onednn.OneDnnBackend())
+    monkeypatch.syspath_prepend(FILE.parent)
+    registry.add(backend := importlib.import_module("onednn").OneDnnBackend())
     configure(backend, {"weight": weight})
     outcomes = Judge().outcomes(Case(registry["onednn"], Problem.parse(line), ("int-2", "rand"), 0, Device.CPU))
     assert [outcome.status for outcome in outcomes] == [Status.PASSED] * 2

@@ -24,7 +24,7 @@ def test_a_rule_has_texts_and_known_conditions(group: str, rule: dict[str, Any])
     assert {"code", "text"} <= rule.keys(), group
     conditions = rule.keys() - rules._REASON
     assert conditions
-    assert conditions <= rules._CONDITIONS.keys()
+    assert {name.removeprefix("not_") for name in conditions} <= rules._CONDITIONS.keys()
     assert rule.get("when") in {None, *rules._WHEN}
 
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import textwrap
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +23,7 @@ from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends.inductor import triton_code
 from pytest_gemm.backends.inductor.triton_code import Rounding
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.conformance import matrix
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Status
 from pytest_gemm.judging.case import Case
@@ -25,6 +32,7 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import admission
 
 # -- the text --------------------------------------------------------------------------------------------
 
@@ -115,24 +123,6 @@ def kernel(end: str) -> str:
     return f"import triton\n@triton.jit\ndef triton_tem_fused_0(A, B, out_ptr1):\n{body}"
 
 
-@pytest.mark.parametrize(
-    ("end", "expected"),
-    [
-        (RELU, [Rounding("bf16", 0, True)]),
-        (BIAS_GELU, [Rounding("bf16", 1, True)]),
-        (SCALED_BIAS, [Rounding("bf16", 3, True)]),
-        (ALPHA, [Rounding("f16", 1, True)]),
-        (ONCE, []),
-        (NARROW_STORE, []),
-        (AFTER_A_STEP, [Rounding("bf16", 0, False)]),
-        (ONCE.replace("acc *", "acc.to(tl.float32) *"), []),
-        (RELU.replace("bfloat16", "float16"), [Rounding("f16", 0, True)]),
-    ],
-)
-def test_the_text_shows_where_a_template_rounds(end: str, expected: list[Rounding]) -> None:
-    assert list(triton_code.roundings(kernel(end))) == expected
-
-
 def test_a_product_in_a_function_is_followed() -> None:
     assert triton_code.roundings(IN_A_FUNCTION) == (Rounding("bf16", 0, True),)
 
@@ -155,7 +145,11 @@ def program(*ends: str) -> str:
     ("line", "ends", "epilogue", "rounds_at"),
     [
         ("mm:bf16:nn:32x40x256:relu", [RELU], "fused", 0),
+        ("mm:f16:nn:32x40x256:relu", [RELU.replace("bfloat16", "float16")], "fused", 0),
+        ("mm:bf16:nn:32x40x256:relu", [NARROW_STORE], "fused", None),
         ("mm:bf16:nn:32x40x256:mul", [ONCE], "fused", None),
+        ("mm:bf16:nn:32x40x256:mul", [ONCE.replace("acc *", "acc.to(tl.float32) *")], "fused", None),
+        ("addmm:f16:nn:32x40x256:bias+alpha-0.5+mul", [ALPHA], "fused", 0),
         ("linear:bf16:nt:32x40x256:bias+gelu", [BIAS_GELU], "fused", 0),
         ("mm:bf16:nn:32x40x256:bias+gelu", [BIAS_GELU], "fused", 1),  # made one addmm by Inductor
         ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:32x48x256:bias+relu:quant.tensorwise", [SCALED_BIAS], "fused", 0),
@@ -264,6 +258,19 @@ def test_a_sum_that_was_rounded_is_exact_behind_it() -> None:
 
 # -- the template itself ---------------------------------------------------------------------------------
 
+WIDE, NARROW = "INDEX_DTYPE : tl.constexpr = tl.int64", "INDEX_DTYPE : tl.constexpr = tl.int32"
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: Triton compiles for one")
+
+
+def as_it_is(text: str) -> str:
+    return text
+
+
+def narrowed(text: str) -> str:
+    """A template's text without its offsets of 64 bits."""
+    return text.replace(WIDE, NARROW)
+
 
 def rounded_otherwise(text: str) -> str:
     """A template's text with the rounding of its sum left out, or with one where it has none."""
@@ -273,25 +280,81 @@ def rounded_otherwise(text: str) -> str:
     return re.sub(r"^( +)(?=tmp0 = )", r"\1acc = acc.to(tl.bfloat16).to(tl.float32)\n\1", text, flags=re.MULTILINE)
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: Triton compiles for one")
-@pytest.mark.parametrize("is_mutant", [False, True])
-def test_a_template_that_runs_otherwise_than_its_text_is_caught(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_mutant: bool
-) -> None:
+def judged(
+    line: str, distributions: tuple[str, ...], folder: str, change: Callable[[str], str]
+) -> tuple[set[Status], list[str]]:
+    """The statuses of a problem whose templates' texts are changed, and the texts as they were.
+
+    In a process of its own: a kernel that writes at a wrong address takes the device with it.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     from torch._inductor.async_compile import AsyncCompile
 
     compiled, texts = AsyncCompile.triton, []
 
     def triton(self: Any, name: str, text: str, *args: Any, **kwargs: Any) -> Any:
-        texts.append(rounded_otherwise(text) if is_mutant and "tl.dot" in text else text)
-        return compiled(self, name, texts[-1], *args, **kwargs)
+        texts.append(text)
+        return compiled(self, name, change(text) if "tl.dot" in text else text, *args, **kwargs)
 
-    monkeypatch.setattr(AsyncCompile, "triton", triton)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    problem = Problem.parse("mm:bf16:nn:128x96x192:mul")
-    case = Case(TritonBackend(), problem, distributions_for(problem), 0, Device.CUDA)
-    statuses = {one.outcome.status for one in Judge().judge(case)}
+    AsyncCompile.triton = triton  # the process is this test's
+    case = Case(TritonBackend(), Problem.parse(line), distributions, 0, Device.CUDA)
+    return {outcome.status for outcome in Judge().outcomes(case)}, texts
+
+
+def judged_apart(*args: Any) -> tuple[set[Status], list[str]]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(judged, *args).result()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@needs_cuda
+@pytest.mark.parametrize("change", [as_it_is, rounded_otherwise])
+def test_a_template_that_runs_otherwise_than_its_text_is_caught(tmp_path: Path, change: Callable[[str], str]) -> None:
+    line = "mm:bf16:nn:128x96x192:mul"
+    statuses, texts = judged_apart(line, distributions_for(Problem.parse(line)), str(tmp_path), change)
     assert any("tl.dot" in text for text in texts)
-    assert statuses == ({Status.PASSED, Status.INCORRECT} if is_mutant else {Status.PASSED})
+    assert statuses == ({Status.PASSED} if change is as_it_is else {Status.PASSED, Status.INCORRECT})
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@needs_cuda
+@pytest.mark.parametrize("line", ["mm:f16:nn:46352x46360x32", "bmm:bf16:nt:8209x512x512x64"])
+@pytest.mark.parametrize("change", [as_it_is, narrowed])
+def test_a_template_without_its_offsets_of_64_bits_is_caught(
+    tmp_path: Path, line: str, change: Callable[[str], str]
+) -> None:
+    need = admission.needed(Case(TritonBackend(), Problem.parse(line), ("int-1",), 0, Device.CUDA))
+    if need > (free := admission.free("cuda")):
+        pytest.skip(f"needs {need >> 30} GiB of the device's memory, and {free >> 30} GiB are free")
+    try:
+        statuses, texts = judged_apart(line, ("int-1",), str(tmp_path), change)
+    except BrokenProcessPool:
+        statuses, texts = {Status.CRASHED}, [WIDE]
+    if not any(WIDE in text for text in texts):
+        pytest.skip("this release of PyTorch has no offsets of 64 bits in its templates")
+    if change is as_it_is:
+        assert statuses == {Status.PASSED}
+    else:
+        assert statuses & {Status.INCORRECT, Status.CRASHED}
+
+
+# -- decompose-K -----------------------------------------------------------------------------------------
+
+
+def splits(line: str, by_line: int) -> object:
+    options = dict(TritonBackend().space_of_one(Problem.parse(line), by_line).options)
+    return options.get("triton.num_decompose_k_splits", 0)
+
+
+def test_every_second_long_product_is_decomposed_and_no_other_one() -> None:
+    assert [splits("mm:bf16:nt:16x16x4096", number) for number in range(4)] == [0, 10, 0, 10]
+    for line in ("mm:bf16:nt:16x256x4096", "addmm:bf16:nn:16x16x4096:bias", "bmm:bf16:nn:2x16x16x4096"):
+        assert not splits(line, 1)
+
+
+def test_the_quick_level_has_some_products_that_are_decomposed_and_some_that_are_not() -> None:
+    long = [p for p in matrix.products("quick") if splits(p.line, 1) and TritonBackend().supports(p) is None]
+    seen = [splits(p.line, zlib.crc32(p.line.encode())) for p in long]
+    assert 3 <= sum(map(bool, seen)) < len(long)

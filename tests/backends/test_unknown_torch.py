@@ -100,20 +100,9 @@ def test_without_any_watched_function_but_the_module_the_code_is_the_proof(monke
     assert caught.value.reason.code == "selection-unseen"
 
 
-def test_the_old_name_of_a_renamed_option_is_one() -> None:
-    """Inductor knows this one as torch.compiler.config.force_disable_caches too."""
+def test_an_option_that_a_release_has_no_more_is_left_out() -> None:
+    """It would end the compile.  Inductor knows the first as torch.compiler.config.force_disable_caches too."""
     assert torch_compat.known({"force_disable_caches": False, "gone": 1}) == {"force_disable_caches": False}
-
-
-@pytest.mark.compiler
-def test_an_option_that_a_release_has_no_more_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unknown one would end the compile."""
-    backend = CppBackend()
-    options = backend.options(PROBLEM)
-    monkeypatch.setattr(backend, "options", lambda *_: {**options, "gone_since_2_16": True})
-    prepared = backend.prepare(PROBLEM, o := operands.make(PROBLEM, "rand", 1))
-    prepared.run(o)
-    assert prepared.proof().objection() is None
 
 
 def test_a_run_says_it_at_its_end(version: Callable[[str], None]) -> None:

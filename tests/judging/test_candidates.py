@@ -307,7 +307,7 @@ def test_a_candidate_that_does_not_fit_is_pruned_and_one_that_fails_otherwise_is
     with failing_to_load(ZeroDivisionError("in codegen")), pytest.raises(Exception, match="in codegen"):
         backend.prepare(problem, first, BuildRequest(candidate=name))
     with failing_to_load(unfit), pytest.raises(Pruned) as caught:
-        CppBackend(threads=1, selection="one").prepare(problem, first)
+        CppBackend(threads=1).prepare(problem, first, BuildRequest(selection=Selection.ONE))
     assert caught.value.reason.code == "all-pruned"
 
 
@@ -493,9 +493,9 @@ def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: p
 
     asked: list[dict[str, Any]] = []
 
-    def list_candidates(problem: Problem, tensors: Any, spec: compilation.CompileSpec) -> Candidates:
+    def list_candidates(problem: Problem, tensors: Any, spec: compilation.CompileSpec) -> tuple[str, ...]:
         asked.append(dict(spec.options))
-        return Candidates(("t-1", "t_tma-1"))
+        return "t-1", "t_tma-1"
 
     monkeypatch.setattr(artifact_module, "list_candidates", list_candidates)
     compiled = specs_of_artifacts(monkeypatch)
@@ -513,7 +513,7 @@ def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: p
 
 def test_the_users_caches_keep_candidates_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys of the FX graph cache know nothing of what was left of a selection."""
-    monkeypatch.setattr(artifact_module, "list_candidates", lambda *args: Candidates(("a", "b")))
+    monkeypatch.setattr(artifact_module, "list_candidates", lambda *args: ("a", "b"))
     compiled = specs_of_artifacts(monkeypatch)
     backend = CppBackend(threads=1)
     problem, first = given()

@@ -78,7 +78,7 @@ def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
 def test_compiled_for_any_size_cpp_claims_what_inductor_has_a_candidate_for(line: str) -> None:
     problem = Problem.parse(line)
     backend, request = CppBackend(threads=1), BuildRequest(mode=Mode.DYNAMIC)
-    found = backend._list(problem, tensors.make(problem, "int-2", 0), request, Space()).names
+    found = backend._list(problem, tensors.make(problem, "int-2", 0), request, Space())
     assert (backend.supports(problem, request) is None) == any(name.startswith("CppMicro") for name in found)
 
 

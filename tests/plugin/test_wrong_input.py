@@ -118,11 +118,9 @@ VALUES = wrong(
     ("--gemm-set=cutlass.arch=sm_90a", "90a for instance"),
     ("--gemm-set=cutlass.cache=/proc/no", "cannot be written"),
     ("--gemm-set=cutlass.allow='('", "not a regular expression"),
-    ("--gemm-set=cutlass.swizzles=3", "1, 2, 4, 8"),
-    ("--gemm-set=cutlass.level=12345", "four digits"),
-    ("--gemm-set=cutlass.levl=2", "cutlass has no setting 'levl' (did you mean 'level'?)", "allow, swizzles"),
-    ("--gemm-set=cutlas.level=2", "'cutlas' has no settings (did you mean 'cutlass'?)", "run, speed"),
-    ("--gemm-set=level=2", "--gemm-set=level=2: give it as NAME.KEY=VALUE"),
+    ("--gemm-set=cutlass.job=2", "cutlass has no setting 'job' (did you mean 'jobs'?)", "allow, arch"),
+    ("--gemm-set=cutlas.jobs=2", "'cutlas' has no settings (did you mean 'cutlass'?)", "run, speed"),
+    ("--gemm-set=jobs=2", "--gemm-set=jobs=2: give it as NAME.KEY=VALUE"),
     ("--gemm-set=run.inline=maybe", "--gemm-set=run.inline=maybe: give one of yes, no"),
     ("--gemm-compile-only=maybe", "yes, no"),
     ("--gemm-reference=half", "full, sampled, auto"),
@@ -168,7 +166,7 @@ COMBINATIONS = wrong(
     ("--gemm-backends=aten --gemm-isa=avx2", "--gemm-isa=avx2 has no effect", "(aten)", "add one of cpp"),
     ("--gemm-backends=mine --gemm-candidates=3", "--gemm-candidates=3 has no effect", "(mine)", "cpp, triton"),
     ("--gemm-backends=aten --gemm-set=triton.space=exhaustive", "add one of triton"),
-    ("--gemm-backends=triton --gemm-set=cutlass.level=2", "--gemm-set=cutlass.level=2 has no effect"),
+    ("--gemm-backends=triton --gemm-set=cutlass.jobs=2", "--gemm-set=cutlass.jobs=2 has no effect"),
     ("--gemm-guard=pages --gemm-device=cuda", "--gemm-guard=pages has no effect", "computes on the CPU"),
     ("--gemm-backends=mine --gemm-comparator=mine", "--gemm-comparator=mine has no effect"),
     ("--gemm-backends=mine --gemm-regret=2", "--gemm-regret=2 has no effect"),
@@ -217,7 +215,7 @@ INI = wrong(
     ("gemm_level = fast", "gemm_level (ini)=fast: not a value"),
     ("gemm_backends = mien", "gemm_backends (ini)=mien", "did you mean 'mine'?"),
     ("gemm_ops = mm addmm", "gemm_ops (ini)=mm addmm"),
-    ("gemm_set =\n  cutlass.level=x", "gemm_set (ini)=cutlass.level=x"),
+    ("gemm_set =\n  cutlass.jobs=x", "gemm_set (ini)=cutlass.jobs=x"),
     ("gemm_level = fu\x07ll", "gemm_level (ini)=fu\\x07ll", "cannot be printed"),
 )
 
@@ -482,12 +480,12 @@ def test_an_option_that_another_plugin_declares_is_not_misspelt(project: pytest.
 
 @pytest.mark.slow
 def test_a_rerun_line_has_no_option_that_would_be_refused(project: pytest.Pytester) -> None:
-    registry = project.parseconfigure("--gemm-backends=auto", "--gemm-candidates=3", "--gemm-set=cutlass.level=2")
+    registry = project.parseconfigure("--gemm-backends=auto", "--gemm-candidates=3", "--gemm-set=cutlass.allow=a|b")
     settings = plugin.run_of(registry).settings
     settings = dataclasses.replace(settings, loading=())
     assert effect.rerun_options(settings, "mine", timed=False) == ()
     assert effect.rerun_options(settings, "cpp", timed=False) == ("--gemm-candidates=3",)
-    assert set(effect.rerun_options(settings, "cutlass")) == {"--gemm-candidates=3", "--gemm-set=cutlass.level=2"}
+    assert set(effect.rerun_options(settings, "cutlass")) == {"--gemm-candidates=3", "--gemm-set=cutlass.allow=a|b"}
 
 
 # -- as a user meets it -----------------------------------------------------------------------------------------

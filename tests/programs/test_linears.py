@@ -227,7 +227,6 @@ def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED], outcomes
     assert ",grouped)" in outcomes[0].kernels[0]
     assert backend.log.compiles == 1  # both weights are bound again
-    assert backend.log.unbindable == {}
 
     given = factory.make(problem, "rand", 0)
     pick, *others = backend.candidates(problem, given).names

@@ -8,7 +8,7 @@ import pytest
 import torch
 from oracle import computed, is_right, make, refuses_line, scales
 
-from pytest_gemm.api.request import DEFAULT, BuildRequest
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor.backend import InductorBackend
@@ -323,6 +323,7 @@ def test_aten_computes_it(line: str) -> None:
         assert prepared.proof().executed
 
 
+ONE = BuildRequest(selection=Selection.ONE)
 THIRDS = "woq_int8:bf16-i8-bf16:nt:17x192x128:relu:program.concat"
 
 
@@ -343,21 +344,21 @@ def test_three_weights_are_three_products_side_by_side(spoil: Callable[..., dict
 
 @pytest.mark.slow
 def test_weights_are_put_together_and_each_on_its_own_is_no_proof() -> None:
-    problem, backend = Problem.parse(THIRDS), CppBackend(selection="one", threads=1)
+    problem, backend = Problem.parse(THIRDS), CppBackend(threads=1)
     for distribution in ("int-2", "rand"):
         operands = make(THIRDS, distribution)
-        prepared = backend.prepare(problem, operands)
+        prepared = backend.prepare(problem, operands, ONE)
         assert agrees(operands, prepared.run(operands), prepared.contract)
         assert prepared.proof().objection() is None
         assert prepared.contract.epilogue == "either"  # the program rounds a product before it scales it
         assert [one.n for one in prepared.artifact.products] == [192]
-    assert (backend.log.compiles, backend.log.unbindable) == (1, {})
+    assert backend.log.compiles == 1
 
     class Singles(CppBackend):
         def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, object]:
             return {**super().options(problem, request), "cpp.enable_concat_linear": False}
 
-    singles = Singles(selection="one", threads=1).prepare(problem, operands)
+    singles = Singles(threads=1).prepare(problem, operands, ONE)
     singles.run(operands)
     objection = singles.proof().objection()
     assert objection is not None
@@ -381,10 +382,10 @@ def test_compiled_aten_packs_4_bit_weights_in_the_program_and_refuses_8_bits() -
 ])  # fmt: skip
 def test_one_compiled_program_serves_every_distribution(line: str) -> None:
     """The packed weight, the scales' products and the column sums follow from the new constants."""
-    backend = CppBackend(selection="one", threads=1)
+    backend = CppBackend(threads=1)
     for distribution in ("int-2", "rand"):
         operands = make(line, distribution)
-        prepared = backend.prepare(operands.problem, operands)
+        prepared = backend.prepare(operands.problem, operands, ONE)
         assert agrees(operands, prepared.run(operands), prepared.contract)
         assert prepared.proof().objection() is None
-    assert backend.log.compiles == 1, backend.log.unbindable
+    assert backend.log.compiles == 1, prepared.artifact.rebind_reason
