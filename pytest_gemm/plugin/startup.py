@@ -22,13 +22,12 @@ import pytest
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.backends.inductor import ahead
-from pytest_gemm.config import options, values
 from pytest_gemm.config.config import CONFIG, SPEED_WORKER, GemmConfig, workers
 from pytest_gemm.config.options import is_any_given
 from pytest_gemm.config.values import cores
 from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.plugin import sanitizer, selection, termination
+from pytest_gemm.plugin import selection, termination
 from pytest_gemm.storage import cache
 from pytest_gemm.worker import confinement
 from pytest_gemm.worker.keeper import KEEPER, Keeper, cuda_has_started
@@ -50,24 +49,6 @@ def register(config: pytest.Config) -> None:
     keep_bytecode()
     made = _Worker(config) if hasattr(config, "workerinput") else _Controller(config)
     config.pluginmanager.register(made, "gemm-startup")
-
-
-def begin(config: pytest.Config) -> int | None:
-    """Run pytest again below a compute-sanitizer where ``--gemm-guard`` names a tool.
-
-    Raises:
-        pytest.UsageError: if an option cannot be combined with such a tool; the error names it.
-    """
-    tool = values.value(config, "guard")
-    if tool not in options.TOOLS:
-        return None
-    if values.value(config, "device") == "cpu":
-        raise values.wrong(tool, "it watches kernels of a GPU: leave out --gemm-device=cpu")
-    for name in ("record", "against"):
-        if values.value(config, name) not in {"", "no"}:
-            raise values.wrong(tool, f"kernels below it are many times slower: leave out --gemm-{name}")
-    given = config.invocation_params
-    return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
 
 
 def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:

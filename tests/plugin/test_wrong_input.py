@@ -160,8 +160,6 @@ COMBINATIONS = wrong(
     ("--gemm-compile-only --gemm-device=cpu", "--gemm-compile-only: there is no CUDA device here"),
     ("--gemm-compile-only --gemm-set=cutlass.arch=90a -n 2", "leave out -n"),
     ("--gemm-compile-only --gemm-set=cutlass.arch=90a --gemm-record", "--gemm-record=yes has no effect"),
-    ("--gemm-guard=memcheck --gemm-device=cpu", "--gemm-guard=memcheck", "leave out --gemm-device=cpu"),
-    ("--gemm-guard=memcheck --gemm-record", "--gemm-guard=memcheck", "leave out --gemm-record"),
     ("--gemm-record --gemm-against=x", "leave one out"),
     ("--gemm-against=x --gemm-sessions=1", "--gemm-sessions=1", "2 sessions"),
     # No selected backend heeds them.
