@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
