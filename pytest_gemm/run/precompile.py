@@ -56,8 +56,6 @@ class Harvest:
         undone: why the compiler could not do its work, by key.
         unknown: why the kernels of a problem are not known, by its line; its test will say more.
         unasked: why a problem could not be asked about, by its line: the process that was to ask died, for instance.
-        sizes: bytes of the objects, by key.
-        took: seconds that nvcc took for them, whenever that was, by key.
         seconds: by the clock.
     """
 
@@ -70,8 +68,6 @@ class Harvest:
     undone: dict[str, str] = dataclasses.field(default_factory=dict)
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
     unasked: dict[str, str] = dataclasses.field(default_factory=dict)
-    sizes: dict[str, int] = dataclasses.field(default_factory=dict)
-    took: dict[str, float] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
 
     def shares(self) -> dict[str, list[str]]:
@@ -201,9 +197,6 @@ def compile_for(
             lost = compilers.rejected.keys() - harvest.cached
             todo = [line for line, keys in fresh.items() if keys & lost]
         harvest.refused, harvest.undone = compilers.rejected, compilers.undone
-    made = {key: store.object_of(key) for key in harvest.kernels}
-    harvest.sizes = {key: path.stat().st_size for key, path in made.items() if path is not None}
-    harvest.took = {key: float(store.facts(key).get("seconds", 0.0)) for key in harvest.sizes}
     harvest.counts = store.counts
     harvest.seconds = time.perf_counter() - started
     return harvest
@@ -321,12 +314,10 @@ def table(harvest: Harvest) -> list[str]:
         problem = Problem.parse(line)
         groups.setdefault(f"{problem.op.name} {problem.dtypes.a.name}", []).extend(keys)
         of.update(dict.fromkeys(keys, line))
-    head, rows = ("for", "kernels", "cached", "refused", "MB", "seconds"), []
+    head, rows = ("for", "kernels", "cached", "refused"), []
     for name, keys in (*sorted(groups.items()), ("all", list(harvest.kernels))):
-        megabytes = sum(harvest.sizes.get(key, 0) for key in keys) / 1e6
-        seconds = sum(harvest.took.get(key, 0.0) for key in keys)
         cached, refused = (sum(key in those for key in keys) for those in (harvest.cached, harvest.refused))
-        rows.append((name, str(len(keys)), str(cached), str(refused), f"{megabytes:.1f}", f"{seconds:.0f}"))
+        rows.append((name, str(len(keys)), str(cached), str(refused)))
     lines = text_table(head, rows, range(1, len(head)))
     for what, those in (("refused by nvcc", harvest.refused), ("not compiled", harvest.undone)):
         for key, message in those.items():

@@ -273,12 +273,8 @@ def test_a_kernel_is_compiled_once_and_a_copy_of_the_folder_has_it(nvcc: Compile
     copied = Store(tmp_path / "elsewhere")
     assert copied.obtain(job(nvcc)).read_bytes() == made.read_bytes()
     assert (copied.counts, nvcc.calls) == (Counts(hits=1), 1)
-    facts = copied.facts(job(nvcc).key)
-    assert facts["configuration"] == "config_f16_128x128x64"
-    assert (facts["compiler"], facts["architecture"], facts["headers"]) == ("13.0.88", "90a", "wheel 4.2")
-    assert facts["bytes"] == made.stat().st_size
     files = {path.suffix for path in (tmp_path / "store").iterdir() if path.is_file()}
-    assert files == {".o", ".json", ".sha256"}, "nothing but kernels is left"
+    assert files == {".o", ".sha256"}, "nothing but kernels is left"
     assert not list((tmp_path / "store" / "making").iterdir())
 
 
@@ -288,12 +284,10 @@ def test_a_damaged_kernel_is_compiled_again(nvcc: Compiler, tmp_path: Path, dama
     made = Store(tmp_path).obtain(job(nvcc))
     good = made.read_bytes()
     made.write_bytes(damage)
-    made.with_suffix(".json").write_bytes(damage)
     store = Store(tmp_path)
     assert store.object_of(job(nvcc).key) is None
     assert store.obtain(job(nvcc)).read_bytes() == good
     assert (store.counts.compiled, nvcc.calls) == (1, 2)
-    assert store.facts(job(nvcc).key)["architecture"] == "90a"
 
 
 @pytest.mark.compiler
@@ -659,7 +653,6 @@ def test_problems_are_compiled_without_a_gpu_and_share_kernels(
     assert "s8_s8_s32" in of[LINES[5]][0].configuration
     assert all(job.toolchain.architecture == "90a" for job in found.kernels.values())
     assert len(found.kernels) == found.counts.compiled == nvcc.calls
-    assert set(found.sizes) == set(found.kernels)
     # The programs around the kernels lie in Inductor's folder, with the texts that they would have compiled.
     wrappers = [path.read_text(encoding="utf-8") for path in (nvcc.folder.parent / "cache").rglob("*.py")]
     texts = [
@@ -808,18 +801,17 @@ def test_compile_only_compiles_and_runs_nothing(
     problems = f"--gemm-problem={','.join(LINES[:4])}"
     options = ("--gemm-set=cutlass.arch=90a", "--gemm-set=cutlass.cache=kernels", "--gemm-set=cutlass.allow=pingpong")
     wanted = ("--gemm-compile-only", *options, problems)
+    nvcc.set("refuses", "configuration name: .*_cooperative_")  # which are not among those that are allowed
     result = project.runpytest_inprocess("--gemm-backends=aten,cutlass", *wanted, "--gemm-output=.")
     assert result.ret == 0
-    stored = list((project.path / "kernels").glob("*.json"))
-    assert len(stored) == nvcc.calls >= 3
-    assert all("pingpong" in json.loads(path.read_text(encoding="utf-8"))["configuration"] for path in stored)
+    assert len(list((project.path / "kernels").glob("*.o"))) == nvcc.calls >= 3
     result.stdout.fnmatch_lines(
         [
             "*aten compiles nothing ahead: its kernels are made when they are run",
             f"cutlass: {nvcc.calls} kernels, 0 from the cache, {nvcc.calls} compiled in *",
-            "for * kernels  cached  refused *MB  seconds",
+            "for * kernels  cached  refused",
             "linear f16 *",
-            f"all *{nvcc.calls} *",
+            f"all *{nvcc.calls} *0 *0",
         ]
     )
     assert "AssertionError" not in result.stdout.str()
