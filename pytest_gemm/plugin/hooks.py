@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import gc
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -285,7 +286,7 @@ class GemmRun:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
         """Several GPUs are shared out among the workers; and files are exchanged with them."""
-        self._folder = files.own_folder()
+        self._folder = Path(tempfile.mkdtemp(prefix="pytest-gemm-"))
         self._closing.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self.totals.notes += filter(None, [xdist.pin(config, specs)])
 

@@ -130,30 +130,3 @@ def test_a_forked_process_ends_at_once() -> None:
     finally:
         one.close()
         signal.signal(signal.SIGTERM, before)
-
-
-@pytest.mark.slow
-@pytest.mark.study
-def test_what_a_killed_run_leaves_goes_when_the_next_one_begins(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scratch = pytester.mkdir("scratch")
-    monkeypatch.setenv("TMPDIR", str(scratch))
-    pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(test_it=TEST)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--gemm-backends=slow"]
-    with (pytester.path / "log").open("wb") as log:
-        run = subprocess.Popen([*command, "-n2"], stdout=log, stderr=log)
-        until(lambda: len(list(pytester.path.glob("pid-*"))) == 2, 200.0)
-    assert subprocess.run([*command, "--collect-only"], capture_output=True, check=False).returncode == 0
-    alive = set(scratch.glob("pytest-gemm-*"))
-    run.kill()
-    run.wait(60)
-    workers = [int(path.name.removeprefix("pid-")) for path in pytester.path.glob("pid-*")]
-    until(lambda: not any(map(lives, workers)), 15.0)
-    assert len(alive) == 1
-    assert set(scratch.glob("pytest-gemm-*")) == alive
-    for folder in alive:
-        os.utime(folder / ".owner", (0, 0))
-    subprocess.run([*command, "-n1", "-k", "nothing"], capture_output=True, check=False)
-    assert not list(scratch.glob("pytest-gemm-*"))
