@@ -34,16 +34,9 @@ def divide(ids: Iterable[str], total: int) -> dict[str, int]:
     groups: dict[str, list[str]] = defaultdict(list)
     for nodeid in sorted(ids):
         groups[xdist.scope(nodeid)].append(nodeid)
-    loads: dict[Any, int] = defaultdict(int)
-    found = {}
-    # In the order of a hash: neighbours in the alphabet cost alike, and every third may be the largest.
-    for _, tests in sorted(groups.items(), key=lambda item: (-len(item[1]), _hash(item[0]))):
-        kind = _kind(tests)
-        number = min(range(1, total + 1), key=lambda n: (loads[kind, n], loads[n], n))
-        loads[kind, number] += 1
-        loads[number] += len(tests)
-        found.update(dict.fromkeys(tests, number))
-    return found
+    # Groups of one kind cost alike, and are dealt out in the order of a hash: every third of the alphabet may be large.
+    ordered = sorted(groups.items(), key=lambda item: (_kind(item[1]), _hash(item[0])))
+    return {nodeid: i % total + 1 for i, (_, tests) in enumerate(ordered) for nodeid in tests}
 
 
 def _kind(tests: Sequence[str]) -> tuple[str, ...]:
