@@ -270,14 +270,6 @@ def test_a_known_failure_is_green_and_counted(project: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*KNOWN-FAILURE*", "known failure off-by-one-rows: 2 problem(s)"])
 
 
-def test_a_ledger_entry_that_passes_everywhere_is_an_error(project: pytest.Pytester) -> None:
-    ledger = project.path / "known.toml"
-    ledger.write_text(LEDGER.format(m=5).replace('"off"', '"mine"'))
-    result = run(project, "--gemm-backends=mine", f"--gemm-known-failures={ledger}")
-    assert result.ret == 14
-    result.stdout.fnmatch_lines(["known failure 'off-by-one-rows' passed everywhere it applied: delete it*"])
-
-
 def test_a_narrowed_run_cannot_call_an_entry_stale(project: pytest.Pytester) -> None:
     ledger = project.path / "known.toml"
     ledger.write_text(LEDGER.format(m=5).replace('"off"', '"mine"'))
@@ -311,29 +303,6 @@ ABSENT = """
     def pytest_gemm_register_backends(registry):
         registry.add(Absent())
 """
-
-
-def test_a_named_backend_that_cannot_run_fails_the_run_with_its_remedy(project: pytest.Pytester) -> None:
-    project.makeconftest(ABSENT)
-    result = run(project, "--gemm-backends=absent,aten")
-    assert result.ret == 10
-    result.assert_outcomes(passed=3)
-    result.stdout.fnmatch_lines(["absent did not run: there is no board", "*plug in the board"])
-
-
-def test_a_missing_backend_fails_the_run_under_xdist_too(project: pytest.Pytester) -> None:
-    project.makeconftest(ABSENT)
-    result = run(project, "-n1", "--gemm-backends=absent")
-    assert result.ret == 10  # not that there was no test to run
-    result.stdout.fnmatch_lines(["absent did not run: there is no board", "*plug in the board"])
-
-
-def test_missing_skip_only_shows_it(project: pytest.Pytester) -> None:
-    project.makeconftest(ABSENT)
-    # The tests run oneDNN without AMX, so that an entry about that would be stale.
-    result = run(project, "--gemm-backends=absent,aten", "--gemm-allow=missing", "--gemm-known-failures=none")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["absent did not run: there is no board"])
 
 
 def test_auto_leaves_out_what_cannot_run(project: pytest.Pytester) -> None:

@@ -58,8 +58,6 @@ def lives(process: int) -> bool:
     [
         pytest.param(os.kill, (), id="process-alone"),
         pytest.param(os.killpg, ("-n", "2"), id="group-workers"),
-        pytest.param(os.kill, ("-n", "2"), id="process-workers", marks=pytest.mark.study),
-        pytest.param(os.killpg, (), id="group-alone", marks=pytest.mark.study),
     ],
 )
 def test_a_run_that_is_terminated_ends_its_workers_and_cleans_up(
@@ -72,15 +70,7 @@ def test_a_run_that_is_terminated_ends_its_workers_and_cleans_up(
     monkeypatch.setenv("TMPDIR", str(scratch))
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it=TEST)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "--gemm-backends=slow",
-        "--gemm-output=.",
-    ]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--gemm-backends=slow", "--gemm-output=."]
     with (pytester.path / "log").open("wb") as log:
         run = subprocess.Popen([*command, *more], stdout=log, stderr=log, start_new_session=True)
         record = pytester.path / "run.jsonl"

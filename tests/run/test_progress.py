@@ -59,12 +59,6 @@ def test_progress_is_one_line_on_a_terminal_and_a_line_in_30_s_elsewhere_and_non
     assert terminal.rewritten == rewritten
 
 
-def test_nothing_is_written_where_there_is_no_terminal() -> None:
-    display = Display(None)
-    display.line("a line")
-    display.progress("at work")
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, ""), (31.0, "; about 40 s left"), (100.0, "; about 2 min left"), (7200.0, "; about 2.0 h left")],
