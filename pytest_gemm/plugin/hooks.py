@@ -476,7 +476,7 @@ class GemmRun:
             reports.show_speed(self._measured, self._pages, terminalreporter)
         run, settings = self._writer.run, self.settings
         harvests = (self._harvest or []) if settings.compile_only else []
-        lines = [line for harvest in harvests for line in precompile.table(harvest)]
+        lines = [line for harvest in harvests for line in precompile.complaints(harvest)]
         if settings.fuzz:
             lines += self._fuzzed
             lines += [*self._damaged, *(f"{name} cannot run: {reason}" for name, reason in self.totals.missing.items())]

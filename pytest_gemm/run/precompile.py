@@ -29,7 +29,6 @@ from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.core.outcome import Unsupported
-from pytest_gemm.core.text import table as text_table
 from pytest_gemm.machine import gpus
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
@@ -69,15 +68,6 @@ class Harvest:
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
     unasked: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
-
-    def shares(self) -> dict[str, list[str]]:
-        """Keys by problem, each kernel with the first problem that needs it."""
-        seen: set[str] = set()
-        found = {}
-        for line, keys in self.needs.items():
-            found[line] = sorted(keys - seen)
-            seen |= keys
-        return found
 
     @property
     def complete(self) -> bool:
@@ -303,26 +293,14 @@ def notes(harvests: Sequence[Harvest], counts: Mapping[str, Counts]) -> list[str
     return lines
 
 
-def table(harvest: Harvest) -> list[str]:
-    """The lines that ``--gemm-compile-only`` ends with: by op and dtype, then what could not be compiled and why.
-
-    A kernel that several problems share counts for the first.
-    """
-    groups: dict[str, list[str]] = {}
-    of = {}
-    for line, keys in harvest.shares().items():
-        problem = Problem.parse(line)
-        groups.setdefault(f"{problem.op.name} {problem.dtypes.a.name}", []).extend(keys)
-        of.update(dict.fromkeys(keys, line))
-    head, rows = ("for", "kernels", "cached", "refused"), []
-    for name, keys in (*sorted(groups.items()), ("all", list(harvest.kernels))):
-        cached, refused = (sum(key in those for key in keys) for those in (harvest.cached, harvest.refused))
-        rows.append((name, str(len(keys)), str(cached), str(refused)))
-    lines = text_table(head, rows, range(1, len(head)))
+def complaints(harvest: Harvest) -> list[str]:
+    """The lines that ``--gemm-compile-only`` ends with: what could not be compiled, for which problem, and why."""
+    lines = []
     for what, those in (("refused by nvcc", harvest.refused), ("not compiled", harvest.undone)):
         for key, message in those.items():
             name = harvest.kernels[key].configuration or key
-            lines.append(f"{what}: {name}, for {of[key]}: {_complaint(message)}")
+            first = next(line for line, keys in harvest.needs.items() if key in keys)
+            lines.append(f"{what}: {name}, for {first}: {_complaint(message)}")
     for line, message in harvest.unknown.items():
         lines.append(f"Inductor generates no kernel for {line}: {message.splitlines()[0][:200]}")
     lines += [f"not asked for its kernels: {line}: {why}" for line, why in harvest.unasked.items()]

@@ -642,10 +642,10 @@ def test_problems_are_compiled_without_a_gpu_and_share_kernels(
     found = harvest(backend, settings, *LINES)
     assert found.complete
     assert found.unknown == {}
-    of = {line: [found.kernels[key] for key in keys] for line, keys in found.shares().items()}
+    of = {line: [found.kernels[key] for key in keys] for line, keys in found.needs.items()}
     assert len(of[LINES[0]]) == 1, "benchmarked and final kernel are one"
-    assert of[LINES[1]] == [], "M, N and K are arguments: another size is the same kernel"
-    assert of[LINES[6]] == [], "and so is any M"
+    assert of[LINES[1]] == of[LINES[0]], "M, N and K are arguments: another size is the same kernel"
+    assert found.needs[LINES[6]] <= set().union(*(found.needs[line] for line in LINES[:6])), "and so is any M"
     (addend,) = of[LINES[2]]
     assert "Bias" in addend.text
     assert any("EVT" in job.text for job in of[LINES[3]]), "an epilogue is fused"
@@ -677,7 +677,7 @@ def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, 
     assert [found.kernels[key].configuration.rpartition("_epi")[0][-11:] for key in found.refused] == ["cooperative"]
     assert found.complete, "a pruned candidate is no failure of the pool"
     assert found.counts.compiled == 1, "the candidate that takes its place"
-    text = "\n".join(precompile.table(found))
+    text = "\n".join(precompile.complaints(found))
     assert "refused by nvcc: " in text
     assert "static assertion failed: too many stages" in text
 
@@ -718,11 +718,11 @@ def test_what_was_asked_of_the_same_operands_before_does_not_matter(backend: Cut
     fast, precise, half = fp8.format("bf16") + ":math.fast_accumulate", fp8.format("bf16"), fp8.format("f16")
     scaled = [f"addmm:f16:nt:64x64x256:bias{factors}" for factors in ("+alpha-0.5", "+alpha-2", "+beta-3")]
     found = harvest(backend, settings, fast, precise, half, *scaled)
-    of = {line: [found.kernels[key].configuration for key in keys] for line, keys in found.shares().items()}
+    of = {line: [found.kernels[key].configuration for key in keys] for line, keys in found.needs.items()}
     assert all("fp8_fastaccum" in name for name in of[fast])
     assert not any("fp8_fastaccum" in name for name in of[precise])
     assert not any("bf16" in name for name in of[half])
-    assert all(of.values())
+    assert len(found.kernels) == sum(map(len, of.values())), "no two problems have a kernel in common"
     assert [len(found.needs[line]) for line in scaled] == [1, 1, 1], "what is timed has the factors of what is run"
 
 
@@ -810,12 +810,10 @@ def test_compile_only_compiles_and_runs_nothing(
         [
             "*aten compiles nothing ahead: its kernels are made when they are run",
             f"cutlass: {nvcc.calls} kernels, 0 from the cache, {nvcc.calls} compiled in *",
-            "for * kernels  cached  refused",
-            "linear f16 *",
-            f"all *{nvcc.calls} *0 *0",
         ]
     )
-    assert "AssertionError" not in result.stdout.str()
+    for word in ("AssertionError", "refused by nvcc"):
+        assert word not in result.stdout.str()
     totals = json.loads((project.path / "run.jsonl").read_text(encoding="utf-8").splitlines()[-1])["totals"]
     assert totals["notes"][0].startswith(f"cutlass: {nvcc.calls} kernels")
 
