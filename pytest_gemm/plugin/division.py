@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -18,6 +17,7 @@ from pytest_gemm.config.config import CONFIG
 from pytest_gemm.plugin import selection, xdist
 from pytest_gemm.record.lines import Division, plain, typed
 from pytest_gemm.record.writer import Writer
+from pytest_gemm.run import timeline
 
 _SENT: Final = "gemm_division"
 
@@ -48,16 +48,11 @@ def _kind(tests: Sequence[str]) -> tuple[str, ...]:
 
 def _digest(numbers: Mapping[str, int]) -> str:
     """Of the tests and their shards, without the folders that they lie in."""
-    lines = [f"{number} {Path(file).name}::{name}" for (file, _, name), number in _split(numbers)]
-    return _hash("\n".join(sorted(lines)))[:16]
+    return _hash("\n".join(sorted(f"{number} {timeline.name_of(nodeid)}" for nodeid, number in numbers.items())))[:16]
 
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _split(numbers: Mapping[str, int]) -> list[tuple[tuple[str, str, str], int]]:
-    return [(nodeid.partition("::"), number) for nodeid, number in numbers.items()]
 
 
 # -- the hooks -------------------------------------------------------------------------------------------------------

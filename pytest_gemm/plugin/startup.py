@@ -27,7 +27,8 @@ from pytest_gemm.config.options import is_any_given
 from pytest_gemm.config.values import cores
 from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.plugin import selection, termination
+from pytest_gemm.plugin import selection
+from pytest_gemm.run.progress import Display
 from pytest_gemm.storage import cache
 from pytest_gemm.worker import confinement
 from pytest_gemm.worker.keeper import KEEPER, Keeper, cuda_has_started
@@ -45,10 +46,10 @@ _COMPILING: Final = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp"
 
 
 def register(config: pytest.Config) -> None:
-    """Add the hooks in a run with GEMM tests."""
+    """Prepare a process of a run with GEMM tests, and add the hooks of a worker."""
     keep_bytecode()
-    made = _Worker(config) if hasattr(config, "workerinput") else _Controller(config)
-    config.pluginmanager.register(made, "gemm-startup")
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Worker(config), "gemm-startup")
 
 
 def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
@@ -61,14 +62,10 @@ def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
     """
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
     inline = settings.inline or debugged or sys.platform != "linux"
-    if inline:
-        if settings.guard == "pages":
-            why = "it ends the process of the kernel, and here kernels run in pytest's own"
-            raise pytest.UsageError(f"--gemm-guard=pages: {why}: on Linux, leave out run.inline=yes, --pdb and --trace")
-        lacks = "kernels run in pytest's own process: on Linux, leave out run.inline=yes, --pdb and --trace"
-    else:
-        lacks = confinement.lacks()
-    if settings.confined and lacks:
+    own = "kernels run in pytest's own process: on Linux, leave out run.inline=yes, --pdb and --trace"
+    if inline and settings.guard == "pages":  # an access to a page would end pytest
+        raise pytest.UsageError(f"--gemm-guard=pages: {own}")
+    if settings.confined and (lacks := own if inline else confinement.lacks()):
         raise pytest.UsageError(f"--gemm-set=run.confined=yes: {lacks}")
     if inline:
         return None
@@ -105,23 +102,13 @@ def keep_bytecode() -> None:
     del os.environ["PYTHONDONTWRITEBYTECODE"]
 
 
-class _Controller:
-    """The hooks of the process that starts the workers."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._settings = config.stash[CONFIG]
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
-        """Say where workers have more threads than there are cores, and compile Inductor's header ahead of them."""
-        terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
-        settings = self._settings
-        if terminal is not None and (warning := oversubscribed(settings, config)):
-            terminal.ensure_newline()
-            terminal.write_line(f"gemm: {warning}")
-        generates = is_any_given(config) and settings.generates and not any(settings.isas)
-        if generates and sum(spec.popen is not None for spec in specs) > _FEW and (process := ahead.start()):
-            config.add_cleanup(process.kill)
+def before_workers(settings: GemmConfig, config: pytest.Config, display: Display, specs: Sequence[Any]) -> None:
+    """Say where workers have more threads than there are cores, and compile Inductor's header ahead of them."""
+    if warning := oversubscribed(settings, config):
+        display.line(f"gemm: {warning}")
+    generates = is_any_given(config) and settings.generates and not any(settings.isas)
+    if generates and sum(spec.popen is not None for spec in specs) > _FEW and (process := ahead.start()):
+        config.add_cleanup(process.kill)
 
 
 def oversubscribed(settings: GemmConfig, config: pytest.Config) -> str:
@@ -134,11 +121,6 @@ def oversubscribed(settings: GemmConfig, config: pytest.Config) -> str:
         f"{count} workers with {threads} threads each are {count * threads} threads on {cores()} cores, which wait for "
         f"one another; -n {right} fits"
     )
-
-
-def _passive(settings: GemmConfig, config: pytest.Config) -> dict[str, str]:
-    """What OpenMP reads when it is loaded: a thread that spins keeps another one from its core."""
-    return {"OMP_WAIT_POLICY": "passive"} if oversubscribed(settings, config) else {}
 
 
 def _start_cuda(*, profiled: bool) -> None:
@@ -157,8 +139,8 @@ class _Worker:
         # NumPy's and SciPy's libraries start a thread for each core that they see, which spins before it sleeps.
         # Nothing here computes with them.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        for name, value in _passive(settings, config).items():
-            os.environ.setdefault(name, value)
+        if oversubscribed(settings, config):  # a thread that spins keeps another one from its core
+            os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
     @pytest.hookimpl(tryfirst=True)  # the controller knows what was collected, and waits for the other workers
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -191,4 +173,8 @@ class _Worker:
 def _leave() -> None:
     """Do all that is to be done at the exit, and end: Python would take torch apart first, for a second."""
     atexit.unregister(_leave)
-    termination.leave(0)
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)

@@ -165,7 +165,7 @@ def compile_for(
     """
     harvest = Harvest(backend.name)
     started = time.perf_counter()
-    store = Store(backend.store.folder, config.compile_timeout)
+    store = Store(backend.store.folder, config.limits[1])
     todo = list(problems)
     harvest.needs = {line: set() for line in todo}
     terms, count = (architecture, config.wanted_candidates), min(config.jobs, -(-len(problems) // _CHUNK))

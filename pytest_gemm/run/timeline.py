@@ -82,10 +82,10 @@ def expected(known: Mapping[str, float], ids: Iterable[str]) -> dict[str, float]
         sizes = _SIZES.search(name)  # to a tenth, so that most tests keep their order
         return _USUAL + (round(math.prod(map(int, sizes[1].split("x"))) / _PRODUCTS, 1) if sizes else 0.0)
 
-    return {nodeid: known.get(name := _name(nodeid), guess(name)) for nodeid in ids}
+    return {nodeid: known.get(name := name_of(nodeid), guess(name)) for nodeid in ids}
 
 
-def _name(nodeid: str) -> str:
+def name_of(nodeid: str) -> str:
     """A test without the folder that it lies in, which depends on where pytest is started."""
     file, _, rest = nodeid.partition("::")
     return f"{file.rpartition('/')[2]}::{rest}"
@@ -100,7 +100,7 @@ class _Durations:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note what a test took."""
-        self._took[_name(report.nodeid)] += report.duration
+        self._took[name_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
         """Record it."""

@@ -37,18 +37,15 @@ class Parser(argparse.ArgumentParser):
     def fill(self, command: Mapping[str, Any], dest: str = "task") -> None:
         """Add the arguments and the tasks of a command of :data:`COMMANDS`; ``dest`` keeps which task was given."""
         for argument in command.get("arguments", []):
-            options = {key: _named(value) if key in {"type", "choices"} else value for key, value in argument.items()}
+            options = dict(argument)
+            if "type" in options:
+                options["type"] = pkgutil.resolve_name(options["type"])
             self.add_argument(options.pop("name"), **options)
         if tasks := command.get("tasks"):
             parsers = self.add_subparsers(required=True, metavar="COMMAND", dest=dest)
             for name, task in tasks.items():
                 description = f"{task['help'][0].upper()}{task['help'][1:]}."
                 parsers.add_parser(name, help=task["help"], description=description).fill(task)
-
-
-def _named(value: Any) -> Any:
-    """What a text names as ``module:name``; anything else as it is."""
-    return pkgutil.resolve_name(value) if isinstance(value, str) else value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -542,7 +542,7 @@ LINES = (
 
 @pytest.fixture
 def settings() -> Any:
-    return SimpleNamespace(jobs=2, compile_timeout=60.0, wanted_candidates="", arch="90a", compile_only=True)
+    return SimpleNamespace(jobs=2, limits=(60.0, 60.0), wanted_candidates="", arch="90a", compile_only=True)
 
 
 @pytest.fixture

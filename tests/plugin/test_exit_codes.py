@@ -20,7 +20,6 @@ from pytest_gemm.verdict import Red
 pytestmark = pytest.mark.slow
 
 CONFTEST = """
-    import atexit
     import ctypes
     import os
     import signal
@@ -57,26 +56,8 @@ CONFTEST = """
     def surrogate(a, b):
         raise ValueError("\\ud800 \\x1b[31m")
 
-    class Mute(Exception):
-        def __str__(self):
-            raise RuntimeError("no words")
-
-    def mute(a, b):
-        raise Mute
-
     def leaves(a, b):
         os._exit(0)
-
-    def at_exit(a, b):
-        atexit.register(os._exit, 0)
-        return off(a, b)
-
-    def dies_at_exit(a, b):
-        atexit.register(os.kill, os.getpid(), signal.SIGKILL)
-        return mine(a, b)
-
-    def becomes_another(a, b):
-        os.execv("/bin/true", ["true"])
 
     def segfault(a, b):
         ctypes.string_at(0)
@@ -187,8 +168,8 @@ CONFTEST = """
 
     def pytest_gemm_register_backends(registry):
         for function in (
-            mine, off, other, crash, skips, exits, surrogate, mute, leaves, at_exit, at_first, waits,
-            dies_at_exit, becomes_another, segfault, forks, interrupted, terminated, unraisable, polls,
+            mine, off, other, crash, skips, exits, surrogate, leaves, at_first, waits,
+            segfault, forks, interrupted, terminated, unraisable, polls,
             interrupts_pytest, terminates_pytest,
         ):
             registry.add_callable(function.__name__.replace("_", "-"), function)
@@ -239,7 +220,6 @@ HERE = [
     (1, "--gemm-backends=crash", "*on crash: crashed: RuntimeError in run: out of registers"),
     (1, "--gemm-backends=skips", "*2 failed*"),
     (1, "--gemm-backends=exits", "*2 failed*"),
-    (1, "--gemm-backends=mute", "*2 failed*"),
     (1, "--gemm-backends=lawless", "*2 failed*"),
     (1, "--gemm-backends=surrogate", "*on surrogate: crashed: ValueError in run: \\ud800 \\x1b[[]31m"),
     (10, "--gemm-backends=absent,mine", "*plug in the board"),
@@ -288,9 +268,6 @@ PROCESS = [
     (0, "--gemm-backends=forks --gemm-timeout=4", "*2 passed*"),
     (1, "--gemm-backends=other,leaves", "mm:f32:nn:8x16x32 on leaves: crashed: *in run: it ended itself*status 0"),
     (1, "--gemm-backends=other,segfault", "mm:f32:nn:8x16x32 on segfault: crashed: *in run: SIGSEGV *"),
-    (1, "--gemm-backends=becomes-another", "mm:f32:nn:8x16x32 on becomes-another: crashed: *exit status 0"),
-    (1, "--gemm-backends=at-exit", "*2 failed*"),
-    (0, "--gemm-backends=dies-at-exit", "*2 passed*"),
     (0, "--gemm-backends=polls", "*2 passed*"),
     (1, "--gemm-backends=interrupted", "*on interrupted: crashed: the kernel's process died in run: *"),
     (1, "--gemm-backends=terminated,mine", "*2 failed, 2 passed*"),

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.config import config
@@ -67,13 +66,6 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 # -- what is selected ------------------------------------------------------------------------------
-
-
-def test_ids_are_backend_and_line(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=mine,aten", "--collect-only", "-q")
-    result.stdout.fnmatch_lines_random(
-        ["*test_product[[]mine-mm:f32:nn:8x16x32]", "*test_product[[]aten-mm:bf16:nt:17x33x65]"]
-    )
 
 
 def test_a_good_callable_passes_and_a_refusal_is_not_a_skip(project: pytest.Pytester) -> None:
@@ -240,16 +232,6 @@ def test_junit_says_backend_kernel_status_and_error(project: pytest.Pytester) ->
     assert 0.0 <= float(found["gemm_error_over_bound"] or "nan") <= 1.0
 
 
-def test_artifacts_hold_report_and_tensors(project: pytest.Pytester) -> None:
-    folder = project.path / "failures"
-    run(project, "--gemm-backends=off", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-output=.")
-    place = sorted(folder.iterdir())[0]
-    assert "on off: incorrect" in (place / "report.txt").read_text()
-    tensors = torch.load(place / "tensors.pt")
-    wrong = (tensors["actual"].double() < tensors["lo"]) | (tensors["actual"].double() > tensors["hi"])
-    assert wrong.any()
-
-
 # -- the ledger ------------------------------------------------------------------------------------
 
 LEDGER = """
@@ -331,15 +313,3 @@ def test_two_workers_divide_the_cores_and_their_outcomes_are_put_together(projec
     result.assert_outcomes(passed=2 + 1, failed=2)
     result.stdout.fnmatch_lines(["mine *mm *2 *", "off *mm *2 *", "*4 problems judged*"])
     assert len({(r["backend"], r["problem"]) for r in records(record)}) == 4
-
-
-def test_other_peoples_parametrized_tests_run(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import pytest
-        @pytest.mark.parametrize("x", [1, 2])
-        def test_other(x):
-            pass
-        """
-    )
-    run(pytester, "--gemm-backends=aten").assert_outcomes(passed=2)

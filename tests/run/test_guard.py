@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.core.case_id import CaseId, Device
-from pytest_gemm.core.outcome import Outcome, Reason, Status
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import guard_pages, tensors
 from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.record import lines as records
 
 LINES = (
     "mm:f32:nn:8x16x32",
@@ -120,20 +119,3 @@ def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_a_corre
     )
     begun = [o["status"] for o in outcomes if o["backend"] == "reads-on" and o["guard"] == "begin"]
     assert begun == ["passed"] * 8  # before the beginning it touches nothing
-
-
-@pytest.mark.slow
-def test_guard_pages_are_the_cpu_s(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(test_it=TEST)
-    options = ("-p", "no:cacheprovider", "--gemm-guard=pages", "--gemm-device=cuda", "--gemm-backends=correct")
-    result = pytester.runpytest_subprocess(*options, timeout=300)
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(["ERROR: --gemm-guard=pages has no effect: no selected backend (correct) computes on*"])
-
-
-def test_a_guarded_crash_is_read_again_from_its_record() -> None:
-    made = Outcome(
-        CaseId("mine", "mm:f32:nn:8x16x32", guard="end"), "rand", 0, Status.CRASHED, Reason("page-guard", "x")
-    )
-    assert records.from_record(records.to_record(made)) == made
