@@ -337,14 +337,11 @@ def _apply_settings(given: Mapping[str, Given], registry: Registry) -> dict[str,
         if (owner := name.partition(".")[0]) in registry.shipped():
             values.parsed(Given(owner, text.source), registry.__getitem__)
     declared = {**ENGINE, **{backend.name: settings_of(backend) for backend in registry if settings_of(backend)}}
+    known = [f"{owner}.{key}" for owner, keys in declared.items() for key in keys]
     for name, text in given.items():
-        owner, _, key = name.partition(".")
-        if owner not in declared:
-            hint = did_you_mean(owner, declared)
-            raise values.wrong(text, f"{owner!r} has no settings{hint}; known: {', '.join(declared)}")
-        if key not in declared[owner]:
-            hint = did_you_mean(key, declared[owner])
-            raise values.wrong(text, f"{owner} has no setting {key!r}{hint}; known: {', '.join(declared[owner])}")
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise values.wrong(text, f"there is no setting {name!r}{hint}; known: {', '.join(known)}")
     found = {owner: {key: setting(given, owner, key, keys) for key in keys} for owner, keys in declared.items()}
     for owner in found.keys() - ENGINE.keys():
         configurable: Any = registry[owner]
