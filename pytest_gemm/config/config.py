@@ -364,12 +364,12 @@ def workers(config: pytest.Config) -> int:
     return max(1, len(parse_tx_spec_config(config)))
 
 
-def ledger(config: pytest.Config, registry: Registry | None = None) -> Ledger:
+def ledger(config: pytest.Config, registry: Registry) -> Ledger:
     """The ledger of the run.
 
     Args:
         config: pytest's.
-        registry: of the backends that its entries may name; ``None``: any.
+        registry: of the backends that its entries may name.
 
     Raises:
         pytest.UsageError: when it cannot be read.
@@ -377,9 +377,8 @@ def ledger(config: pytest.Config, registry: Registry | None = None) -> Ledger:
     text = values.value(config, "known-failures")
     if text == "none":
         return Ledger()
-    names = None if registry is None else registry.names()
     default = suite("conformance") / "known_failures.toml"
-    return values.parsed(text, lambda path: Ledger.load(Path(path) if path else default, names))
+    return values.parsed(text, lambda path: Ledger.load(Path(path) if path else default, registry.names()))
 
 
 @contextlib.contextmanager
