@@ -172,7 +172,6 @@ class GemmConfig:
         profile: show where the time goes.
         compile_only: compile what the selected cases need and run nothing.
         stream: ``default``, or ``side`` to judge on a CUDA stream of its own.
-        github: whether to annotate for GitHub Actions, and to write its summary: auto, yes or no.
         options: every option's value as text, by its name.
         settings: what ``--gemm-set`` gives, as text, by ``NAME.KEY``.
         typed: names of the options, and of the settings, that the command line changes.
@@ -209,7 +208,6 @@ class GemmConfig:
     profile: bool = _option("profile", values.is_yes)
     compile_only: bool = _option("compile-only", values.is_yes)
     stream: str = "default"
-    github: str = "auto"
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     typed: frozenset[str] = frozenset()
@@ -238,16 +236,6 @@ class GemmConfig:
         counts = self.thread_counts
         return counts if len(counts) > 1 or any(run for _, run in counts) else ()
 
-    @property
-    def timeout(self) -> float:
-        """Limit of a kernel's run in seconds; 0: none."""
-        return self.limits[0]
-
-    @property
-    def compile_timeout(self) -> float:
-        """Limit of a compile in seconds; 0: none."""
-        return self.limits[1]
-
     def file(self, name: str) -> Path | None:
         """A file or folder of ``--gemm-output``; ``None`` where it was not given."""
         return self.output / name if self.output else None
@@ -270,7 +258,7 @@ class GemmConfig:
     @property
     def deciding(self) -> dict[str, str]:
         """The options and settings that decide what is judged and how, as text."""
-        idle = {"output", "shard", "profile", "run.github", "run.inline"}
+        idle = {"output", "shard", "profile", "run.inline"}
         return {
             name: text
             for name, text in {**self.options, **self.settings}.items()
@@ -307,7 +295,6 @@ CONFIG = pytest.StashKey[GemmConfig]()
 # Settings of the engine; those of a backend are declared in its class.
 ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
     "run": {
-        "github": Setting("auto", "auto|yes|no", "annotations and summary", api_settings.one_of("auto", "yes", "no")),
         "inline": Setting("no", "yes|no", "kernels run in pytest's process", api_settings.one_of("yes", "no")),
         "confined": Setting("no", "yes|no", "kernels write to no file and no socket", api_settings.one_of("yes", "no")),
         "stream": Setting("default", "default|side", "CUDA stream of a run", api_settings.one_of("default", "side")),
@@ -350,14 +337,11 @@ def _apply_settings(given: Mapping[str, Given], registry: Registry) -> dict[str,
         if (owner := name.partition(".")[0]) in registry.shipped():
             values.parsed(Given(owner, text.source), registry.__getitem__)
     declared = {**ENGINE, **{backend.name: settings_of(backend) for backend in registry if settings_of(backend)}}
+    known = [f"{owner}.{key}" for owner, keys in declared.items() for key in keys]
     for name, text in given.items():
-        owner, _, key = name.partition(".")
-        if owner not in declared:
-            hint = did_you_mean(owner, declared)
-            raise values.wrong(text, f"{owner!r} has no settings{hint}; known: {', '.join(declared)}")
-        if key not in declared[owner]:
-            hint = did_you_mean(key, declared[owner])
-            raise values.wrong(text, f"{owner} has no setting {key!r}{hint}; known: {', '.join(declared[owner])}")
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise values.wrong(text, f"there is no setting {name!r}{hint}; known: {', '.join(known)}")
     found = {owner: {key: setting(given, owner, key, keys) for key in keys} for owner, keys in declared.items()}
     for owner in found.keys() - ENGINE.keys():
         configurable: Any = registry[owner]
@@ -380,12 +364,12 @@ def workers(config: pytest.Config) -> int:
     return max(1, len(parse_tx_spec_config(config)))
 
 
-def ledger(config: pytest.Config, registry: Registry | None = None) -> Ledger:
+def ledger(config: pytest.Config, registry: Registry) -> Ledger:
     """The ledger of the run.
 
     Args:
         config: pytest's.
-        registry: of the backends that its entries may name; ``None``: any.
+        registry: of the backends that its entries may name.
 
     Raises:
         pytest.UsageError: when it cannot be read.
@@ -393,9 +377,8 @@ def ledger(config: pytest.Config, registry: Registry | None = None) -> Ledger:
     text = values.value(config, "known-failures")
     if text == "none":
         return Ledger()
-    names = None if registry is None else registry.names()
     default = suite("conformance") / "known_failures.toml"
-    return values.parsed(text, lambda path: Ledger.load(Path(path) if path else default, names))
+    return values.parsed(text, lambda path: Ledger.load(Path(path) if path else default, registry.names()))
 
 
 @contextlib.contextmanager
@@ -452,7 +435,6 @@ def read(config: pytest.Config) -> GemmConfig:
         threads=(*threads, max(1, cores() // workers(config)))[0],
         ledger=ledger(config, registry),
         stream=settings["run"]["stream"],
-        github=settings["run"]["github"],
         inline=settings["run"]["inline"] == "yes",
         confined=settings["run"]["confined"] == "yes",
         options={name: str(text) for name, text in texts.items()},

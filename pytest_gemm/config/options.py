@@ -53,8 +53,6 @@ OPTIONS: Final = tuple(
     Option(name, group, **facts) for group in _TABLE["groups"] for name, facts in _TABLE[group].items()
 )
 BY_NAME: Final = {option.name: option for option in OPTIONS}
-# The tools of NVIDIA's compute-sanitizer.
-TOOLS: Final = tuple(BY_NAME["guard"].choices[2:])
 CONFLICTS: Final[dict[str, dict[str, str]]] = _TABLE["conflicts"]
 
 

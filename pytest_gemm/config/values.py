@@ -49,10 +49,6 @@ class Given(str):
         given.source = source
         return given
 
-    def __reduce__(self) -> tuple[type[Given], tuple[str, str]]:
-        """Pickled with its source: a backend that has it as a setting goes to other processes."""
-        return Given, (str(self), self.source)
-
 
 def wrong(text: Given, message: object) -> pytest.UsageError:
     """The error for a value."""

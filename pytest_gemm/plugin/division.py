@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -18,6 +17,7 @@ from pytest_gemm.config.config import CONFIG
 from pytest_gemm.plugin import selection, xdist
 from pytest_gemm.record.lines import Division, plain, typed
 from pytest_gemm.record.writer import Writer
+from pytest_gemm.run import timeline
 
 _SENT: Final = "gemm_division"
 
@@ -34,16 +34,9 @@ def divide(ids: Iterable[str], total: int) -> dict[str, int]:
     groups: dict[str, list[str]] = defaultdict(list)
     for nodeid in sorted(ids):
         groups[xdist.scope(nodeid)].append(nodeid)
-    loads: dict[Any, int] = defaultdict(int)
-    found = {}
-    # In the order of a hash: neighbours in the alphabet cost alike, and every third may be the largest.
-    for _, tests in sorted(groups.items(), key=lambda item: (-len(item[1]), _hash(item[0]))):
-        kind = _kind(tests)
-        number = min(range(1, total + 1), key=lambda n: (loads[kind, n], loads[n], n))
-        loads[kind, number] += 1
-        loads[number] += len(tests)
-        found.update(dict.fromkeys(tests, number))
-    return found
+    # Groups of one kind cost alike, and are dealt out in the order of a hash: every third of the alphabet may be large.
+    ordered = sorted(groups.items(), key=lambda item: (_kind(item[1]), _hash(item[0])))
+    return {nodeid: i % total + 1 for i, (_, tests) in enumerate(ordered) for nodeid in tests}
 
 
 def _kind(tests: Sequence[str]) -> tuple[str, ...]:
@@ -55,16 +48,11 @@ def _kind(tests: Sequence[str]) -> tuple[str, ...]:
 
 def _digest(numbers: Mapping[str, int]) -> str:
     """Of the tests and their shards, without the folders that they lie in."""
-    lines = [f"{number} {Path(file).name}::{name}" for (file, _, name), number in _split(numbers)]
-    return _hash("\n".join(sorted(lines)))[:16]
+    return _hash("\n".join(sorted(f"{number} {timeline.name_of(nodeid)}" for nodeid, number in numbers.items())))[:16]
 
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _split(numbers: Mapping[str, int]) -> list[tuple[tuple[str, str, str], int]]:
-    return [(nodeid.partition("::"), number) for nodeid, number in numbers.items()]
 
 
 # -- the hooks -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -284,9 +285,10 @@ class GemmRun:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
         """Several GPUs are shared out among the workers; and files are exchanged with them."""
-        self._folder = files.own_folder()
+        self._folder = Path(tempfile.mkdtemp(prefix="pytest-gemm-"))
         self._closing.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self.totals.notes += filter(None, [xdist.pin(config, specs)])
+        startup.before_workers(self.settings, config, self._display(), specs)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -476,7 +478,7 @@ class GemmRun:
             reports.show_speed(self._measured, self._pages, terminalreporter)
         run, settings = self._writer.run, self.settings
         harvests = (self._harvest or []) if settings.compile_only else []
-        lines = [line for harvest in harvests for line in precompile.table(harvest)]
+        lines = [line for harvest in harvests for line in precompile.complaints(harvest)]
         if settings.fuzz:
             lines += self._fuzzed
             lines += [*self._damaged, *(f"{name} cannot run: {reason}" for name, reason in self.totals.missing.items())]

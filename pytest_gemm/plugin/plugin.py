@@ -80,16 +80,6 @@ def _suites() -> tuple[Path, ...]:
     return tuple(Path(spec.origin).resolve().parent for spec in specs if spec is not None and spec.origin)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads its limits
-def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """A crash is a result; and below a compute-sanitizer the run is another process's."""
-    if config.option.help or not options.is_any_given(config):
-        return None
-    from pytest_gemm.plugin import startup
-
-    return startup.begin(config)
-
-
 @pytest.hookimpl(trylast=True)  # after every conftest that registers a backend
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker; read the configuration where it is needed."""

@@ -15,7 +15,7 @@ from pytest_gemm.record.writer import Writer
 from pytest_gemm.report import github, review
 from pytest_gemm.report.github import Annotation
 from pytest_gemm.run.progress import is_read_by_github, quoted
-from pytest_gemm.verdict import Cause, Red, causes, missing
+from pytest_gemm.verdict import Cause, Red, causes
 
 # The class of the JUnit cases of what is no test.
 _JUNIT: Final = "gemm"
@@ -33,7 +33,7 @@ class Review:
         self._config, self._writer, self._settings = config, writer, config.stash[CONFIG]
         self._backends = github.places_of_backends(self._settings.backends)
         self._failed: dict[str, tuple[str, Sequence[Outcome], Sequence[str]]] = {}
-        self._wanted = is_read_by_github(self._settings.github)
+        self._wanted = is_read_by_github()
 
     def failed(self, report: pytest.TestReport, outcomes: Sequence[Outcome]) -> None:
         """Remember a failure of a test that judged something."""
@@ -49,14 +49,7 @@ class Review:
         if xml is None:
             return
         for cause in causes(self._writer.run):
-            _add_case(xml, cause, "failed", cause.text)
-        for cause in self._allowed():
-            _add_case(xml, cause, "skipped", (str(self._config.rootpath), 0, f"Skipped: {cause.text}"))
-
-    def _allowed(self) -> list[Cause]:
-        """Backends that may be missing, and are."""
-        run = self._writer.run
-        return missing(run) if "missing" in run.head.terms.allow else []
+            _add_case(xml, cause)
 
     def write(self, measured: Sequence[Any]) -> None:
         """Write ``summary.md``, and the summary of the job.
@@ -82,16 +75,16 @@ class Review:
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, object, object]:
         """Quote for GitHub what others say, and add the annotations, which are commands."""
-        *before, after = quoted((), self._settings.github) or [""]
-        if not before:
+        if not self._wanted:
             return (yield)
-        terminalreporter.write_line(*before)
+        before, after = quoted(())
+        terminalreporter.write_line(before)
         try:
             return (yield)
         finally:
             terminalreporter.write_line(after)
             root = github.repository(self._config.rootpath)
-            for line in github.commands([*self._of_tests(), *self._of_run()], root) if self._wanted else ():
+            for line in github.commands([*self._of_tests(), *self._of_run()], root):
                 terminalreporter.write_line(line)
 
     def _of_tests(self) -> list[Annotation]:
@@ -108,12 +101,11 @@ class Review:
             if cause.red is Red.LEDGER and ledger.path is not None:
                 where = github.Place(str(ledger.path), lines[cause.name])
             found.append(Annotation("error", _TITLES[cause.red], cause.text, (where,), (cause.red.name,)))
-        allowed = self._allowed()
-        return found + [Annotation("warning", _TITLES[c.red], c.text, (backends.get(c.name),)) for c in allowed]
+        return found
 
 
-def _add_case(xml: Any, cause: Cause, ended: str, shown: Any) -> None:
-    """Add a case without a test to pytest's JUnit report."""
+def _add_case(xml: Any, cause: Cause) -> None:
+    """Add a failed case without a test to pytest's JUnit report."""
     name = f"{cause.red.name.lower().replace('_', '-')}: {cause.name}"
     for when in ("setup", "call", "teardown"):
         is_call = when == "call"
@@ -121,8 +113,8 @@ def _add_case(xml: Any, cause: Cause, ended: str, shown: Any) -> None:
             f"{_JUNIT}::{name}",
             (_JUNIT, 0, name),
             {},
-            ended if is_call else "passed",  # type: ignore[arg-type]  # one of its literals
-            shown if is_call else None,
+            "failed" if is_call else "passed",
+            cause.text if is_call else None,
             when,
         )
         made.user_properties = [("gemm_status", "not-run"), ("gemm_reason", cause.text)]

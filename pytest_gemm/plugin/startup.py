@@ -22,16 +22,16 @@ import pytest
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.backends.inductor import ahead
-from pytest_gemm.config import options, values
 from pytest_gemm.config.config import CONFIG, SPEED_WORKER, GemmConfig, workers
 from pytest_gemm.config.options import is_any_given
 from pytest_gemm.config.values import cores
 from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.plugin import sanitizer, selection, termination
+from pytest_gemm.plugin import selection
+from pytest_gemm.run.progress import Display
 from pytest_gemm.storage import cache
 from pytest_gemm.worker import confinement
-from pytest_gemm.worker.keeper import ALONE, KEEPER, Keeper, cuda_has_started
+from pytest_gemm.worker.keeper import ALONE, KEEPER, PASSIVE, Keeper, cuda_has_started
 
 # As many workers leave no core for a process beside them, on a machine of so many.
 _FEW: Final = 2
@@ -47,28 +47,10 @@ _COMPILING: Final = (
 
 
 def register(config: pytest.Config) -> None:
-    """Add the hooks in a run with GEMM tests."""
+    """Prepare a process of a run with GEMM tests, and add the hooks of a worker."""
     keep_bytecode()
-    made = _Worker(config) if hasattr(config, "workerinput") else _Controller(config)
-    config.pluginmanager.register(made, "gemm-startup")
-
-
-def begin(config: pytest.Config) -> int | None:
-    """Run pytest again below a compute-sanitizer where ``--gemm-guard`` names a tool.
-
-    Raises:
-        pytest.UsageError: if an option cannot be combined with such a tool; the error names it.
-    """
-    tool = values.value(config, "guard")
-    if tool not in options.TOOLS:
-        return None
-    if values.value(config, "device") == "cpu":
-        raise values.wrong(tool, "it watches kernels of a GPU: leave out --gemm-device=cpu")
-    for name in ("record", "against"):
-        if values.value(config, name) not in {"", "no"}:
-            raise values.wrong(tool, f"kernels below it are many times slower: leave out --gemm-{name}")
-    given = config.invocation_params
-    return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Worker(config), "gemm-startup")
 
 
 def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
@@ -81,14 +63,10 @@ def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
     """
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
     inline = settings.inline or debugged or sys.platform != "linux"
-    if inline:
-        if settings.guard == "pages":
-            why = "it ends the process of the kernel, and here kernels run in pytest's own"
-            raise pytest.UsageError(f"--gemm-guard=pages: {why}: on Linux, leave out run.inline=yes, --pdb and --trace")
-        lacks = "kernels run in pytest's own process: on Linux, leave out run.inline=yes, --pdb and --trace"
-    else:
-        lacks = confinement.lacks()
-    if settings.confined and lacks:
+    own = "kernels run in pytest's own process: on Linux, leave out run.inline=yes, --pdb and --trace"
+    if inline and settings.guard == "pages":  # an access to a page would end pytest
+        raise pytest.UsageError(f"--gemm-guard=pages: {own}")
+    if settings.confined and (lacks := own if inline else confinement.lacks()):
         raise pytest.UsageError(f"--gemm-set=run.confined=yes: {lacks}")
     if inline:
         return None
@@ -136,23 +114,13 @@ def keep_bytecode() -> None:
     del os.environ["PYTHONDONTWRITEBYTECODE"]
 
 
-class _Controller:
-    """The hooks of the process that starts the workers."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._settings = config.stash[CONFIG]
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
-        """Say where workers have more threads than there are cores, and compile Inductor's header ahead of them."""
-        terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
-        settings = self._settings
-        if terminal is not None and (warning := oversubscribed(settings, config)):
-            terminal.ensure_newline()
-            terminal.write_line(f"gemm: {warning}")
-        generates = is_any_given(config) and settings.generates and not any(settings.isas)
-        if generates and sum(spec.popen is not None for spec in specs) > _FEW and (process := ahead.start()):
-            config.add_cleanup(process.kill)
+def before_workers(settings: GemmConfig, config: pytest.Config, display: Display, specs: Sequence[Any]) -> None:
+    """Say where workers have more threads than there are cores, and compile Inductor's header ahead of them."""
+    if warning := oversubscribed(settings, config):
+        display.line(f"gemm: {warning}")
+    generates = is_any_given(config) and settings.generates and not any(settings.isas)
+    if generates and sum(spec.popen is not None for spec in specs) > _FEW and (process := ahead.start()):
+        config.add_cleanup(process.kill)
 
 
 def oversubscribed(settings: GemmConfig, config: pytest.Config) -> str:
@@ -165,11 +133,6 @@ def oversubscribed(settings: GemmConfig, config: pytest.Config) -> str:
         f"{count} workers with {threads} threads each are {count * threads} threads on {cores()} cores, which wait for "
         f"one another; -n {right} fits"
     )
-
-
-def _passive(settings: GemmConfig, config: pytest.Config) -> dict[str, str]:
-    """What OpenMP reads when it is loaded: a thread that spins keeps another one from its core."""
-    return {"OMP_WAIT_POLICY": "passive"} if oversubscribed(settings, config) else {}
 
 
 def _start_cuda(*, profiled: bool) -> None:
@@ -186,8 +149,8 @@ class _Worker:
     def __init__(self, config: pytest.Config) -> None:
         settings = config.stash[CONFIG]
         os.environ.setdefault(*ALONE)  # nothing here computes with them
-        for name, value in _passive(settings, config).items():
-            os.environ.setdefault(name, value)
+        if oversubscribed(settings, config):
+            os.environ.setdefault(*PASSIVE)
 
     @pytest.hookimpl(tryfirst=True)  # the controller knows what was collected, and waits for the other workers
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -220,4 +183,8 @@ class _Worker:
 def _leave() -> None:
     """Do all that is to be done at the exit, and end: Python would take torch apart first, for a second."""
     atexit.unregister(_leave)
-    termination.leave(0)
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)

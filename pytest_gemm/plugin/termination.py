@@ -5,11 +5,9 @@ Where SIGTERM ends a run, workers end, temporary folders go, and the run record 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from typing import Any, Final
@@ -59,12 +57,3 @@ class Termination:
             with contextlib.suppress(ValueError):  # not the main thread
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._installed = False
-
-
-def leave(status: int) -> None:
-    """Do all that is to be done at the exit, and end."""
-    atexit._run_exitfuncs()
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(status)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import psutil
 import torch
 
 from pytest_gemm.core.outcome import Reason
@@ -124,8 +125,7 @@ def free(device: str) -> int:
     faults.release()
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
-    found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
-    available = int(found[1]) * 1024 if found else 0
+    available = int(psutil.virtual_memory().available)
     limit = Path("/sys/fs/cgroup/memory.max")
     with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
         cache = re.search(r"^inactive_file (\d+)$", limit.with_name("memory.stat").read_text(encoding="ascii"), re.M)

@@ -79,12 +79,8 @@ class GemmCheck:
                 self._save(case, [Judged(held, Evidence(given))])
             pytest.xfail(f"{held.known_failure}: {held.reason}")
         with _foreign(case):
-            found = self._judged(case)
+            found = list(self._run.judged(case) if self.guarded is None else self.guarded.judge(case))
         return self._finish(case, found)
-
-    def _judged(self, case: Case) -> list[Judged]:
-        """The outcomes of a case, with guard pages where ``--gemm-guard`` asks for them."""
-        return list(self._run.judged(case) if self.guarded is None else self.guarded.judge(case))
 
     def finish(self, case: Case, outcomes: Iterable[Outcome]) -> list[Outcome]:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""

@@ -99,7 +99,7 @@ class GuardedJudge:
 def _refusal(case: Case) -> Reason | None:
     """Why a case cannot be judged this way."""
     if case.device != "cpu":
-        return Reason("guard-device", "guard pages are the CPU's", "on CUDA see --gemm-guard=memcheck")
+        return Reason("guard-device", "guard pages are the CPU's", "on CUDA run pytest under compute-sanitizer")
     if not case.distributions:
         return Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
     return None

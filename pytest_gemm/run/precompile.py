@@ -29,7 +29,6 @@ from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.core.outcome import Unsupported
-from pytest_gemm.core.text import table as text_table
 from pytest_gemm.machine import gpus
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
@@ -56,8 +55,6 @@ class Harvest:
         undone: why the compiler could not do its work, by key.
         unknown: why the kernels of a problem are not known, by its line; its test will say more.
         unasked: why a problem could not be asked about, by its line: the process that was to ask died, for instance.
-        sizes: bytes of the objects, by key.
-        took: seconds that nvcc took for them, whenever that was, by key.
         seconds: by the clock.
     """
 
@@ -70,18 +67,7 @@ class Harvest:
     undone: dict[str, str] = dataclasses.field(default_factory=dict)
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
     unasked: dict[str, str] = dataclasses.field(default_factory=dict)
-    sizes: dict[str, int] = dataclasses.field(default_factory=dict)
-    took: dict[str, float] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
-
-    def shares(self) -> dict[str, list[str]]:
-        """Keys by problem, each kernel with the first problem that needs it."""
-        seen: set[str] = set()
-        found = {}
-        for line, keys in self.needs.items():
-            found[line] = sorted(keys - seen)
-            seen |= keys
-        return found
 
     @property
     def complete(self) -> bool:
@@ -179,7 +165,7 @@ def compile_for(
     """
     harvest = Harvest(backend.name)
     started = time.perf_counter()
-    store = Store(backend.store.folder, config.compile_timeout)
+    store = Store(backend.store.folder, config.limits[1])
     todo = list(problems)
     harvest.needs = {line: set() for line in todo}
     terms, count = (architecture, config.wanted_candidates), min(config.jobs, -(-len(problems) // _CHUNK))
@@ -201,9 +187,6 @@ def compile_for(
             lost = compilers.rejected.keys() - harvest.cached
             todo = [line for line, keys in fresh.items() if keys & lost]
         harvest.refused, harvest.undone = compilers.rejected, compilers.undone
-    made = {key: store.object_of(key) for key in harvest.kernels}
-    harvest.sizes = {key: path.stat().st_size for key, path in made.items() if path is not None}
-    harvest.took = {key: float(store.facts(key).get("seconds", 0.0)) for key in harvest.sizes}
     harvest.counts = store.counts
     harvest.seconds = time.perf_counter() - started
     return harvest
@@ -310,28 +293,14 @@ def notes(harvests: Sequence[Harvest], counts: Mapping[str, Counts]) -> list[str
     return lines
 
 
-def table(harvest: Harvest) -> list[str]:
-    """The lines that ``--gemm-compile-only`` ends with: by op and dtype, then what could not be compiled and why.
-
-    A kernel that several problems share counts for the first.
-    """
-    groups: dict[str, list[str]] = {}
-    of = {}
-    for line, keys in harvest.shares().items():
-        problem = Problem.parse(line)
-        groups.setdefault(f"{problem.op.name} {problem.dtypes.a.name}", []).extend(keys)
-        of.update(dict.fromkeys(keys, line))
-    head, rows = ("for", "kernels", "cached", "refused", "MB", "seconds"), []
-    for name, keys in (*sorted(groups.items()), ("all", list(harvest.kernels))):
-        megabytes = sum(harvest.sizes.get(key, 0) for key in keys) / 1e6
-        seconds = sum(harvest.took.get(key, 0.0) for key in keys)
-        cached, refused = (sum(key in those for key in keys) for those in (harvest.cached, harvest.refused))
-        rows.append((name, str(len(keys)), str(cached), str(refused), f"{megabytes:.1f}", f"{seconds:.0f}"))
-    lines = text_table(head, rows, range(1, len(head)))
+def complaints(harvest: Harvest) -> list[str]:
+    """The lines that ``--gemm-compile-only`` ends with: what could not be compiled, for which problem, and why."""
+    lines = []
     for what, those in (("refused by nvcc", harvest.refused), ("not compiled", harvest.undone)):
         for key, message in those.items():
             name = harvest.kernels[key].configuration or key
-            lines.append(f"{what}: {name}, for {of[key]}: {_complaint(message)}")
+            first = next(line for line, keys in harvest.needs.items() if key in keys)
+            lines.append(f"{what}: {name}, for {first}: {_complaint(message)}")
     for line, message in harvest.unknown.items():
         lines.append(f"Inductor generates no kernel for {line}: {message.splitlines()[0][:200]}")
     lines += [f"not asked for its kernels: {line}: {why}" for line, why in harvest.unasked.items()]

@@ -39,7 +39,7 @@ class Display:
         if self._reporter is not None:
             self.clear()
             self._reporter.ensure_newline()
-            for line in quoted([text], "auto") if "##[" in text else [text]:  # a command in the middle of a line
+            for line in quoted([text]) if "##[" in text else [text]:  # a command in the middle of a line
                 self._reporter.write_line(line)
 
     def clear(self) -> None:
@@ -73,14 +73,14 @@ def words(seconds: float) -> str:
     return f"{math.ceil(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def is_read_by_github(setting: str) -> bool:
-    """Whether GitHub reads the output, by the setting ``run.github``."""
-    return setting == "yes" or (setting == "auto" and os.environ.get("GITHUB_ACTIONS") == "true")
+def is_read_by_github() -> bool:
+    """Whether GitHub reads the output."""
+    return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def quoted(lines: Iterable[str], setting: str) -> list[str]:
+def quoted(lines: Iterable[str]) -> list[str]:
     """Lines in which GitHub looks for no commands, whatever a kernel has written there; elsewhere they are as given."""
-    if not is_read_by_github(setting) and not is_read_by_github("auto"):
+    if not is_read_by_github():
         return list(lines)
     token = secrets.token_hex(16)  # nothing that is in the lines can have known it
     return [f"::stop-commands::{token}", *lines, f"::{token}::"]

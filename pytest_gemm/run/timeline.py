@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and when it will end: the spans and the trace file, and what tests took last time."""
+"""Where the time of a run goes: the spans and the trace file, and what tests took last time."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from pytest_gemm.config.config import CONFIG, SPEED_WORKER, GemmConfig, workers
+from pytest_gemm.config.config import CONFIG, SPEED_WORKER, GemmConfig
 from pytest_gemm.core import trace
 from pytest_gemm.core.text import table
 from pytest_gemm.machine import processor
 from pytest_gemm.record.writer import Writer
-from pytest_gemm.run.progress import words
 from pytest_gemm.storage import cache, files
 
-WORTH_A_LINE: Final = 10.0
-"""Seconds: no estimate is shown of a shorter run, and none is recorded."""
+# Seconds: a shorter run is not recorded.
+_WORTH_KEEPING: Final = 10.0
 # Options on which the seconds of a test depend that its name does not have.
 _OPTIONS: Final = ("level", "candidates", "distributions", "reference", "guard", "threads", "device")
 # Tests that are kept of each kind of run; those that ran last.
@@ -47,7 +46,7 @@ def register(config: pytest.Config, writer: Writer) -> None:
     if settings.profile:
         config.pluginmanager.register(_Profile(config, writer), "gemm-profile")
     if not (is_worker or config.option.collectonly or settings.compile_only or settings.fuzz):
-        config.pluginmanager.register(_Estimate(config), "gemm-estimate")
+        config.pluginmanager.register(_Durations(config), "gemm-durations")
 
 
 # -- what tests took -------------------------------------------------------------------------------------------
@@ -69,7 +68,7 @@ def read(path: Path) -> dict[str, float]:
 
 
 def record(path: Path, seconds: Mapping[str, float]) -> None:
-    """Add a run; where the folder cannot be written the next run has no estimate."""
+    """Add a run; where the folder cannot be written the next run knows nothing of it."""
     earlier = {name: took for name, took in read(path).items() if name not in seconds}
     kept = [*earlier.items(), *((name, round(took, 3)) for name, took in seconds.items())][-_MOST:]
     with contextlib.suppress(OSError):
@@ -83,61 +82,29 @@ def expected(known: Mapping[str, float], ids: Iterable[str]) -> dict[str, float]
         sizes = _SIZES.search(name)  # to a tenth, so that most tests keep their order
         return _USUAL + (round(math.prod(map(int, sizes[1].split("x"))) / _PRODUCTS, 1) if sizes else 0.0)
 
-    return {nodeid: known.get(name := _name(nodeid), guess(name)) for nodeid in ids}
+    return {nodeid: known.get(name := name_of(nodeid), guess(name)) for nodeid in ids}
 
 
-def estimate(known: Mapping[str, float], ids: Sequence[str], processes: int) -> str:
-    """How long tests will take, ``about 50 s``; "" where less than half is known, or for a short time."""
-    took = [known[name] for name in map(_name, ids) if name in known]
-    if not took or len(took) * 2 < len(ids):
-        return ""
-    seconds = max(sum(took) / processes, *took) * len(ids) / len(took)
-    return f"about {words(seconds)}" if seconds >= WORTH_A_LINE else ""
-
-
-def _name(nodeid: str) -> str:
+def name_of(nodeid: str) -> str:
     """A test without the folder that it lies in, which depends on where pytest is started."""
     file, _, rest = nodeid.partition("::")
     return f"{file.rpartition('/')[2]}::{rest}"
 
 
-class _Estimate:
-    """Says how long the tests will take, and records what they took; in the process that reports."""
+class _Durations:
+    """Records what the tests took; in the process that reports."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._config = config
         self._path = path_of(config.stash[CONFIG])
         self._took: defaultdict[str, float] = defaultdict(float)
-        self._said = False
-
-    @pytest.hookimpl(tryfirst=True)  # pytest shows these lines in the reverse order
-    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
-        """Say it without xdist."""
-        return self._lines([item.nodeid for item in items])
-
-    @pytest.hookimpl(optionalhook=True, trylast=True)
-    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """Say it when the first worker has collected."""
-        terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
-        if self._said or terminal is None:
-            return
-        self._said = True
-        for line in self._lines(ids):
-            terminal.ensure_newline()
-            terminal.write_line(line)
-
-    def _lines(self, ids: Sequence[str]) -> list[str]:
-        said = estimate(read(self._path), ids, workers(self._config))
-        return [f"gemm: the tests take {said}, by the last run on this machine"] if said else []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what a test took; a timed one is measured before it begins."""
-        if not getattr(report, "gemm", {}).get("verdicts"):
-            self._took[_name(report.nodeid)] += report.duration
+        """Note what a test took."""
+        self._took[name_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
         """Record it."""
-        if sum(self._took.values()) >= WORTH_A_LINE:
+        if sum(self._took.values()) >= _WORTH_KEEPING:
             record(self._path, self._took)
 
 

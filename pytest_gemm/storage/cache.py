@@ -1,4 +1,4 @@
-"""What runs keep for the next ones, and its limits: ``pytest-gemm cache prune|clear``.
+"""What runs keep for the next ones, and its limits: ``pytest-gemm cache prune``.
 
 Compiled kernels are kept in ``$XDG_CACHE_HOME/pytest-gemm`` or ``~/.cache/pytest-gemm``: those of Inductor in a folder
 for each release of torch, CUTLASS objects in ``cutlass-kernels``.  Once a day at most a run begins by removing what has
@@ -11,7 +11,6 @@ everything in a folder that is named by a hash.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -237,14 +236,13 @@ def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count < _GB else f"{count / _GB:.2f} GB"
 
 
-def run(given: argparse.Namespace) -> int:
-    """Run one task; returns 1 while a process uses what is to be removed.
+def prune_now() -> int:
+    """Remove what is beyond the limits, and say so; returns 1 while a process uses the folder.
 
     Raises:
         ValueError: for a limit that is no number.
     """
-    folder = home()
-    limits = Limits(days=-1.0) if given.task == "clear" else Limits.from_environment()  # what is used now goes too
+    folder, limits = home(), Limits.from_environment()
     if not folder.is_dir():
         show(f"{folder}: nothing is kept\n")
         return 0

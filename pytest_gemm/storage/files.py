@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import pickle
-import shutil
 import stat
 import tempfile
 import time
@@ -36,27 +35,6 @@ def private_folder() -> Path:
         raise PermissionError(f"{path} is a link or belongs to another user; remove it, or set TMPDIR")
     path.chmod(0o700)
     return path
-
-
-_OWNER = ".owner"
-# Seconds after which a folder whose lock is free has no owner that is about to take it.
-_NEW = 60.0
-
-
-def own_folder() -> Path:
-    """A new folder among the temporary files, which its owner removes.
-
-    Those that processes of this user have left, which were killed, are removed now.
-    """
-    for file in Path(tempfile.gettempdir()).glob(f"pytest-gemm-*/{_OWNER}"):
-        with contextlib.suppress(OSError), _opened(file, 0o600) as handle:
-            found = os.fstat(handle)
-            is_old = found.st_uid == os.getuid() and time.time() - found.st_mtime > _NEW
-            if is_old and _try(handle, fcntl.LOCK_EX):
-                shutil.rmtree(file.parent, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix="pytest-gemm-"))
-    shared(folder / _OWNER)
-    return folder
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ machine code and nothing else:
 * the version of the headers that it includes.
 
 The SHA-256 of these is its key.  ``<key>.o`` is the object, with :data:`ENTRY` as the name of its entry function;
-``<key>.json`` records how it was made; ``<key>.error`` stands in place of the object where the compiler rejected the
+``<key>.error`` stands in place of the object where the compiler rejected the
 text, so that a candidate that cannot be compiled is tried once.  A store is a folder of plain files: it can be copied
 to another machine and is valid there.
 
@@ -245,14 +245,6 @@ class Store:
         path = self.folder / f"{key}.error"
         return path.read_text(encoding="utf-8") if path.is_file() else ""
 
-    def facts(self, key: str) -> dict[str, Any]:
-        """How a kernel was made: what stands in its ``.json``; empty without one."""
-        try:
-            found = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
     def obtain(self, job: Job) -> Path:
         """The object of a kernel, compiled now if need be; one process compiles, the others wait for it.
 
@@ -315,16 +307,6 @@ class Store:
                     raise CompilerError(f"exit status {status}: {output.strip() or 'no message'}")
                 files.replace(self.folder / f"{job.key}.error", output.encode())
                 raise CompileError(output)
-            facts = {
-                "configuration": job.configuration,
-                "compiler": tools.version,
-                "architecture": tools.architecture,
-                "flags": tools.flags,
-                "headers": tools.headers,
-                "bytes": made.stat().st_size,
-                "seconds": round(seconds, 1),
-            }
-            files.replace(self.folder / f"{job.key}.json", f"{json.dumps(facts, indent=1)}\n".encode())
             place = self.folder / f"{job.key}.o"
             os.replace(made, place)
             digests.is_whole(place, self.folder)  # notes its digest

@@ -1,4 +1,4 @@
-"""The command ``pytest-gemm cache``: that of the storage, and ``key``, under which a CI keeps the folder.
+"""The command ``pytest-gemm cache``: ``prune``, which the storage does, and ``key``, under which a CI keeps the folder.
 
 A service that keeps folders between jobs never changes what it has under one key, and restores the newest one whose key
 has a given beginning.  So the beginning names what the kernels were compiled for, and the end which kernels there are:
@@ -47,6 +47,6 @@ def run(given: argparse.Namespace) -> int:
         ValueError: for a limit that is no number, or a key without a torch.
     """
     if given.task != "key":
-        return cache.run(given)
+        return cache.prune_now()
     show("".join(f"{name}={value}\n" for name, value in keys().items()))
     return 0

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pytest_gemm import __version__
-from pytest_gemm.core.text import did_you_mean, show
 from pytest_gemm.storage.datafile import document
 
 USAGE_ERROR: Final = 4
@@ -35,53 +34,32 @@ class Parser(argparse.ArgumentParser):
         self.print_usage(sys.stderr)
         self.exit(USAGE_ERROR, f"{self.prog}: error: {message}\n")
 
-    def fill(self, command: Mapping[str, Any]) -> None:
-        """Add the arguments and the tasks of a command of :data:`COMMANDS`."""
+    def fill(self, command: Mapping[str, Any], dest: str = "task") -> None:
+        """Add the arguments and the tasks of a command of :data:`COMMANDS`; ``dest`` keeps which task was given."""
         for argument in command.get("arguments", []):
-            options = {key: _named(value) if key in {"type", "choices"} else value for key, value in argument.items()}
+            options = dict(argument)
+            if "type" in options:
+                options["type"] = pkgutil.resolve_name(options["type"])
             self.add_argument(options.pop("name"), **options)
         if tasks := command.get("tasks"):
-            parsers = self.add_subparsers(required=True, metavar="COMMAND", dest="task")
+            parsers = self.add_subparsers(required=True, metavar="COMMAND", dest=dest)
             for name, task in tasks.items():
-                parsers.add_parser(name, help=task["help"]).fill(task)
-
-
-def _named(value: Any) -> Any:
-    """What a text names as ``module:name``; anything else as it is."""
-    return pkgutil.resolve_name(value) if isinstance(value, str) else value
+                description = f"{task['help'][0].upper()}{task['help'][1:]}."
+                parsers.add_parser(name, help=task["help"], description=description).fill(task)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in {"-h", "--help"}:
-        show(_overview())
-        return 0 if words else USAGE_ERROR
-    if words[0] == "--version":
-        show(f"pytest-gemm {__version__}\n")
-        return 0
-    name = words[0]
-    if name not in COMMANDS:
-        known = f"commands: {', '.join(COMMANDS)}"
-        Parser(prog="pytest-gemm").error(f"no such command: {name}{did_you_mean(name, COMMANDS)}; {known}")
-    command = COMMANDS[name]
-    module = importlib.import_module(command["module"])
-    parser = Parser(prog=f"pytest-gemm {name}", description=f"{command['help'][0].upper()}{command['help'][1:]}.")
-    parser.fill(command)
-    given = parser.parse_args(words[1:])
+    parser = Parser(prog="pytest-gemm")
+    parser.add_argument("--version", action="version", version=f"pytest-gemm {__version__}")
+    parser.fill({"tasks": COMMANDS}, dest="command")
+    given = parser.parse_args(arguments)
     try:
-        return int(module.run(given))
+        return int(importlib.import_module(COMMANDS[given.command]["module"]).run(given))
     except ValueError as error:
         parser.error(str(error))
     except OSError as error:
         parser.error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-
-
-def _overview() -> str:
-    width = max(map(len, COMMANDS)) + 2
-    lines = [f"  {name:<{width}}{command['help']}" for name, command in COMMANDS.items()]
-    usage = "usage: pytest-gemm COMMAND [ARGUMENTS]    (pytest-gemm COMMAND --help for its arguments)"
-    return "\n".join([usage, "", "commands:", *lines]) + "\n"
 
 
 if __name__ == "__main__":

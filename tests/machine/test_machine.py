@@ -16,7 +16,7 @@ import fake_nvml
 import pytest
 import torch
 
-from pytest_gemm.machine import gpus, isa, processor, software
+from pytest_gemm.machine import gpus, processor, software
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.machine.processor import Cpu
@@ -34,25 +34,8 @@ VIRTUAL = (
 ARM = "processor\t: 0\nFeatures\t: fp asimd sve\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n\nHardware\t: board\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (
-            XEON,
-            Cpu(
-                "Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz",
-                "f6m143",
-                ("fpu", "avx2", "avx512f", "avx512_vnni", "amx_bf16", "amx_tile"),
-                4,
-            ),
-        ),
-        (VIRTUAL, Cpu("AMD EPYC", "f25m1", ("fpu", "avx", "avx2"), 2)),
-        (ARM, Cpu("", "41d40", ("fp", "asimd", "sve"), 1)),
-        ("", Cpu()),
-    ],
-)
-def test_the_cpu_as_linux_describes_it(text: str, found: Cpu) -> None:
-    assert processor.read_cpuinfo(text) == found
+def test_the_cores_that_linux_lists_are_counted() -> None:
+    assert [processor.read_cpuinfo(text).logical for text in (XEON, VIRTUAL, ARM, "")] == [4, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -63,9 +46,10 @@ def test_the_cpu_as_linux_describes_it(text: str, found: Cpu) -> None:
         (processor.read_cpuinfo(VIRTUAL), "amd-epyc-f25m1-avx2-4c"),
         (processor.read_cpuinfo(ARM), "{arch}-41d40-sve-4c"),
         (Cpu("AMD EPYC 7763 64-Core Processor", "f25m1", ("avx2",)), "amd-epyc-7763-avx2-4c"),
-        (Cpu("AMD Ryzen 7 7840U w/ Radeon  780M Graphics", "", ("avx512f",)), "amd-ryzen-7-7840u-avx512-4c"),
+        (Cpu("Intel Xeon 8380", "", ("avx2", "avx512f", "avx512_vnni")), "intel-xeon-8380-avx512-vnni-4c"),
+        (Cpu("AMD Ryzen 7 7840U w/ Radeon  780M", "", ("avx512f", "avx512_bf16")), "amd-ryzen-7-7840u-avx512-bf16-4c"),
         (Cpu("13th Gen Intel(R) Core(TM) i7-1360P", "", ("avx2",)), "13th-gen-intel-core-i7-1360p-avx2-4c"),
-        (Cpu(), "{arch}-{arch}-4c"),
+        (processor.read_cpuinfo(""), "{arch}-{arch}-4c"),
         (Gpu(0, "", "NVIDIA H200", "580.95", "9.0", 700.0), "nvidia-h200-sm90-700w"),
         (
             Gpu(0, "", "NVIDIA A100-SXM4-40GB", "580", "8.0", 400.0, "3g.20gb"),
@@ -78,25 +62,6 @@ def test_a_hardware_key_is_a_folder_s_name_and_tells_machines_apart(hardware: Cp
     found = key_module.hardware_key("cuda" if isinstance(hardware, Gpu) else "cpu", 4, on=hardware)
     assert found == key.format(arch=os.uname().machine.replace("_", "-"))
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", found)
-
-
-def test_figures_of_other_numbers_of_cores_have_another_key() -> None:
-    assert len({key_module.hardware_key("cpu", cores) for cores in (1, 2, 16)}) == 3
-
-
-@pytest.mark.parametrize(
-    ("flags", "level"),
-    [
-        ("avx2 avx512f", "avx512"),
-        ("avx2 avx512f avx512_vnni", "avx512-vnni"),
-        ("avx512f avx512_vnni avx512_bf16", "avx512-bf16"),
-        ("avx512_bf16 amx_tile", "amx"),
-        ("sse4_2 avx", "avx"),
-        ("fp asimd", "neon"),
-    ],
-)
-def test_the_best_instruction_set_names_the_level(flags: str, level: str) -> None:
-    assert isa.isa_level(flags.split()) == level
 
 
 # -- NVML ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.config import config
@@ -67,13 +66,6 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 # -- what is selected ------------------------------------------------------------------------------
-
-
-def test_ids_are_backend_and_line(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=mine,aten", "--collect-only", "-q")
-    result.stdout.fnmatch_lines_random(
-        ["*test_product[[]mine-mm:f32:nn:8x16x32]", "*test_product[[]aten-mm:bf16:nt:17x33x65]"]
-    )
 
 
 def test_a_good_callable_passes_and_a_refusal_is_not_a_skip(project: pytest.Pytester) -> None:
@@ -240,16 +232,6 @@ def test_junit_says_backend_kernel_status_and_error(project: pytest.Pytester) ->
     assert 0.0 <= float(found["gemm_error_over_bound"] or "nan") <= 1.0
 
 
-def test_artifacts_hold_report_and_tensors(project: pytest.Pytester) -> None:
-    folder = project.path / "failures"
-    run(project, "--gemm-backends=off", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-output=.")
-    place = sorted(folder.iterdir())[0]
-    assert "on off: incorrect" in (place / "report.txt").read_text()
-    tensors = torch.load(place / "tensors.pt")
-    wrong = (tensors["actual"].double() < tensors["lo"]) | (tensors["actual"].double() > tensors["hi"])
-    assert wrong.any()
-
-
 # -- the ledger ------------------------------------------------------------------------------------
 
 LEDGER = """
@@ -268,14 +250,6 @@ def test_a_known_failure_is_green_and_counted(project: pytest.Pytester) -> None:
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*= 2 known-failure in *"])
     result.stdout.fnmatch_lines(["*KNOWN-FAILURE*", "known failure off-by-one-rows: 2 problem(s)"])
-
-
-def test_a_ledger_entry_that_passes_everywhere_is_an_error(project: pytest.Pytester) -> None:
-    ledger = project.path / "known.toml"
-    ledger.write_text(LEDGER.format(m=5).replace('"off"', '"mine"'))
-    result = run(project, "--gemm-backends=mine", f"--gemm-known-failures={ledger}")
-    assert result.ret == 14
-    result.stdout.fnmatch_lines(["known failure 'off-by-one-rows' passed everywhere it applied: delete it*"])
 
 
 def test_a_narrowed_run_cannot_call_an_entry_stale(project: pytest.Pytester) -> None:
@@ -313,29 +287,6 @@ ABSENT = """
 """
 
 
-def test_a_named_backend_that_cannot_run_fails_the_run_with_its_remedy(project: pytest.Pytester) -> None:
-    project.makeconftest(ABSENT)
-    result = run(project, "--gemm-backends=absent,aten")
-    assert result.ret == 10
-    result.assert_outcomes(passed=3)
-    result.stdout.fnmatch_lines(["absent did not run: there is no board", "*plug in the board"])
-
-
-def test_a_missing_backend_fails_the_run_under_xdist_too(project: pytest.Pytester) -> None:
-    project.makeconftest(ABSENT)
-    result = run(project, "-n1", "--gemm-backends=absent")
-    assert result.ret == 10  # not that there was no test to run
-    result.stdout.fnmatch_lines(["absent did not run: there is no board", "*plug in the board"])
-
-
-def test_missing_skip_only_shows_it(project: pytest.Pytester) -> None:
-    project.makeconftest(ABSENT)
-    # The tests run oneDNN without AMX, so that an entry about that would be stale.
-    result = run(project, "--gemm-backends=absent,aten", "--gemm-allow=missing", "--gemm-known-failures=none")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["absent did not run: there is no board"])
-
-
 def test_auto_leaves_out_what_cannot_run(project: pytest.Pytester) -> None:
     project.makeconftest(ABSENT)
     project.makepyfile(test_it=PRODUCT.format(problems="'int_mm:i8-i8-i32:nt:32x16x16'"))
@@ -362,15 +313,3 @@ def test_two_workers_divide_the_cores_and_their_outcomes_are_put_together(projec
     result.assert_outcomes(passed=2 + 1, failed=2)
     result.stdout.fnmatch_lines(["mine *mm *2 *", "off *mm *2 *", "*4 problems judged*"])
     assert len({(r["backend"], r["problem"]) for r in records(record)}) == 4
-
-
-def test_other_peoples_parametrized_tests_run(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import pytest
-        @pytest.mark.parametrize("x", [1, 2])
-        def test_other(x):
-            pass
-        """
-    )
-    run(pytester, "--gemm-backends=aten").assert_outcomes(passed=2)

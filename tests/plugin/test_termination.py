@@ -58,8 +58,6 @@ def lives(process: int) -> bool:
     [
         pytest.param(os.kill, (), id="process-alone"),
         pytest.param(os.killpg, ("-n", "2"), id="group-workers"),
-        pytest.param(os.kill, ("-n", "2"), id="process-workers", marks=pytest.mark.study),
-        pytest.param(os.killpg, (), id="group-alone", marks=pytest.mark.study),
     ],
 )
 def test_a_run_that_is_terminated_ends_its_workers_and_cleans_up(
@@ -72,15 +70,7 @@ def test_a_run_that_is_terminated_ends_its_workers_and_cleans_up(
     monkeypatch.setenv("TMPDIR", str(scratch))
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it=TEST)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "--gemm-backends=slow",
-        "--gemm-output=.",
-    ]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--gemm-backends=slow", "--gemm-output=."]
     with (pytester.path / "log").open("wb") as log:
         run = subprocess.Popen([*command, *more], stdout=log, stderr=log, start_new_session=True)
         record = pytester.path / "run.jsonl"
@@ -130,30 +120,3 @@ def test_a_forked_process_ends_at_once() -> None:
     finally:
         one.close()
         signal.signal(signal.SIGTERM, before)
-
-
-@pytest.mark.slow
-@pytest.mark.study
-def test_what_a_killed_run_leaves_goes_when_the_next_one_begins(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scratch = pytester.mkdir("scratch")
-    monkeypatch.setenv("TMPDIR", str(scratch))
-    pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(test_it=TEST)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--gemm-backends=slow"]
-    with (pytester.path / "log").open("wb") as log:
-        run = subprocess.Popen([*command, "-n2"], stdout=log, stderr=log)
-        until(lambda: len(list(pytester.path.glob("pid-*"))) == 2, 200.0)
-    assert subprocess.run([*command, "--collect-only"], capture_output=True, check=False).returncode == 0
-    alive = set(scratch.glob("pytest-gemm-*"))
-    run.kill()
-    run.wait(60)
-    workers = [int(path.name.removeprefix("pid-")) for path in pytester.path.glob("pid-*")]
-    until(lambda: not any(map(lives, workers)), 15.0)
-    assert len(alive) == 1
-    assert set(scratch.glob("pytest-gemm-*")) == alive
-    for folder in alive:
-        os.utime(folder / ".owner", (0, 0))
-    subprocess.run([*command, "-n1", "-k", "nothing"], capture_output=True, check=False)
-    assert not list(scratch.glob("pytest-gemm-*"))

@@ -56,13 +56,6 @@ def run(pytester: pytest.Pytester, *options: str) -> list[list[str]]:
 # -- the order -------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_gets_the_longest_and_behind_it_what_it_can_end_in_time() -> None:
-    units = [("a", 9.0), ("b", 4.0), ("c", 1.0)]
-    assert xdist.chosen(units, 0.0, 5.0) == "a"
-    assert xdist.chosen(units, 3.0, 8.0) == "b"
-    assert xdist.chosen(units, 8.0, 5.0) == "c", "the shortest, where none fits"
-
-
 def test_a_problem_that_takes_longer_than_a_share_is_divided_by_backends() -> None:
     dynamic = [f"t.py::test[{who}-mm:f32:nn:{m}x8x8:m.dynamic]" for who in ("aten", "cpp") for m in (2, 17)]
     other = [f"t.py::test[{who}-mm:f32:nn:8x8x{k}]" for who in ("aten", "cpp") for k in (16, 32)]

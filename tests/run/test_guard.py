@@ -1,26 +1,23 @@
-"""Guard pages: where operands lie, who is named when a kernel leaves them; and what compute-sanitizer says."""
+"""Guard pages: where operands lie, who is named when a kernel leaves them."""
 
 from __future__ import annotations
 
 import json
 import mmap
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.core.case_id import CaseId, Device
-from pytest_gemm.core.outcome import Outcome, Reason, Status
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import guard_pages, tensors
 from pytest_gemm.operands.guard_pages import GuardPages
-from pytest_gemm.plugin import sanitizer
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.record import lines as records
 
 LINES = (
     "mm:f32:nn:8x16x32",
@@ -122,65 +119,3 @@ def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_a_corre
     )
     begun = [o["status"] for o in outcomes if o["backend"] == "reads-on" and o["guard"] == "begin"]
     assert begun == ["passed"] * 8  # before the beginning it touches nothing
-
-
-@pytest.mark.slow
-def test_guard_pages_are_the_cpu_s(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(test_it=TEST)
-    options = ("-p", "no:cacheprovider", "--gemm-guard=pages", "--gemm-device=cuda", "--gemm-backends=correct")
-    result = pytester.runpytest_subprocess(*options, timeout=300)
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(["ERROR: --gemm-guard=pages has no effect: no selected backend (correct) computes on*"])
-
-
-LOG = """
-========= COMPUTE-SANITIZER
-========= Invalid __global__ read of size 4 bytes
-=========     at triton_mm_kernel+0x1f0 in cxy.py:41
-=========     by thread (31,0,0) in block (0,0,0)
-=========     Address 0x7f5e00000400 is out of bounds
-=========
-========= Invalid __global__ read of size 4 bytes
-=========     at 0x1f0 in /src/k.cu:41:void triton_mm_kernel(float*)
-========= ERROR SUMMARY: 2 errors
-"""
-
-
-def test_the_sanitizer_s_log_is_counted_by_kernel() -> None:
-    assert sanitizer.findings([LOG, "========= ERROR SUMMARY: 0 errors\n"]) == {
-        ("Invalid __global__ read of size 4 bytes", "triton_mm_kernel"): 2
-    }
-
-
-def test_the_sanitizer_runs_pytest_below_it_and_says_what_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tool = tmp_path / "compute-sanitizer"
-    tool.write_text(
-        "#!/bin/sh\n"
-        'log=$(echo "$@" | sed "s/.*--log-file \\([^ ]*\\)%p.log.*/\\1/")\n'
-        'echo "$PYTORCH_NO_CUDA_MEMORY_CACHING $@" > "$(dirname $0)/called"\n'
-        f"cat > ${{log}}1.log <<'EOF'\n{LOG}\nEOF\nexit 86\n"
-    )
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert sanitizer.run("memcheck", ["conformance", "--gemm-guard=memcheck"], tmp_path) == 1
-    assert "2 x Invalid __global__ read of size 4 bytes in triton_mm_kernel" in capsys.readouterr().out
-    called = (tmp_path / "called").read_text()
-    assert called.startswith("1 --tool memcheck ")
-    assert "--report-api-errors no" in called  # a library may ask the driver for an entry that it lacks
-    options = "--gemm-guard=memcheck --gemm-set=run.inline=yes --gemm-guard=none"
-    assert called.rstrip().endswith(f"-m pytest conformance {options}")
-
-
-def test_no_sanitizer_is_a_usage_error() -> None:
-    with pytest.raises(pytest.UsageError, match="compute-sanitizer is neither on PATH nor"):
-        sanitizer.find({"PATH": "/nowhere"})
-
-
-def test_a_guarded_crash_is_read_again_from_its_record() -> None:
-    made = Outcome(
-        CaseId("mine", "mm:f32:nn:8x16x32", guard="end"), "rand", 0, Status.CRASHED, Reason("page-guard", "x")
-    )
-    assert records.from_record(records.to_record(made)) == made

@@ -25,16 +25,6 @@ class Terminal:
         self.rewritten.append(text)
 
 
-class Clock:
-    """Seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.mark.parametrize(
     ("isatty", "options", "lines", "rewritten"),
     [
@@ -47,22 +37,15 @@ class Clock:
 def test_progress_is_one_line_on_a_terminal_and_a_line_in_30_s_elsewhere_and_none_where_it_is_quiet(
     monkeypatch: pytest.MonkeyPatch, isatty: bool, options: dict[str, float], lines: list[str], rewritten: list[str]
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr("pytest_gemm.run.progress.time.monotonic", clock)
+    seconds = map(float, range(60))
+    monkeypatch.setattr("pytest_gemm.run.progress.time.monotonic", lambda: next(seconds))
     terminal = Terminal(isatty)
     display = Display(terminal, **options)  # type: ignore[arg-type]  # each has its own type
     for second in range(60):
-        clock.now = float(second)
         display.progress(f"at {second}")
     display.line("done")
     assert terminal.lines == lines
     assert terminal.rewritten == rewritten
-
-
-def test_nothing_is_written_where_there_is_no_terminal() -> None:
-    display = Display(None)
-    display.line("a line")
-    display.progress("at work")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and how long it will take."""
+"""Where the time of a run goes, and what its tests took."""
 
 from __future__ import annotations
 
@@ -14,23 +14,16 @@ from pytest_gemm.run import timeline
 
 CONFTEST = """
     import os, time
-    from pytest_gemm.run import timeline
-
-    timeline.WORTH_A_LINE = 0.5
 
     def mine(a, b):
         return (a.float() @ b.float()).to(a.dtype)
-
-    def sleeps(a, b):
-        time.sleep(0.3)
-        return mine(a, b)
 
     def dies(a, b):
         time.sleep(0.2)
         os._exit(0)
 
     def pytest_gemm_register_backends(registry):
-        for function in (mine, sleeps, dies):
+        for function in (mine, dies):
             registry.add_callable(function.__name__, function)
 """
 TEST = """
@@ -48,24 +41,7 @@ def run(pytester: pytest.Pytester, *options: str, backends: str = "mine") -> pyt
     return pytester.runpytest_subprocess(f"--gemm-backends={backends}", *options, timeout=120)
 
 
-# -- the expected end ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("known", "workers", "said"),
-    [
-        ([30.0, 31.0], 1, "about 70 s"),
-        ([30.0, 31.0], 2, "about 40 s"),
-        ([30.0, 5.0], 2, "about 30 s"),  # the longest decides
-        ([30.0], 1, "about 60 s"),  # the other one is like it
-        ([], 1, ""),
-        ([4.0, 5.0], 1, ""),
-        ([400.0, 0.0], 1, "about 7 min"),
-    ],
-)
-def test_the_estimate(known: list[float], workers: int, said: str) -> None:
-    seconds = {f"t.py::{i}": took for i, took in enumerate(known)}
-    assert timeline.estimate(seconds, ["a/t.py::0", "a/t.py::1"], workers) == said
+# -- what tests took -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": [1]}', '{"a": "x"}'])
@@ -81,17 +57,6 @@ def test_a_file_that_is_damaged_counts_as_none(tmp_path: Path, text: str) -> Non
 def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     timeline.record(tmp_path / "file" / "durations.json", {"a": 1.0})
-
-
-@pytest.mark.study
-def test_a_run_says_what_it_will_take(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
-    run(pytester, backends="sleeps").stdout.no_fnmatch_line("*the last run*")
-    said = "gemm: the tests take about 10 s, by the last run on this machine"
-    run(pytester, backends="sleeps").stdout.fnmatch_lines(["gemm: backends sleeps*", said])
-    run(pytester, "--gemm-level=full", backends="sleeps").stdout.no_fnmatch_line("*the last run*")
-    workers = run(pytester, "-n2", backends="sleeps")
-    assert workers.stdout.str().count(said) == 1
 
 
 # -- the spans -------------------------------------------------------------------------------------------------------
@@ -117,12 +82,6 @@ def kept() -> Iterator[None]:
     trace.begin()
     yield
     trace.stop()
-
-
-def test_nothing_is_kept_where_nothing_is_asked_for() -> None:
-    with trace.span("run", problem="mm"):
-        trace.add("compile", trace.now())
-    assert trace.taken() == []
 
 
 @pytest.mark.usefixtures("kept")

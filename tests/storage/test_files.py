@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -102,29 +99,3 @@ def test_what_is_stored_behind_a_link_is_replaced_there(tmp_path: Path) -> None:
     assert stored.is_symlink()
     assert (common / "cpp.json").read_bytes() == b"new"
     assert [path.name for path in common.iterdir()] == ["cpp.json"]
-
-
-def test_the_folder_of_a_dead_process_is_removed_and_that_of_a_living_one_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    code = f"import sys, tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
-    code += "from pytest_gemm.storage import files; print(files.own_folder(), flush=True); sys.stdin.read()"
-    found = []
-    with contextlib.ExitStack() as stack:
-        for _ in range(3):
-            pipe, command = subprocess.PIPE, [sys.executable, "-c", code]
-            process = stack.enter_context(subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe))
-            assert process.stdout is not None
-            found.append((process, Path(process.stdout.readline().strip())))
-        (_, alive), *dead = found
-        for process, _ in dead:
-            process.kill()
-            process.wait()
-        others = tmp_path / "pytest-gemm-of-another-tool"
-        others.mkdir()
-        for folder in (alive, dead[0][1]):
-            os.utime(folder / ".owner", (0, 0))
-        mine = files.own_folder()
-        assert set(tmp_path.iterdir()) == {alive, dead[1][1], others, mine}  # the second one has just been made
-        assert not dead[0][1].exists()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,7 +72,7 @@ def test_a_wrong_smoke_product_is_incorrect() -> None:
     assert doctor_module._can_run(config, None, "off") == [(f"with torch {torch.__version__}", "")]
     text, said = doctor_module._product(config, None, "off")[0]
     assert text.startswith("FAILED: mm:f16:nt:32x64x128 incorrect: ")
-    assert said == "failed"  # which turns the report red, see below
+    assert said == "failed"
 
 
 @pytest.mark.slow
@@ -95,72 +91,13 @@ def test_what_breaks_or_hangs_is_one_check(doctor: pytest.Pytester) -> None:
     assert text.splitlines()[-1].endswith("can run: good; cannot run: lacks; FAILED: dies hangs raises")
 
 
-Told = Callable[[str], Iterable[tuple[str, str]]]
-
-
-@pytest.fixture
-def reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[bool, list[str]]]:
-    """Whether a report is well and its lines, where ``told`` answers for backends."""
-
-    def report(told: Told, *names: str, **options: Any) -> tuple[bool, list[str]]:
-        def call(_: object, question: str, name: str) -> list[tuple[str, str]]:
-            return [] if question == "can run" else [*told(name)]
-
-        process = SimpleNamespace(close=lambda: None, call=call, watch=lambda _: contextlib.nullcontext())
-        monkeypatch.setattr(doctor_module, "Keeper", lambda *_: process)
-        monkeypatch.setattr(doctor_module, "Process", lambda *_: process)
-        backends = {name: SimpleNamespace(name=name) for name in names}
-        made: dict[str, Any] = {"named": True, "allow": set(), "generates": False, "threads": 1}
-        made |= {"limits": (1.0, 1.0), **options}
-        made |= {"backends": [*backends.values()], "registry": Registry(), "device_of": lambda _: "cpu"}
-        well = doctor_module.report(SimpleNamespace(**made))  # type: ignore[arg-type]
-        return well, capsys.readouterr().out.splitlines()
-
-    return report
-
-
-@pytest.mark.parametrize(
-    ("state", "options", "well"),
-    [
-        ("", {}, True),
-        ("works", {}, True),
-        ("failed", {}, False),
-        ("failed", {"allow": {"missing"}}, False),
-        ("missing", {}, False),
-        ("missing", {"allow": {"missing"}}, True),
-        ("missing", {"named": False}, True),
-    ],
-)
-def test_the_report_is_red_for_what_is_broken_and_for_a_named_backend_that_cannot_run(
-    reported: Callable[..., tuple[bool, list[str]]], state: str, options: dict[str, Any], well: bool
-) -> None:
-    told = {"mine": [("with a part", ""), ("the verdict", state)]}
-    found, lines = reported(lambda name: told.get(name, [("a fact", "")]), "mine", **options)
-    assert found is well
-    shown = ["the verdict", "with a part"] if state else ["with a part", "the verdict"]  # what matters comes first
-    text = re.sub(r"\d+\.\d s", "0.0 s", "\n".join(lines))
-    assert f"mine       cpu     0.0 s  {shown[0]}\n                          {shown[1]}" in text
-
-
-def test_checks_do_not_wait_for_each_other_and_are_shown_as_they_end(
-    reported: Callable[..., tuple[bool, list[str]]],
-) -> None:
-    met = threading.Barrier(2)
-
-    def told(name: str) -> Iterator[tuple[str, str]]:
-        if name in {"slow", "fast"}:
-            met.wait(10)  # both are at work
-        if name == "slow":
-            time.sleep(0.3)
-        yield f"{name} is well", "works"
-
-    well, lines = reported(told, "slow", "fast")
-    assert well
-    text = "\n".join(lines)
-    assert text.index("fast is well") < text.index("slow is well")
-    assert "2 checks at once" in text
+@pytest.mark.slow
+def test_a_named_backend_that_cannot_run_is_red_unless_it_may_be_missing(doctor: pytest.Pytester) -> None:
+    code, text = screen(doctor, "--backends=lacks")
+    assert code == 1, text
+    code, text = screen(doctor, "--backends=lacks", "--allow-missing")
+    assert code == 0, text
+    assert text.splitlines()[-1].endswith("cannot run: lacks")
 
 
 @pytest.mark.slow
