@@ -1,4 +1,4 @@
-"""A failing case as a standalone script, its picture, and the scripts of what the ledger knows."""
+"""A failing case as a standalone script, and its picture."""
 
 from __future__ import annotations
 
@@ -263,16 +263,6 @@ def test_the_script_of_a_known_crash_is_that_of_the_crash() -> None:
     known = dataclasses.replace(crash, status=Status.KNOWN_FAILURE, known_failure="an-entry", failed_as=crash.status)
     assert repro.script(known, recipe, evidence).text == repro.script(crash, recipe, evidence).text
     assert "1 if 'InductorError' in traceback" in repro.script(known, recipe, evidence).text
-
-
-def test_the_smallest_case_of_a_ledger_entry_is_kept(tmp_path: Path) -> None:
-    kept = []
-    for line in ("mm:f32:nn:8x16x32", "mm:f32:nn:16x16x32", "mm:f32:nn:5x4x3"):
-        found, case, _ = judged(tmp_path, Problem.parse(line), "rand")
-        explained = dataclasses.replace(found[0].outcome, known_failure="an-entry")
-        artifacts.save_defect(tmp_path / "defects", Judged(explained, found[0].evidence), case)
-        kept.append((tmp_path / "defects" / "an-entry.py").read_text().split()[0])
-    assert kept == ['"""mm:f32:nn:8x16x32', '"""mm:f32:nn:8x16x32', '"""mm:f32:nn:5x4x3']
 
 
 DESCRIPTION = (
