@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.api.shipped import Shipped, ShippedError
+from pytest_gemm.api.shipped import RegistryError, Shipped
 from pytest_gemm.core.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
 
 
 _DEVICES: Final = ("cpu", "cuda")
-
-
-class RegistryError(ValueError):
-    """A backend that cannot be registered, or a name that is not registered."""
 
 
 class Registry:
@@ -52,7 +48,7 @@ class Registry:
             one, *others = entries
             other = f"{others[0]} ships another one" if others else "another one is registered"
             if others or name not in self._loaded:
-                raise RegistryError(str(one.wrong(f"two backends are called {name!r}: {other}")))
+                raise one.wrong(f"two backends are called {name!r}: {other}")
         return self[name]
 
     def add(self, backend: Backend) -> None:
@@ -136,13 +132,11 @@ class Registry:
             raise RegistryError(f"unknown backend {name!r}{hint}; known: {', '.join(self.names())}") from None
 
     def _load(self, one: Shipped) -> None:
+        made: Any = one.load()
         try:
-            made: Any = one.load()
             self.add(made)
-        except ShippedError as error:
-            raise RegistryError(str(error)) from None
         except RegistryError as error:
-            raise RegistryError(str(one.wrong(str(error)))) from None
+            raise one.wrong(str(error)) from None
         self._loaded[one.name] = one
 
     def __iter__(self) -> Iterator[Backend]:
