@@ -15,15 +15,13 @@ from pytest_gemm.core.text import show
 from pytest_gemm.failures.text import Rerun, folder_name
 from pytest_gemm.record.reader import Run, read
 from pytest_gemm.report import markdown, review, runs
-from pytest_gemm.report.model import Tally, by, distinct, having, kind
+from pytest_gemm.report.model import Tally, by, distinct, having, judged, kind, wrong
 from pytest_gemm.speed.report import figures
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.storage import files
 
 # Error maps that a page holds, one a failure; each has some 30 kB.
 _PICTURES: Final = 12
-# Problems that a failure lists.
-_PROBLEMS: Final = 100
 # Options that decide what a rerun computes; those of the case come from the case.
 _RERUN: Final = ("level", "known-failures", "device", "candidates", "reference", "threads", "set")
 # Columns of counts that a table has where one of them is not zero.
@@ -37,7 +35,6 @@ class Failure:
     """Cases that are wrong in one way.
 
     Attributes:
-        who, entry, status, code: what they agree in; ``entry`` is the ledger's, "" for none.
         shown: the one of them that is shown.
         run: that it is of.
         counts: problems by run.
@@ -45,10 +42,6 @@ class Failure:
         before: what became of these problems in the runs before the first that has the failure; "" where none has them.
     """
 
-    who: str
-    entry: str
-    status: Status
-    code: str
     shown: Outcome
     run: Run
     counts: Sequence[int]
@@ -57,13 +50,8 @@ class Failure:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What tells it from the others."""
-        return self.who, self.entry, str(self.status), self.code
-
-    @property
-    def listed(self) -> Sequence[str]:
-        """The first problems."""
-        return self.problems[:_PROBLEMS]
+        """What tells it from the others: the backend, the ledger's entry ("" for none), the status and the reason."""
+        return _way(self.shown)
 
     @property
     def rerun(self) -> str:
@@ -94,8 +82,8 @@ def page(found: Sequence[Run], title: str) -> str:
     Styles, script and error maps are inside, and a content security policy forbids to load anything else.
     """
     labels = _labels(found)
-    wrong = sorted(failures(found, labels), key=lambda one: (bool(one.entry), one.who, one.entry, one.code))
-    drawn = [one for one in wrong if one.picture][:_PICTURES]
+    ways = sorted(failures(found, labels), key=lambda one: one.key)
+    drawn = [one for one in ways if one.picture][:_PICTURES]
     last, tallies = found[-1], [Tally.of(run.outcomes) for run in found]
     text = render(
         "results.html.jinja",
@@ -105,8 +93,8 @@ def page(found: Sequence[Run], title: str) -> str:
         label=labels[-1],
         tally=tallies[-1],
         judged=sum(one.was_judged for one in last.outcomes),
-        new=[one for one in wrong if not one.entry],
-        known=[one for one in wrong if one.entry],
+        new=[one for one in ways if not one.shown.known_failure],
+        known=[one for one in ways if one.shown.known_failure],
         rows=_rows(found),
         distances=_distances(found, labels),
         refused=by(having(last.outcomes, "unsupported", "not-run", "pruned"), "who", "why"),
@@ -119,21 +107,21 @@ def page(found: Sequence[Run], title: str) -> str:
 
 def failures(found: Sequence[Run], labels: Sequence[str]) -> Iterator[Failure]:
     """The ways in which cases of the runs are wrong."""
-    groups: dict[tuple[str, str, Status, str], dict[int, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[str, str, str, str], dict[int, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
     for number, run in enumerate(found):
-        for one in run.outcomes:
-            if one.status.is_failure or one.status is Status.KNOWN_FAILURE:
-                groups[one.who, one.known_failure, one.ended, one.code][number].append(one)
-    for (who, entry, status, code), outcomes in groups.items():
+        for one in wrong(run.outcomes):
+            groups[_way(one)][number].append(one)
+    for (who, *_), outcomes in groups.items():
         number = max(outcomes)  # what is shown is of the last run that has it
         counts = [len(distinct(outcomes.get(i, ()), "problem")) for i in range(len(found))]
         problems = list(dict.fromkeys(o.problem for some in outcomes.values() for o in some))
         before = _before(found[: min(outcomes)], who, problems, labels[min(outcomes)])
-        every = [
-            Failure(who, entry, status, code, shown, found[number], counts, problems, before)
-            for shown in outcomes[number]
-        ]
+        every = [Failure(shown, found[number], counts, problems, before) for shown in outcomes[number]]
         yield next((one for one in every if one.picture), every[0])
+
+
+def _way(one: Outcome) -> tuple[str, str, str, str]:
+    return one.who, one.known_failure, str(one.ended), one.code
 
 
 def _before(found: Sequence[Run], who: str, problems: Sequence[str], label: str) -> str:
@@ -180,7 +168,7 @@ def _distances(found: Sequence[Run], labels: Sequence[str]) -> list[str]:
     """The figures: for each backend and kind of data, and each run, which errors were found; the largest first."""
     groups: dict[tuple[str, str], list[list[tuple[float, str]]]] = defaultdict(lambda: [[] for _ in found])
     for number, run in enumerate(found):
-        for (_, dtypes, who), outcomes in _cells([o for o in run.outcomes if o.ratio is not None]).items():
+        for (_, dtypes, who), outcomes in _cells(judged(run.outcomes)).items():
             groups[who, dtypes][number] += [(o.ratio or 0.0, _colour(o.status)) for o in outcomes]
     ordered = sorted(groups.items(), key=lambda item: (-max(max(some)[0] for some in item[1] if some), item[0]))
     rows = [
