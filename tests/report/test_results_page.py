@@ -149,10 +149,3 @@ def test_the_page_asks_no_network_and_stays_small(tmp_path: Path) -> None:
     assert not re.search(r"https?://|@import|url\((?!#)", text)
     assert len(text.encode()) < 250_000
     assert text == html(tmp_path, outcomes(), outcomes(later=True))
-
-
-def test_a_folder_without_a_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["results", str(tmp_path), "--html", str(tmp_path / "page.html")])
-    assert ended.value.code == cli.USAGE_ERROR
-    assert "has no run.jsonl; name a run record" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``pytest-gemm compare``: what two runs have otherwise, and whether the later one is worse."""
+"""``pytest-gemm compare``: what differs between two runs, and whether the later one is worse."""
 
 from __future__ import annotations
 
@@ -371,21 +371,3 @@ def test_the_page_has_every_case_and_loads_nothing(compare: Compare, tmp_path: P
     assert "&lt;script&gt;" in text
     assert "<script>" not in text
     assert not re.search(r"(src|href)=\"(?!#)", text)
-
-
-# -- wrong input ------------------------------------------------------------------------------------------------------
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as left:
-        cli.main(["compare", *words])
-    assert left.value.code == cli.USAGE_ERROR
-    return capsys.readouterr().err
-
-
-def test_what_is_no_run_is_an_error_of_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = written(tmp_path / "a", [PASSED])
-    assert f"{tmp_path}: has no run.jsonl; name a run record" in refusal(capsys, made, str(tmp_path))
-    assert "cannot be read" in refusal(capsys, made, str(tmp_path / "none.jsonl"))
-    (tmp_path / "text.jsonl").write_text("text", encoding="utf-8")
-    assert "it has no line of a run record" in refusal(capsys, made, str(tmp_path / "text.jsonl"))
