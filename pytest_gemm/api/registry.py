@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 
+__all__ = ("Registry", "RegistryError")
+
 _DEVICES: Final = ("cpu", "cuda")
 
 
@@ -61,9 +63,8 @@ class Registry:
         if isinstance(backend, type):
             raise RegistryError(f"{backend.__name__} is a class: register an object of it, {backend.__name__}()")
         if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or name == "auto":
-            raise RegistryError(
-                f"a backend needs a name of letters, digits and dashes, other than 'auto'; got {name!r}"
-            )
+            needs = "a backend needs a name of letters, digits and dashes, other than 'auto'"
+            raise RegistryError(f"{needs}; got {name!r}")
         missing = [m for m in ("availability", "supports", "prepare") if not callable(getattr(backend, m, None))]
         if missing:
             raise RegistryError(f"backend {name!r} ({type(backend).__name__}) lacks {', '.join(missing)}()")

@@ -82,8 +82,7 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
     if (interval := evidence.interval) is not None:
         tensors |= {"lo": interval.lo, "hi": interval.hi}
         if (x := evidence.actual) is not None and calls.has_bits(x) and x.shape == interval.lo.shape:
-            candidates = ", ".join(outcome.candidates)
-            draw(place / "error_map.png", x, interval, outcome.problem, candidates)
+            draw(place / "error_map.png", x, interval, outcome.problem, ", ".join(outcome.candidates))
     if not _too_large(evidence):
         _store(tensors, place / "tensors.pt")
 

@@ -44,11 +44,6 @@ class Failure:
     problems: Sequence[str]
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What tells it from the others: the backend, the ledger's entry ("" for none), the status and the reason."""
-        return _way(self.shown)
-
-    @property
     def rerun(self) -> str:
         """The command that runs the case again."""
         words = runs.deciding_arguments(self.run.head.command)
@@ -77,7 +72,7 @@ def page(found: Sequence[Run], title: str) -> str:
     Styles, script and error maps are inside, and a content security policy forbids to load anything else.
     """
     labels = _labels(found)
-    ways = sorted(failures(found), key=lambda one: one.key)
+    ways = sorted(failures(found), key=lambda one: _way(one.shown))
     drawn = [one for one in ways if one.picture][:_PICTURES]
     last, tallies = found[-1], [Tally.of(run.outcomes) for run in found]
     text = render(
@@ -93,7 +88,7 @@ def page(found: Sequence[Run], title: str) -> str:
         rows=_rows(found),
         refused=by(having(last.outcomes, "unsupported", "not-run", "pruned"), "who", "why"),
         distinct=distinct,
-        pictures={one.key: _picture(one.picture) for one in drawn if one.picture},
+        pictures={one.shown: _picture(one.picture) for one in drawn if one.picture},
         columns=[["right", *(name for name in _IF_ANY if getattr(one, name)), "worst"] for one in tallies],
     )
     return text + "\n"
@@ -114,6 +109,7 @@ def failures(found: Sequence[Run]) -> Iterator[Failure]:
 
 
 def _way(one: Outcome) -> tuple[str, str, str, str]:
+    """In what failures of one kind agree: the backend, the ledger's entry, the status and the reason."""
     return one.who, one.known_failure, str(one.ended), one.code
 
 

@@ -155,8 +155,10 @@ class Arena:
         self.places: list[Place] = []
         ends = {True: 0, False: 0}
         for one in self._originals:
-            shared = one.is_cuda and pool is not None
-            self.places.append((_where(one, pool), ends[shared], one.numel()))
+            on_device = "staged" if pool is None else "device"
+            where = on_device if one.is_cuda else "host"
+            shared = where == "device"
+            self.places.append((where, ends[shared], one.numel()))
             ends[shared] += -(-one.numel() // _ALIGNED) * _ALIGNED
         self.size = max(ends[False], 1)
         self.block: Block | None = None
@@ -215,12 +217,6 @@ class Arena:
 # Where a storage lies (``host``, ``device``, or ``staged``: on the device, handed over through the CPU's memory), where
 # it begins there, and how many bytes it has.
 Place = tuple[str, int, int]
-
-
-def _where(storage: torch.Tensor, pool: Pool | None) -> str:
-    if not storage.is_cuda:
-        return "host"
-    return "staged" if pool is None else "device"
 
 
 def mapped(file: int, size: int, places: Sequence[Place], block: int = 0) -> list[torch.Tensor]:
