@@ -294,14 +294,6 @@ def _bits(changes: _Changes) -> Section:
     if operands:
         notes.append(f"Not compared: {plural(operands, 'case')} with other operands.")
     if not (compared or operands):
-        notes.append(_why_no_bits(changes))
+        notes.append("Not compared: no case that is right in both runs has digests of the same distribution and seed.")
     help_ = "Cases that are right in both runs, from the same operands, with other bits."
     return Section("other bits", help_, rows, notes)
-
-
-def _why_no_bits(changes: _Changes) -> str:
-    sides = (("before", [old for old, _ in changes.values()]), ("after", [new for _, new in changes.values()]))
-    without = [name for name, some in sides if not any(facts.digests for facts in some)]
-    if not without:
-        return "Not compared: no case is right in both runs with one distribution and seed."
-    return f"Not compared: no digests of results {' and '.join(without)}."

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
+from recorded_runs import write
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Reason, Status
@@ -58,14 +59,7 @@ OUTCOMES = [
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    lines = [
-        {"run": records.plain(Head.of(["--gemm-backends=triton"], gpus=False))},
-        *map(records.to_record, OUTCOMES),
-        {"totals": {"wall_seconds": 12.0, "processes": 3, "notes": ["CUTLASS: 2 kernels"]}},
-    ]
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(map(records.record_line, lines)), encoding="utf-8")
-    return path
+    return write(tmp_path, OUTCOMES, Head.of(["--gemm-backends=triton"], gpus=False))
 
 
 def row(page: str, *cells: str) -> list[str]:

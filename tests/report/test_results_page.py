@@ -114,9 +114,7 @@ def test_a_run_is_called_by_what_tells_it_from_the_others(
 
 
 def test_a_run_that_did_not_end_is_called_so(tmp_path: Path) -> None:
-    path = write(tmp_path / "out", [PASSED], RUN)
-    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]), encoding="utf-8")
-    text = html_page.page([read(path)], "Results")
+    text = html_page.page([read(write(tmp_path / "out", [PASSED], ended=False))], "Results")
     assert "The run did not end: cases are missing." in text
     assert "did not end" not in html(tmp_path, [PASSED])
 

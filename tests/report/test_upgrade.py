@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+import recorded_runs
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import WITHHELD, Outcome, Reason, Seconds, Status
-from pytest_gemm.record import lines as records
 from pytest_gemm.record.lines import Head
 from pytest_gemm.report import cases
 from pytest_gemm.speed.data import Sample, Session, session_text
@@ -63,11 +63,7 @@ def refused(m: int) -> Outcome:
 
 
 def written(folder: Path, outcomes: Iterable[Outcome], run: Head = RUN, *, ended: bool = True) -> str:
-    folder.mkdir()
-    lines = [{"run": records.plain(run)}, *map(records.to_record, outcomes)]
-    lines += [{"totals": {"wall_seconds": 1.0, "processes": 1}}] * ended
-    (folder / "run.jsonl").write_text("".join(map(records.record_line, lines)), encoding="utf-8")
-    return str(folder)
+    return str(recorded_runs.write(folder, outcomes, run, ended=ended).parent)
 
 
 @pytest.fixture
@@ -225,10 +221,10 @@ def test_other_bits_are_told_of_the_same_operands_only(compare: Compare) -> None
     assert "another kernel" in found[6]
 
 
-def test_records_without_digests_are_read_and_say_so(compare: Compare) -> None:
+def test_of_a_backend_that_gives_other_bits_each_time_none_are_compared(compare: Compare) -> None:
     status, text = compare([of(1, bits="", operands="")], [of(1)])
     assert status == 0
-    assert section(text, "other bits")[0].startswith("other bits: Not compared: no digests of results before.")
+    assert section(text, "other bits")[0].startswith("other bits: Not compared: no case that is right in both")
 
 
 # -- the head -----------------------------------------------------------------------------------------------------
