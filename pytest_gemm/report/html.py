@@ -125,10 +125,9 @@ def _picture(path: Path) -> str:
 
 
 def _cells(outcomes: Sequence[Outcome]) -> dict[tuple[str, str, str], list[Outcome]]:
-    kinds = {line: kind(line) for line in distinct(outcomes, "problem")}
     cells: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
     for one in outcomes:
-        cells[one.op, kinds[one.problem], one.who].append(one)
+        cells[one.op, kind(one.problem), one.who].append(one)
     return cells
 
 

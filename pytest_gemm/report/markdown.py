@@ -5,6 +5,7 @@ Its text is ``templates/page.md.jinja``.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from pytest_gemm.core.outcome import Outcome
@@ -50,15 +51,14 @@ def _counts(outcomes: Sequence[Outcome]) -> list[list[object]]:
 def _distances(outcomes: Sequence[Outcome]) -> list[list[object]]:
     """The table of the worst error over bound of what passed, its head first."""
     passed = judged(having(outcomes, "passed"))
-    kinds = {line: kind(line) for line in distinct(passed, "problem")}
     tiers = sorted(distinct(passed, "tier"))
-    worst: dict[tuple[str, str], dict[str, float | None]] = {}
+    ratios: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for outcome in passed:
-        row = worst.setdefault((outcome.who, kinds[outcome.problem]), dict.fromkeys(tiers, None))
-        row[outcome.tier] = max(row[outcome.tier] or 0.0, outcome.ratio or 0.0)
+        ratios[outcome.who, kind(outcome.problem), outcome.tier].append(outcome.ratio or 0.0)
     rows: list[list[object]] = [["backend", "dtypes", *tiers]]
-    for key, row in sorted(worst.items()):
-        rows.append([*key, *("" if ratio is None else ratio_text(ratio) for ratio in row.values())])
+    for who, dtypes in sorted({key[:2] for key in ratios}):
+        cells = (ratios.get((who, dtypes, tier)) for tier in tiers)
+        rows.append([who, dtypes, *(ratio_text(max(found)) if found else "" for found in cells)])
     return rows if passed else []
 
 

@@ -89,6 +89,7 @@ def status_of(outcomes: Iterable[Outcome]) -> Status:
     return min((outcome.status for outcome in outcomes), key=_SEVERITY.index, default=Status.NOT_RUN)
 
 
+@functools.cache
 def kind(line: str) -> str:
     """Dtypes of a problem with the flags that change its arithmetic; ``?`` for what is no problem of this version."""
     try:
