@@ -82,7 +82,9 @@ def causes(run: Run) -> list[Cause]:
     if totals.undecided:
         text = "more of the timed cases stayed undecided than --gemm-undecided allows"
         found.append(Cause(Red.UNDECIDED, "share", text))
-    found += [Cause(Red.LEDGER, entry, _stale_text(entry)) for entry in stale(run)]
+    for entry in stale(run):
+        text = f"known failure {entry!r} passed everywhere it applied: delete it from the ledger"
+        found.append(Cause(Red.LEDGER, entry, text))
     return found + [Cause(Red.FILE, name, f"{name} is not complete: {why}") for name, why in totals.lost.items()]
 
 
@@ -134,7 +136,3 @@ def stale(run: Run) -> list[str]:
         return []
     passed, failed, differed = (run.totals.use.get(name, {}) for name in ("passed", "failed", "differed"))
     return [one for one in run.head.terms.entries if one in passed and one not in failed and one not in differed]
-
-
-def _stale_text(entry: str) -> str:
-    return f"known failure {entry!r} passed everywhere it applied: delete it from the ledger"

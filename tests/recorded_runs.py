@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -62,13 +62,10 @@ def outcomes(*, later: bool = False, seed: int = 0) -> list[Outcome]:
     return [*found, KNOWN, *([NEW] if later else [])]
 
 
-def write(folder: Path, some: Sequence[Outcome], run: Head = RUN) -> Path:
-    """The record of a run that ended."""
-    lines = [
-        {"run": records.plain(run)},
-        *map(records.to_record, some),
-        {"totals": {"wall_seconds": 12.0, "processes": 3, "notes": ["CUTLASS: 2 kernels"]}},
-    ]
+def write(folder: Path, some: Iterable[Outcome], run: Head = RUN, *, ended: bool = True) -> Path:
+    """The record of a run."""
+    totals = {"totals": {"wall_seconds": 12.0, "processes": 3, "notes": ["CUTLASS: 2 kernels"]}}
+    lines = [{"run": records.plain(run)}, *map(records.to_record, some), *[totals] * ended]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "run.jsonl"
     path.write_text("".join(map(records.record_line, lines)), encoding="utf-8")

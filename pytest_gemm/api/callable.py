@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Types of partial sums that a function can have.
 _SUMS: Final = ("f64", "f32", "f16")
+# Arguments that are lists of names, with an example.
+_LISTS: Final = {"dtypes": '("f32", "bf16")', "distributions": '("numpy",)', "imports": '("numpy",)'}
 
 
 @dataclasses.dataclass(eq=False)
@@ -57,29 +59,27 @@ class CallableBackend:
 
     def __post_init__(self) -> None:
         """Check the arguments, which a user writes."""
-        name = self.name
-        if self.pack is not None and not callable(self.pack):
-            raise ValueError(f"backend {name!r}: pack is {self.pack!r}; give a function of B")
-        if not callable(self.matmul):
-            raise ValueError(f"backend {name!r}: matmul is {self.matmul!r}; give a function of A and B")
-        given: object = self.dtypes
-        if isinstance(given, str) or not isinstance(given, Iterable) or not (dtypes := tuple(given)):
-            raise ValueError(f'backend {name!r}: dtypes is {given!r}; give names, as ("f32", "bf16")')
-        for dtype in dtypes:
+        self._expect("pack", self.pack is None or callable(self.pack), "a function of B")
+        self._expect("matmul", callable(self.matmul), "a function of A and B")
+        self._expect("accumulate", self.accumulate in {*_SUMS, None}, f"one of {', '.join(_SUMS)}")
+        for flag in ("batched", "deterministic", "flushes"):
+            self._expect(flag, isinstance(getattr(self, flag), bool), "True or False")
+        for names, example in _LISTS.items():
+            given: object = getattr(self, names)
+            is_list = isinstance(given, Iterable) and not isinstance(given, str)
+            self._expect(names, is_list, f"names, as {example}")
+            setattr(self, names, tuple(getattr(self, names)))
+        self._expect("dtypes", bool(self.dtypes), f"names, as {_LISTS['dtypes']}")
+        for dtype in self.dtypes:
             if dtype not in DTYPES:
                 hint = did_you_mean(str(dtype), DTYPES)
-                raise ValueError(f"backend {name!r}: unknown dtype {dtype!r}{hint}; known: {', '.join(DTYPES)}")
-        if self.accumulate not in {*_SUMS, None}:
-            raise ValueError(f"backend {name!r}: accumulate is {self.accumulate!r}; give one of {', '.join(_SUMS)}")
-        for flag in ("batched", "deterministic", "flushes"):
-            if not isinstance(value := getattr(self, flag), bool):
-                raise ValueError(f"backend {name!r}: {flag} is {value!r}; give True or False")
-        for names in ("distributions", "imports"):
-            needs: object = getattr(self, names)
-            if isinstance(needs, str) or not isinstance(needs, Iterable):
-                raise ValueError(f'backend {name!r}: {names} is {needs!r}; give names, as ("numpy",)')
-            setattr(self, names, tuple(needs))
-        self.dtypes = frozenset(dtypes)
+                raise ValueError(f"backend {self.name!r}: unknown dtype {dtype!r}{hint}; known: {', '.join(DTYPES)}")
+        self.dtypes = frozenset(self.dtypes)
+
+    def _expect(self, field: str, is_right: bool, what: str) -> None:
+        """Raise the error of an argument that is not right."""
+        if not is_right:
+            raise ValueError(f"backend {self.name!r}: {field} is {getattr(self, field)!r}; give {what}")
 
     def contract(self, problem: Problem) -> Contract:
         """The arithmetic of a problem: sums in the registered type; without one in f64 for f64, in f32 for others."""
@@ -189,8 +189,9 @@ class CallablePrepared(EagerPrepared):
     def watched(self) -> Iterator[None]:
         """Count the calls of the library's functions."""
         plain, self._program = self._program, self._counting
+        self._calls.forget()
         try:
-            with super().watched(), self._calls.fresh():
+            with super().watched():
                 yield
         finally:
             self._program = plain

@@ -5,10 +5,9 @@ The evidence of a backend that is a function of Python: a name alone would prove
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.problem.problem import Problem
@@ -29,11 +28,9 @@ class OwnCalls:
         self.names: tuple[str, ...] = ()
         self.composed = False
 
-    @contextlib.contextmanager
-    def fresh(self) -> Iterator[None]:
-        """A run: what earlier ones called does not count."""
+    def forget(self) -> None:
+        """Before a run: what earlier ones called does not count."""
         self.names, self.composed = (), False
-        yield
 
     def counted(self, function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
         """The function; a call counts when it has returned."""

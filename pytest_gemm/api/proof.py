@@ -123,28 +123,19 @@ class Proof:
             if not getattr(self, name):
                 return Reason(f"nothing-{name}", f"no kernel of the backend was {name}")
         if self.wanted and (len(self.chosen) > 1 or not re.match(self.wanted, self.chosen[0])):
-            return Reason(
-                "other-template", f"the products were computed by {', '.join(self.chosen)}, not by one template"
-            )
+            text = f"the products were computed by {', '.join(self.chosen)}, not by one template"
+            return Reason("other-template", text)
         if self.generation is not None and (objection := self.generation.objection()) is not None:
             return objection
         if self.contradiction:
             return Reason("another-candidate", self.contradiction)
-        return self._profiled_objection()
-
-    def _profiled_objection(self) -> Reason | None:
-        if self.profiled is None:
-            return None
-        if not self.around_library and (library := device_kernels.libraries(self.profiled)):
+        if not self.around_library and (library := device_kernels.libraries(self.profiled or ())):
             return Reason("foreign-kernel", f"the device executed a library's product: {', '.join(library)}")
         return self._lacks_own_kernel()
 
     def _lacks_own_kernel(self) -> Reason | None:
-        if self.profiled is None:
+        if self.profiled is None or any(re.search(self.device_kernel, name) for name in self.profiled):
             return None
-        if not any(re.search(self.device_kernel, name) for name in self.profiled):
-            seen = ", ".join(map(device_kernels.short, self.profiled)) or "nothing"
-            return Reason(
-                "nothing-profiled", f"the device executed no kernel of the backend ({self.device_kernel}) but {seen}"
-            )
-        return None
+        seen = ", ".join(map(device_kernels.short, self.profiled)) or "nothing"
+        text = f"the device executed no kernel of the backend ({self.device_kernel}) but {seen}"
+        return Reason("nothing-profiled", text)

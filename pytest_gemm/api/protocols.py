@@ -79,11 +79,9 @@ class Prepared(Protocol):
         Of a program of two results (``program.multi_output``) it is a tuple, in the order of ``Problem.outputs``.  The
         operands belong to the problem that was prepared (with dynamic sizes: at any).
         """
-        ...
 
     def proof(self) -> Proof:
         """What the last :meth:`run` executed."""
-        ...
 
 
 @runtime_checkable
@@ -105,11 +103,9 @@ class Backend(Protocol):
 
     def availability(self, device: str) -> Availability:
         """Whether it can run here; cheap, and without importing torch where that is possible."""
-        ...
 
     def supports(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
         """``None`` when the backend supports the problem, otherwise the reason.  Facts only: nothing runs."""
-        ...
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest) -> Prepared:
         """Compile the problem as requested.  ``operands`` are the first that it will run on.
@@ -119,7 +115,6 @@ class Backend(Protocol):
                 candidate of the requested name.
             Pruned: when the candidate does not compile for this device, or does not fit it.
         """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +140,6 @@ class CandidateBackend(Backend, Protocol):
         Raises:
             Unsupported: when there is none.
         """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +182,6 @@ class ScriptedBackend(Backend, Protocol):
         Raises:
             Unsupported: when no such script can be written.
         """
-        ...
 
 
 @runtime_checkable
@@ -198,11 +191,9 @@ class Compiling(Backend, Protocol):
     @property
     def store(self) -> Store:
         """Where its kernels are kept."""
-        ...
 
     def compiles_ahead(self) -> Availability:
         """Whether it can compile here; no device is needed for that."""
-        ...
 
     def jobs(
         self,
@@ -212,7 +203,6 @@ class Compiling(Backend, Protocol):
         select: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
     ) -> list[Job]:
         """The kernels that a problem needs: of the candidates selected by name, or as ``prepare`` selects."""
-        ...
 
 
 def unsupported(backend: Backend, problem: Problem, request: BuildRequest) -> Unsupported | None:

@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.api.shipped import Shipped, ShippedError
+from pytest_gemm.api.shipped import RegistryError, Shipped
 from pytest_gemm.core.text import did_you_mean
 
 if TYPE_CHECKING:
     import torch
 
 
+__all__ = ("Registry", "RegistryError")
+
 _DEVICES: Final = ("cpu", "cuda")
-
-
-class RegistryError(ValueError):
-    """A backend that cannot be registered, or a name that is not registered."""
 
 
 class Registry:
@@ -52,7 +50,7 @@ class Registry:
             one, *others = entries
             other = f"{others[0]} ships another one" if others else "another one is registered"
             if others or name not in self._loaded:
-                raise RegistryError(str(one.wrong(f"two backends are called {name!r}: {other}")))
+                raise one.wrong(f"two backends are called {name!r}: {other}")
         return self[name]
 
     def add(self, backend: Backend) -> None:
@@ -65,9 +63,8 @@ class Registry:
         if isinstance(backend, type):
             raise RegistryError(f"{backend.__name__} is a class: register an object of it, {backend.__name__}()")
         if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or name == "auto":
-            raise RegistryError(
-                f"a backend needs a name of letters, digits and dashes, other than 'auto'; got {name!r}"
-            )
+            needs = "a backend needs a name of letters, digits and dashes, other than 'auto'"
+            raise RegistryError(f"{needs}; got {name!r}")
         missing = [m for m in ("availability", "supports", "prepare") if not callable(getattr(backend, m, None))]
         if missing:
             raise RegistryError(f"backend {name!r} ({type(backend).__name__}) lacks {', '.join(missing)}()")
@@ -136,13 +133,11 @@ class Registry:
             raise RegistryError(f"unknown backend {name!r}{hint}; known: {', '.join(self.names())}") from None
 
     def _load(self, one: Shipped) -> None:
+        made: Any = one.load()
         try:
-            made: Any = one.load()
             self.add(made)
-        except ShippedError as error:
-            raise RegistryError(str(error)) from None
         except RegistryError as error:
-            raise RegistryError(str(one.wrong(str(error)))) from None
+            raise one.wrong(str(error)) from None
         self._loaded[one.name] = one
 
     def __iter__(self) -> Iterator[Backend]:

@@ -15,8 +15,8 @@ from pytest_gemm.core.text import described
 GROUP: Final = "pytest_gemm.backends"
 
 
-class ShippedError(ValueError):
-    """An entry point from which no backend can be made."""
+class RegistryError(ValueError):
+    """A backend that cannot be registered or made of its entry point, or a name that is not registered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Shipped:
     def __str__(self) -> str:
         return f"{self.distribution} {self.version} ({self.value})"
 
-    def wrong(self, what: str) -> ShippedError:
+    def wrong(self, what: str) -> RegistryError:
         """The error that says what is wrong with it."""
         entry = f"entry point {self.name} = {self.value} of {GROUP}"
         remedy = f"install another version of {self.distribution}, or uninstall it"
-        return ShippedError(f"{self.distribution} {self.version}, {entry}: {what}; {remedy}")
+        return RegistryError(f"{self.distribution} {self.version}, {entry}: {what}; {remedy}")
 
     def load(self) -> object:
         """Import the distribution and make the backend.
 
         Raises:
-            ShippedError: when that raises.
+            RegistryError: when that raises, and when what is made has another name.
         """
         what = "its import"
         try:

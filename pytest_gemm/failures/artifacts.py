@@ -1,4 +1,4 @@
-"""What a failure leaves on disk: a folder a case, and a script for each defect that the ledger knows."""
+"""What a failure leaves on disk: a folder a case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from pytest_gemm.api.protocols import ScriptedBackend
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import first_line
-from pytest_gemm.failures import repro, scripts
+from pytest_gemm.failures import repro
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import precision
@@ -82,8 +82,7 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
     if (interval := evidence.interval) is not None:
         tensors |= {"lo": interval.lo, "hi": interval.hi}
         if (x := evidence.actual) is not None and calls.has_bits(x) and x.shape == interval.lo.shape:
-            candidates = ", ".join(outcome.candidates)
-            draw(place / "error_map.png", x, interval, outcome.problem, candidates)
+            draw(place / "error_map.png", x, interval, outcome.problem, ", ".join(outcome.candidates))
     if not _too_large(evidence):
         _store(tensors, place / "tensors.pt")
 
@@ -99,32 +98,6 @@ def _store(tensors: Mapping[str, object], path: Path) -> None:
         torch.save(tensors, path)
     except RuntimeError as error:  # of PyTorch's own writer
         raise OSError(f"{path}: {first_line(error)}") from error
-
-
-def save_defect(folder: Path, judged: Judged, case: Case, warm: str = "") -> str:
-    """The script of a known failure as ``ID.py``, the smallest case that a run meets of each ledger entry.
-
-    A script that is there and is of a case no larger is left alone.
-
-    Returns:
-        why it could not be written; "" where nothing went wrong.
-    """
-    path = folder / f"{judged.outcome.known_failure}.py"
-    if judged.evidence is None:
-        return ""
-    try:
-        if (
-            path.exists()
-            and (there := scripts.problem_of(path)) is not None
-            and scripts.size(there) <= scripts.size(case.problem)
-        ):
-            return ""
-        _write_script(path, judged.outcome, judged.evidence, case, warm)
-    except Unsupported:
-        pass
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 def _write_script(path: Path, outcome: Outcome, evidence: Evidence, case: Case, warm: str) -> None:

@@ -134,7 +134,8 @@ def _own(evidence: Evidence) -> _Own | None:
             wide: Any = program.build(problem)(**tensors)  # the script computes its reference in this way
         except RuntimeError:  # nor does _weight_int8pack_mm
             return None
-        expected, actual = (_placed(x, place).double().cpu() for x in (wide, ran.results))
+        results = ((x[place] if isinstance(x, tuple) else x) for x in (wide, ran.results))
+        expected, actual = (one.double().cpu() for one in results)
         expected, value = expected.reshape(output.returned_shape), views.forth(interval.value, output.view_steps)
         if not bool(value.isfinite().all()) or not torch.allclose(expected, value, rtol=1e-12, atol=1e-12):
             continue
@@ -142,12 +143,6 @@ def _own(evidence: Evidence) -> _Own | None:
         if actual.shape == value.shape and bool((~((actual - value).abs() <= bound)).any()):
             return _Own(kind, bound)
     return None
-
-
-def _placed(made: Any, place: int) -> torch.Tensor:
-    """One of a program's results."""
-    found: torch.Tensor = made[place] if isinstance(made, tuple) else made
-    return found
 
 
 # -- the text ---------------------------------------------------------------------------------------------

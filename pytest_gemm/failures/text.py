@@ -65,14 +65,8 @@ class Rerun:
 
 def folder_name(outcome: Outcome) -> str:
     """Name of the folder that has the files of a failed case."""
-    parts = (
-        outcome.who,
-        outcome.problem,
-        outcome.candidate,
-        outcome.distribution,
-        str(outcome.seed),
-        outcome.case.guard,
-    )
+    case = outcome.case
+    parts = (case.who, case.problem, case.candidate, outcome.distribution, str(outcome.seed), case.guard)
     return re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
 
 

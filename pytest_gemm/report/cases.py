@@ -11,7 +11,7 @@ import enum
 import functools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pytest_gemm.core.case_id import CaseId
@@ -187,32 +187,30 @@ def sections(before: Mapping[CaseId, Facts], after: Mapping[CaseId, Facts]) -> l
     ordered = sorted(before.keys() | after.keys(), key=_by_size)
     changes = {case: (before.get(case, none), after.get(case, none)) for case in ordered}
 
-    def where(*standings: tuple[Standing, Standing]) -> Iterator[tuple[CaseId, Facts, Facts]]:
-        for case, (old, new) in changes.items():
-            if (old.standing, new.standing) in standings and old.words != new.words:
-                yield case, old, new
-
-    def moved(*standings: tuple[Standing, Standing], note: Callable[[Facts, Facts], str]) -> list[Row]:
-        return [Row(case, f"{old.words} -> {new.words}", note(old, new)) for case, old, new in where(*standings)]
+    def moved(*standings: tuple[Standing, Standing]) -> list[Row]:
+        """The cases that went from one standing to another; what is right has no note of its own."""
+        return [
+            Row(case, f"{old.words} -> {new.words}", new.note or old.note)
+            for case, (old, new) in changes.items()
+            if (old.standing, new.standing) in standings and old.words != new.words
+        ]
 
     right, wrong, refused, absent = Standing
-    now: Callable[[Facts, Facts], str] = lambda _, new: new.note  # noqa: E731  # given to each section
-    then: Callable[[Facts, Facts], str] = lambda old, _: old.note  # noqa: E731
     in_both = {case: pair for case, pair in changes.items() if all(one.standing is not absent for one in pair)}
     return [
         Section(
             "newly wrong",
             "Cases that were not wrong before and are now, known failures included.",
-            moved((right, wrong), (refused, wrong), note=now),
+            moved((right, wrong), (refused, wrong)),
             is_bad=True,
         ),
-        Section("newly right", "Cases that were wrong.", moved((wrong, right), note=then)),
-        Section("newly refused", "Cases that ran.", moved((right, refused), (wrong, refused), note=now)),
-        Section("newly supported", "Cases that were refused.", moved((refused, right), note=then)),
+        Section("newly right", "Cases that were wrong.", moved((wrong, right))),
+        Section("newly refused", "Cases that ran.", moved((right, refused), (wrong, refused))),
+        Section("newly supported", "Cases that were refused.", moved((refused, right))),
         Section(
             "explained otherwise",
             "Cases that are wrong or refused in both runs, with another status, ledger entry or reason.",
-            moved((wrong, wrong), (refused, refused), note=now),
+            moved((wrong, wrong), (refused, refused)),
             _ended(in_both.values()),
         ),
         Section(
@@ -246,23 +244,16 @@ def _ended(changes: Iterable[tuple[Facts, Facts]]) -> list[str]:
         for old, new in changes
         if old.worst and new.worst and new.standing is Standing.WRONG and not new.worst.known_failure
     )
-    del entries[""]
-    return (
-        ["No longer explained by " + ", ".join(f"{name}: {n}" for name, n in entries.items()) + "."] if entries else []
-    )
-
-
-def _judged(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    return [one for one in outcomes if one.kernels]
+    listed = ", ".join(f"{name}: {count}" for name, count in entries.items() if name)
+    return [f"No longer explained by {listed}."] if listed else []
 
 
 def _kernels(changes: _Changes) -> Section:
     """Cases that both runs computed, with another candidate, blocking, kernel or fusion."""
     rows = []
     for case, (old, new) in changes.items():
-        if not (_judged(old.outcomes) and _judged(new.outcomes)):
-            continue
-        if parts := [_selected(name, old.selection, new.selection) for name in differing(old, new)]:
+        parts = [_selected(name, old.selection, new.selection) for name in differing(old, new)]
+        if parts and old.selection["kernels"] and new.selection["kernels"]:
             rows.append(Row(case, "; ".join(parts)))
     return Section("other kernels", "Cases that another candidate, blocking, kernel or fusion computed.", rows)
 
@@ -303,16 +294,6 @@ def _bits(changes: _Changes) -> Section:
     if operands:
         notes.append(f"Not compared: {plural(operands, 'case')} with other operands.")
     if not (compared or operands):
-        notes.append(_why_no_bits(changes))
+        notes.append("Not compared: no case that is right in both runs has digests of the same distribution and seed.")
     help_ = "Cases that are right in both runs, from the same operands, with other bits."
     return Section("other bits", help_, rows, notes)
-
-
-def _why_no_bits(changes: _Changes) -> str:
-    sides = (("before", [old for old, _ in changes.values()]), ("after", [new for _, new in changes.values()]))
-    without = [name for name, some in sides if not any(facts.digests for facts in some)]
-    if not without:
-        return "Not compared: no case is right in both runs with one distribution and seed."
-    return (
-        f"Not compared: no digests of results {' and '.join(without)}. A run with this release of pytest-gemm has them."
-    )

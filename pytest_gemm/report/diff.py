@@ -66,14 +66,10 @@ class Comparison:
 def compared(before: Run, after: Run) -> Comparison:
     """Compare two runs."""
     old, new = (cases.join(run.outcomes) for run in (before, after))
-    return Comparison(
-        before,
-        after,
-        runs.environment(before.head, after.head),
-        runs.warnings(before, after),
-        _totals(old, new),
-        [*cases.sections(old, new), *timings.sections(*(list(runs.sessions(run)) for run in (before, after)))],
-    )
+    sessions = (list(runs.sessions(run)) for run in (before, after))
+    sections = [*cases.sections(old, new), *timings.sections(*sessions)]
+    environment, warnings = runs.environment(before.head, after.head), runs.warnings(before, after)
+    return Comparison(before, after, environment, warnings, _totals(old, new), sections)
 
 
 def _totals(before: Mapping[CaseId, Facts], after: Mapping[CaseId, Facts]) -> list[tuple[str, str, str]]:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -84,13 +84,13 @@ def commands(annotations: Sequence[Annotation], root: Path) -> list[str]:
     return lines
 
 
-def append_summary(markdown: str, environment: Mapping[str, str] = os.environ) -> None:
+def append_summary(markdown: str) -> None:
     """Add to the summary of the job, where GitHub has named its file.
 
     Raises:
         OSError: when it cannot be written.
     """
-    if path := environment.get("GITHUB_STEP_SUMMARY"):
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(f"{markdown}\n")
 

@@ -10,26 +10,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.core.outcome import Outcome
 from pytest_gemm.core.text import show
 from pytest_gemm.failures.text import Rerun, folder_name
 from pytest_gemm.record.reader import Run, read
 from pytest_gemm.report import markdown, review, runs
-from pytest_gemm.report.model import Tally, by, distinct, having, kind
-from pytest_gemm.speed.report import figures
+from pytest_gemm.report.model import Tally, by, distinct, having, kind, wrong
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.storage import files
 
 # Error maps that a page holds, one a failure; each has some 30 kB.
 _PICTURES: Final = 12
-# Problems that a failure lists.
-_PROBLEMS: Final = 100
 # Options that decide what a rerun computes; those of the case come from the case.
 _RERUN: Final = ("level", "known-failures", "device", "candidates", "reference", "threads", "set")
 # Columns of counts that a table has where one of them is not zero.
 _IF_ANY: Final = ("new", "known", "refused")
-# Rows of a figure of errors.
-_ROWS: Final = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,33 +32,16 @@ class Failure:
     """Cases that are wrong in one way.
 
     Attributes:
-        who, entry, status, code: what they agree in; ``entry`` is the ledger's, "" for none.
         shown: the one of them that is shown.
         run: that it is of.
         counts: problems by run.
         problems: their lines, in order.
-        before: what became of these problems in the runs before the first that has the failure; "" where none has them.
     """
 
-    who: str
-    entry: str
-    status: Status
-    code: str
     shown: Outcome
     run: Run
     counts: Sequence[int]
     problems: Sequence[str]
-    before: str
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What tells it from the others."""
-        return self.who, self.entry, str(self.status), self.code
-
-    @property
-    def listed(self) -> Sequence[str]:
-        """The first problems."""
-        return self.problems[:_PROBLEMS]
 
     @property
     def rerun(self) -> str:
@@ -94,8 +72,8 @@ def page(found: Sequence[Run], title: str) -> str:
     Styles, script and error maps are inside, and a content security policy forbids to load anything else.
     """
     labels = _labels(found)
-    wrong = sorted(failures(found, labels), key=lambda one: (bool(one.entry), one.who, one.entry, one.code))
-    drawn = [one for one in wrong if one.picture][:_PICTURES]
+    ways = sorted(failures(found), key=lambda one: _way(one.shown))
+    drawn = [one for one in ways if one.picture][:_PICTURES]
     last, tallies = found[-1], [Tally.of(run.outcomes) for run in found]
     text = render(
         "results.html.jinja",
@@ -105,46 +83,34 @@ def page(found: Sequence[Run], title: str) -> str:
         label=labels[-1],
         tally=tallies[-1],
         judged=sum(one.was_judged for one in last.outcomes),
-        new=[one for one in wrong if not one.entry],
-        known=[one for one in wrong if one.entry],
+        new=[one for one in ways if not one.shown.known_failure],
+        known=[one for one in ways if one.shown.known_failure],
         rows=_rows(found),
-        distances=_distances(found, labels),
         refused=by(having(last.outcomes, "unsupported", "not-run", "pruned"), "who", "why"),
         distinct=distinct,
-        pictures={one.key: _picture(one.picture) for one in drawn if one.picture},
+        pictures={one.shown: _picture(one.picture) for one in drawn if one.picture},
         columns=[["right", *(name for name in _IF_ANY if getattr(one, name)), "worst"] for one in tallies],
     )
     return text + "\n"
 
 
-def failures(found: Sequence[Run], labels: Sequence[str]) -> Iterator[Failure]:
+def failures(found: Sequence[Run]) -> Iterator[Failure]:
     """The ways in which cases of the runs are wrong."""
-    groups: dict[tuple[str, str, Status, str], dict[int, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[str, str, str, str], dict[int, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
     for number, run in enumerate(found):
-        for one in run.outcomes:
-            if one.status.is_failure or one.status is Status.KNOWN_FAILURE:
-                groups[one.who, one.known_failure, one.ended, one.code][number].append(one)
-    for (who, entry, status, code), outcomes in groups.items():
+        for one in wrong(run.outcomes):
+            groups[_way(one)][number].append(one)
+    for outcomes in groups.values():
         number = max(outcomes)  # what is shown is of the last run that has it
         counts = [len(distinct(outcomes.get(i, ()), "problem")) for i in range(len(found))]
         problems = list(dict.fromkeys(o.problem for some in outcomes.values() for o in some))
-        before = _before(found[: min(outcomes)], who, problems, labels[min(outcomes)])
-        every = [
-            Failure(who, entry, status, code, shown, found[number], counts, problems, before)
-            for shown in outcomes[number]
-        ]
+        every = [Failure(shown, found[number], counts, problems) for shown in outcomes[number]]
         yield next((one for one in every if one.picture), every[0])
 
 
-def _before(found: Sequence[Run], who: str, problems: Sequence[str], label: str) -> str:
-    """What became of a backend's problems in the runs before the one with this label."""
-    lines = set(problems)
-    earlier = [o for run in found for o in run.outcomes if o.who == who and o.problem in lines]
-    if entries := sorted({o.known_failure for o in earlier} - {""}):
-        return f"Known before as {', '.join(entries)}."
-    if any(o.status.is_failure for o in earlier):
-        return "Wrong before, for another reason."
-    return f"First in {label}, right before." if having(earlier, "passed") else ""
+def _way(one: Outcome) -> tuple[str, str, str, str]:
+    """In what failures of one kind agree: the backend, the ledger's entry, the status and the reason."""
+    return one.who, one.known_failure, str(one.ended), one.code
 
 
 def _is_short(word: str) -> bool:
@@ -159,10 +125,9 @@ def _picture(path: Path) -> str:
 
 
 def _cells(outcomes: Sequence[Outcome]) -> dict[tuple[str, str, str], list[Outcome]]:
-    kinds = {line: kind(line) for line in distinct(outcomes, "problem")}
     cells: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
     for one in outcomes:
-        cells[one.op, kinds[one.problem], one.who].append(one)
+        cells[one.op, kind(one.problem), one.who].append(one)
     return cells
 
 
@@ -171,30 +136,6 @@ def _rows(found: Sequence[Run]) -> list[tuple[tuple[str, str, str], list[Tally]]
     cells = [_cells(run.outcomes) for run in found]
     keys = sorted({key for some in cells for key in some})
     return [(key, [Tally.of(some.get(key, ())) for some in cells]) for key in keys]
-
-
-# -- distance to the bound ---------------------------------------------------------------------------------------
-
-
-def _distances(found: Sequence[Run], labels: Sequence[str]) -> list[str]:
-    """The figures: for each backend and kind of data, and each run, which errors were found; the largest first."""
-    groups: dict[tuple[str, str], list[list[tuple[float, str]]]] = defaultdict(lambda: [[] for _ in found])
-    for number, run in enumerate(found):
-        for (_, dtypes, who), outcomes in _cells([o for o in run.outcomes if o.ratio is not None]).items():
-            groups[who, dtypes][number] += [(o.ratio or 0.0, _colour(o.status)) for o in outcomes]
-    ordered = sorted(groups.items(), key=lambda item: (-max(max(some)[0] for some in item[1] if some), item[0]))
-    rows = [
-        (f"{who} {dtypes}" + (f", {label}" if len(found) > 1 else ""), some)
-        for (who, dtypes), by_run in ordered
-        for label, some in zip(labels, by_run, strict=True)
-        if some
-    ]
-    return [figures.distances(rows[at : at + _ROWS]) for at in range(0, len(rows), _ROWS)]
-
-
-def _colour(status: Status) -> str:
-    """As page.css has it: new failures, known ones, and what is right."""
-    return "#d55e00" if status.is_failure else "#e69f00" if status is Status.KNOWN_FAILURE else "#009e73"
 
 
 # -- the command -------------------------------------------------------------------------------------------------

@@ -5,20 +5,20 @@ Its text is ``templates/page.md.jinja``.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.core.outcome import Outcome
 from pytest_gemm.core.text import ratio_text
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record.reader import Run
-from pytest_gemm.report.model import Tally, by, distinct, having, kind, template
+from pytest_gemm.report.model import Tally, by, distinct, having, judged, kind, statuses, template, wrong
 
 
 def page(runs: Sequence[Run], title: str) -> str:
     """Markdown: versions, counts, distance from the bounds, what was pruned, unsupported and wrong."""
     outcomes = [outcome for run in runs for outcome in run.outcomes]
-    failures = [o for o in outcomes if o.status.is_failure or o.status is Status.KNOWN_FAILURE]
     unsupported = having(outcomes, "unsupported", "not-run")
     return template("page.md.jinja").render(
         title=title,
@@ -26,40 +26,39 @@ def page(runs: Sequence[Run], title: str) -> str:
         counts=_counts(outcomes),
         distances=_distances(outcomes),
         epilogues=_epilogues(outcomes),
-        judged=[outcome for outcome in outcomes if outcome.ratio is not None],
+        judged=judged(outcomes),
         pruned=by((o for o in having(outcomes, "pruned") if o.reason), "backend", "code"),
-        failures=by(failures, "who", "known_failure", "status.value", "code"),
+        failures=by(wrong(outcomes), "who", "known_failure", "status.value", "code"),
         unsupported=by((o for o in unsupported if o.reason), "who", "status.value", "reason.text"),
     )
 
 
 def _counts(outcomes: Sequence[Outcome]) -> list[list[object]]:
     """The table of problems by backend and status, its head first."""
-    used = [status for status in Status if having(outcomes, str(status))]
+    used = statuses(outcomes)
     rows: list[list[object]] = [
         ["backend", *used, "problems judged", "cases judged", "distinct candidates", "distinct kernels"]
     ]
     for backend, group in by(outcomes, "who").items():
         counts = Tally.of(group).counts
-        judged = [outcome for outcome in group if outcome.ratio is not None]
-        kernels = {kernel.split(" (")[0] for kernel in distinct(judged, "kernels")}
-        facts = (distinct(judged, "problem"), judged, distinct(judged, "candidates"), kernels)
+        cases = judged(group)
+        kernels = {kernel.split(" (")[0] for kernel in distinct(cases, "kernels")}
+        facts = (distinct(cases, "problem"), cases, distinct(cases, "candidates"), kernels)
         rows.append([backend, *(counts.get(status, "") for status in used), *map(len, facts)])
     return rows
 
 
 def _distances(outcomes: Sequence[Outcome]) -> list[list[object]]:
     """The table of the worst error over bound of what passed, its head first."""
-    passed = [outcome for outcome in having(outcomes, "passed") if outcome.ratio is not None]
-    kinds = {line: kind(line) for line in distinct(passed, "problem")}
+    passed = judged(having(outcomes, "passed"))
     tiers = sorted(distinct(passed, "tier"))
-    worst: dict[tuple[str, str], dict[str, float | None]] = {}
+    ratios: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for outcome in passed:
-        row = worst.setdefault((outcome.who, kinds[outcome.problem]), dict.fromkeys(tiers, None))
-        row[outcome.tier] = max(row[outcome.tier] or 0.0, outcome.ratio or 0.0)
+        ratios[outcome.who, kind(outcome.problem), outcome.tier].append(outcome.ratio or 0.0)
     rows: list[list[object]] = [["backend", "dtypes", *tiers]]
-    for key, row in sorted(worst.items()):
-        rows.append([*key, *("" if ratio is None else ratio_text(ratio) for ratio in row.values())])
+    for who, dtypes in sorted({key[:2] for key in ratios}):
+        cells = (ratios.get((who, dtypes, tier)) for tier in tiers)
+        rows.append([who, dtypes, *(ratio_text(max(found)) if found else "" for found in cells)])
     return rows if passed else []
 
 

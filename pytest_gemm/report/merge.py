@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import operator
 import shutil
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +16,6 @@ from packaging.version import Version
 from pytest_gemm import __version__
 from pytest_gemm.api import settings as api_settings
 from pytest_gemm.core.text import show
-from pytest_gemm.failures import scripts as scripts_module
 from pytest_gemm.record import reader
 from pytest_gemm.record.lines import Head, Totals, merge_use
 from pytest_gemm.record.reader import Run
@@ -49,7 +47,10 @@ def run(given: argparse.Namespace) -> int:
     writer.end()
     with writer.writing(output / "summary.md"):
         (output / "summary.md").write_text(review.markdown([whole], review.title(whole)), encoding="utf-8")
-    _write_failures(writer, parts, output)
+    for source in (_folder(part) / "failures" for part in parts):
+        if source.is_dir():
+            with writer.writing(output / "failures"):
+                shutil.copytree(source, output / "failures", dirs_exist_ok=True)
     status, _ = verdict(whole)
     tests = parts[0].totals.division.tests
     last = f"{len(parts)} shards of {tests} tests are one run in {given.output}: exit status {status}"
@@ -204,23 +205,3 @@ def _whole_command(command: Iterable[str], output: Path) -> Iterable[str]:
             yield f"--gemm-output={output}"
         elif flag != "--gemm-shard":
             yield word
-
-
-def _write_failures(writer: Writer, parts: Sequence[Run], output: Path) -> None:
-    """The files of failures, and of each ledger entry the script of its smallest case."""
-    scripts: dict[str, list[Path]] = defaultdict(list)
-    for folder in map(_folder, parts):
-        if (source := folder / "failures").is_dir():
-            with writer.writing(output / "failures"):
-                shutil.copytree(source, output / "failures", dirs_exist_ok=True)
-        for script in sorted((folder / "known-failures").glob("*.py")):
-            scripts[script.name].append(script)
-    target = output / "known-failures"
-    order = {outcome.problem: i for i, outcome in reversed([*enumerate(writer.run.outcomes)])}
-    for found in scripts.values():
-        script = scripts_module.smallest(found, order)
-        with writer.writing(target):
-            target.mkdir(exist_ok=True)
-            for file in (script, script.with_suffix(".pt")):
-                if file.exists():
-                    shutil.copy(file, target)

@@ -46,6 +46,22 @@ def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.status.is_failure]
 
 
+def wrong(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The failures, and those that the ledger explains."""
+    return [outcome for outcome in outcomes if outcome.status.is_failure or outcome.status is Status.KNOWN_FAILURE]
+
+
+def judged(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The outcomes that have an error over bound."""
+    return [outcome for outcome in outcomes if outcome.ratio is not None]
+
+
+def statuses(outcomes: Iterable[Outcome]) -> list[Status]:
+    """The statuses that outcomes have, in their order."""
+    found = {outcome.status for outcome in outcomes}
+    return [status for status in Status if status in found]
+
+
 def distinct(outcomes: Iterable[Outcome], name: str) -> set[Any]:
     """The distinct values of an attribute, which may hold one or, as a tuple, several."""
     values = [getattr(outcome, name) for outcome in outcomes]
@@ -73,6 +89,7 @@ def status_of(outcomes: Iterable[Outcome]) -> Status:
     return min((outcome.status for outcome in outcomes), key=_SEVERITY.index, default=Status.NOT_RUN)
 
 
+@functools.cache
 def kind(line: str) -> str:
     """Dtypes of a problem with the flags that change its arithmetic; ``?`` for what is no problem of this version."""
     try:
@@ -105,8 +122,7 @@ class Tally:
         counts = Counter(map(status_of, by(every, "who", "problem").values()))
         passed = [one.ratio for one in having(every, "passed") if one.ratio is not None]
         share = f"{math.floor(100 * passed.count(0) / len(passed))}%" if passed else "-"
-        judged = sum(one.ratio is not None for one in every)
-        return cls({s: counts[s] for s in Status if counts[s]}, judged, max(passed, default=None), share)
+        return cls({s: counts[s] for s in Status if counts[s]}, len(judged(every)), max(passed, default=None), share)
 
     @property
     def right(self) -> int:

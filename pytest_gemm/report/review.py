@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.core.outcome import Outcome
 from pytest_gemm.core.text import escaped, printable, ratio_text
 from pytest_gemm.record.lines import Head
 from pytest_gemm.record.reader import Run
 from pytest_gemm.report import github
 from pytest_gemm.report.github import Annotation
-from pytest_gemm.report.model import Tally, by, distinct, failures, having, spread, template
+from pytest_gemm.report.model import Tally, by, distinct, failures, having, spread, statuses, template
 from pytest_gemm.verdict import causes
 
 # Rows of a table: of failures that are open, of those that are folded, and of any other table.
@@ -78,7 +78,7 @@ def _row(failed: Sequence[Outcome]) -> list[str]:
 
 def _counts(outcomes: Sequence[Outcome]) -> list[list[object]]:
     """Problems by backend, op and status; by backend alone where that would be long."""
-    used = [status for status in Status if having(outcomes, str(status))]
+    used = statuses(outcomes)
     groups: Mapping[Any, list[Outcome]] = by(outcomes, "who", "op")
     if len(groups) > _OTHERS:
         groups = {(who, "all"): group for who, group in by(outcomes, "who").items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pytest_gemm.record.lines import Head
@@ -78,13 +78,12 @@ def warnings(before: Run, after: Run) -> list[str]:
         )
     asked = [deciding_arguments(head.command) for head in heads]
     if set(asked[0]) != set(asked[1]):
-        only = [shlex.join(_without(*pair)) or "nothing" for pair in (asked, asked[::-1])]
-        found.append(f"The runs were asked for different things: only before {only[0]}, only after {only[1]}.")
+        before_only, after_only = (
+            shlex.join(word for word in mine if word not in others) or "nothing"
+            for mine, others in (asked, asked[::-1])
+        )
+        found.append(f"The runs were asked for different things: only before {before_only}, only after {after_only}.")
     for name, one in (("before", before), ("after", after)):
         if not one.ended:
             found.append(f"The run {name} did not end: cases are missing.")
     return found
-
-
-def _without(words: Iterable[str], others: Sequence[str]) -> list[str]:
-    return [word for word in words if word not in others]

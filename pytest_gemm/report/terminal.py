@@ -7,7 +7,7 @@ from typing import Final
 from pytest_gemm.core.outcome import Outcome, Seconds, Status
 from pytest_gemm.core.text import table
 from pytest_gemm.record.reader import Run
-from pytest_gemm.report.model import Tally, by, distinct, having, template
+from pytest_gemm.report.model import Tally, by, distinct, having, judged, statuses, template
 from pytest_gemm.verdict import Red, causes
 
 # The columns that the table of a run always has.
@@ -18,18 +18,15 @@ def summary(run: Run) -> list[str]:
     """The lines of the terminal summary."""
     outcomes, found = run.outcomes, causes(run)
     unsupported = by(having(outcomes, "unsupported"), "who", "why")
+    told = {"device-lost", *run.totals.missing}  # in lines of their own
     text = template("summary.txt.jinja").render(
         run=run,
         outcomes=outcomes,
         table=_status_table(outcomes),
-        judged=[outcome for outcome in outcomes if outcome.ratio is not None],
+        judged=judged(outcomes),
         unsupported=sorted(unsupported.items(), key=lambda item: -len(distinct(item[1], "problem"))),
         stale=[cause for cause in found if cause.red is Red.LEDGER],
-        further=[
-            cause
-            for cause in found
-            if cause.red is Red.BACKEND and cause.name not in {"device-lost", *run.totals.missing}
-        ],
+        further=[cause for cause in found if cause.red is Red.BACKEND and cause.name not in told],
         total=sum((outcome.seconds for outcome in outcomes), Seconds()),
     )
     return text.split("\n")[:-1]
@@ -42,7 +39,7 @@ def incomplete(run: Run) -> list[str]:
 
 def _status_table(outcomes: list[Outcome]) -> list[str]:
     """Problems by backend, op and status."""
-    columns = [status for status in Status if status in _ALWAYS or any(o.status is status for o in outcomes)]
+    columns = [status for status in Status if status in {*_ALWAYS, *statuses(outcomes)}]
     head = ["backend", "op", *map(str, columns), "cases", "correctly rounded"]
     rows = []
     for (backend, op), group in (*by(outcomes, "who", "op").items(), (("all", ""), outcomes)):

@@ -42,17 +42,13 @@ def sections(before: Sequence[Session], after: Sequence[Session]) -> list[Sectio
         Verdict.FASTER: "Cases that the gate finds faster.",
         Verdict.UNDECIDED: "Cases whose times are too few or too noisy for a verdict.",
     }
-    made = {verdict: [_row(one) for one in _ordered(found) if one.verdict is verdict] for verdict in helps}
-    return [
-        Section(
-            "speed undecided" if verdict is Verdict.UNDECIDED else str(verdict),
-            helps[verdict],
-            made[verdict],
-            notes if verdict is Verdict.SLOWER else (),
-            is_bad=verdict is Verdict.SLOWER,
-        )
-        for verdict in helps
-    ]
+    made = []
+    for verdict, help_ in helps.items():
+        title = "speed undecided" if verdict is Verdict.UNDECIDED else str(verdict)
+        rows = [_row(one) for one in _ordered(found) if one.verdict is verdict]
+        is_slower = verdict is Verdict.SLOWER
+        made.append(Section(title, help_, rows, notes if is_slower else (), is_bad=is_slower))
+    return made
 
 
 def _kind(session: Session) -> tuple[str, str, str]:

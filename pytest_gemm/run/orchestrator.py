@@ -66,12 +66,6 @@ class Orchestrator:
         Returns:
             Why a file could not be written, by the option that asks for it.
         """
-        folder, scripts = self.config.artifacts, self.config.file("known-failures")
-        lost = {}
-        if folder is not None:
-            lost[str(folder)] = artifacts.save(folder, found, case, rerun, warm)
-        if scripts is not None:
-            for judged in found:
-                if judged.outcome.known_failure and (why := artifacts.save_defect(scripts, judged, case, warm)):
-                    lost[str(scripts)] = why
-        return {option: why for option, why in lost.items() if why}
+        folder = self.config.artifacts
+        why = artifacts.save(folder, found, case, rerun, warm) if folder is not None else ""
+        return {str(folder): why} if why else {}

@@ -18,9 +18,7 @@ class Refusal(msgspec.Struct, frozen=True):
     """An exception that has a reason."""
 
     kind: str
-    code: str
-    text: str
-    remedy: str
+    reason: Reason
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -33,18 +33,7 @@ from pytest_gemm.operands.tensors import Operands
 
 
 class Escape(Exception):
-    """Something that foreign code has raised and that is no :class:`Exception`: a skip of pytest's, ``SystemExit``.
-
-    Attributes:
-        name: class of what was raised.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.name = type(error).__name__
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+    """Something that foreign code has raised and that is no :class:`Exception`: a skip of pytest's, ``SystemExit``."""
 
 
 # -- what it is handed -------------------------------------------------------------------------------

@@ -49,11 +49,9 @@ def lacks() -> str:
     """What this system lacks for it; "" for nothing."""
     if platform.machine() not in _CALLS:
         return f"the numbers of system calls on {platform.machine()} are not known"
-    return (
-        ""
-        if _version() >= 1
-        else "this kernel has no Landlock (Linux 5.13, and landlock among /sys/kernel/security/lsm)"
-    )
+    if _version() < 1:
+        return "this kernel has no Landlock (Linux 5.13, and landlock among /sys/kernel/security/lsm)"
+    return ""
 
 
 def confine(folder: str) -> None:

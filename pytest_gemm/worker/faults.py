@@ -140,8 +140,6 @@ def lost(error: BaseException, last: BaseException, phase: str) -> Reason:
     found = next((m[1] for part in (*_chain(error), last) if (m := _CUDA_ERROR.search(message(part)))), "")
     found = found or first_line(last) or type(last).__name__
     code = "illegal-address" if "illegal memory access" in found else "cuda-error"
-    return Reason(
-        code,
-        f"CUDA error in {phase}: {found}; the process has lost the device",
-        "such errors show late: run the case alone with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
-    )
+    text = f"CUDA error in {phase}: {found}; the process has lost the device"
+    remedy = "such errors show late: run the case alone with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer"
+    return Reason(code, text, remedy)

@@ -90,7 +90,7 @@ class Inline:
 
     def supports(self, job: Job) -> None:
         """As :meth:`Worker.supports`."""
-        with telling(Phase.SUPPORTS, job.request.device), _threads(job):
+        with telling(Phase.SUPPORTS, job.request.device), cpu_threads(job.threads):
             with quiet(), asking():
                 found = unsupported(job.backend, job.problem, job.request)
                 if found is not None and not isinstance(found, Unsupported):
@@ -101,7 +101,11 @@ class Inline:
     def candidates(self, job: Job, given: Operands) -> Candidates:
         """As :meth:`Worker.candidates`."""
         assert isinstance(job.backend, CandidateBackend)
-        with telling(Phase.CANDIDATES, job.request.device), _threads(job), handing(given, compiling=True) as own:
+        with (
+            telling(Phase.CANDIDATES, job.request.device),
+            cpu_threads(job.threads),
+            handing(given, compiling=True) as own,
+        ):
             listed = job.backend.candidates(job.problem, own, job.request)
             names = tuple(map(str, listed.names))
             if odd := [name for name in names if name != one_line(name)]:  # outcomes have printable names
@@ -110,7 +114,7 @@ class Inline:
 
     def prepare(self, job: Job, given: Operands) -> Built:
         """As :meth:`Worker.prepare`."""
-        with telling(Phase.PREPARE, job.request.device), _threads(job):
+        with telling(Phase.PREPARE, job.request.device), cpu_threads(job.threads):
             with handing(given, compiling=True) as own:
                 prepared = job.backend.prepare(job.problem, own, job.request)
             self._count += 1
@@ -137,7 +141,7 @@ class Inline:
         # Once for each candidate is enough: what runs is decided when it is compiled.
         profiled = how.profiled and device is Device.CUDA and device_kernels.works()
         side = how.stream == "side" and device is Device.CUDA
-        with telling(how.phase, device), _threads(job):
+        with telling(how.phase, device), cpu_threads(job.threads):
             with (
                 contextlib.nullcontext() if self.pages is None else self.pages.running(),
                 streams.on_side_stream(given) if side else contextlib.nullcontext(given) as streamed,
@@ -178,10 +182,6 @@ class Inline:
 
     def close(self) -> None:
         """Nothing runs."""
-
-
-def _threads(job: Job) -> contextlib.AbstractContextManager[None]:
-    return cpu_threads(job.threads)
 
 
 def _called(

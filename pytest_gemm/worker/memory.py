@@ -51,7 +51,9 @@ def receive(end: socket.socket) -> tuple[bytes, bytearray, list[int]]:
     """
     head, files, _, _ = socket.recv_fds(end, _HEAD, 16)
     while len(head) < _HEAD:
-        head += _some(end, _HEAD - len(head))
+        if not (more := end.recv(_HEAD - len(head))):
+            raise EOFError
+        head += more
     data = bytearray(int.from_bytes(head[:8], "little"))
     view, done = memoryview(data), 0
     while done < len(data):
@@ -60,12 +62,6 @@ def receive(end: socket.socket) -> tuple[bytes, bytearray, list[int]]:
         done += count
     first = int.from_bytes(head[8:], "little")
     return bytes(view[:first]), data[first:], files
-
-
-def _some(end: socket.socket, count: int) -> bytes:
-    if not (found := end.recv(count)):
-        raise EOFError
-    return found
 
 
 # -- operands ------------------------------------------------------------------------------------------
@@ -159,8 +155,10 @@ class Arena:
         self.places: list[Place] = []
         ends = {True: 0, False: 0}
         for one in self._originals:
-            shared = one.is_cuda and pool is not None
-            self.places.append((_where(one, pool), ends[shared], one.numel()))
+            on_device = "staged" if pool is None else "device"
+            where = on_device if one.is_cuda else "host"
+            shared = where == "device"
+            self.places.append((where, ends[shared], one.numel()))
             ends[shared] += -(-one.numel() // _ALIGNED) * _ALIGNED
         self.size = max(ends[False], 1)
         self.block: Block | None = None
@@ -174,8 +172,8 @@ class Arena:
             self._copies = mapped(self.file, self.size, self.places, 0 if self.block is None else self.block.address)
         else:
             self.file, self._copies = os.dup(self.before.file), self.before._copies
-        out = {one.storage.untyped_storage().data_ptr() for one in given.buffers if one.name == "out"}
-        self._out = [one.untyped_storage().data_ptr() in out for one in self._originals]
+        names = {one.storage.untyped_storage().data_ptr(): one.name for one in given.buffers}
+        self._names = [names.get(one.untyped_storage().data_ptr(), "an operand") for one in self._originals]
 
     def _is_of(self, storages: Sequence[torch.Tensor]) -> bool:
         """Whether these are the storages that it has copies of."""
@@ -186,29 +184,23 @@ class Arena:
         """Copy what the operands are now."""
         for copy, original in zip(self._copies, self._originals, strict=True):
             copy.copy_(original)
-        self._wait()
+        if any(one.is_cuda for one in self._originals):
+            torch.cuda.synchronize()
 
     def written(self) -> tuple[str, ...]:
         """Names of the operands whose copies are not what they were; a given result may be."""
-        names = {one.storage.untyped_storage().data_ptr(): one.name for one in self.given.buffers}
-        pairs = zip(self._copies, self._originals, self._out, strict=True)
-        differing = [
-            original for copy, original, out in pairs if not out and not torch.equal(copy, original.to(copy.device))
-        ]
-        return tuple(names.get(one.untyped_storage().data_ptr(), "an operand") for one in differing)
+        storages = zip(self._names, self._copies, self._originals, strict=True)
+        return tuple(
+            name
+            for name, copy, original in storages
+            if name != "out" and not torch.equal(copy, original.to(copy.device))
+        )
 
     def beside_out_intact(self) -> bool:
         """Whether all that lies around the elements of a given result is as it was."""
-        storages = {
-            original.untyped_storage().data_ptr(): copy
-            for copy, original in zip(self._copies, self._originals, strict=True)
-        }
-        for one in self.given.buffers:
-            if one.name == "out":
-                copy = storages[one.storage.untyped_storage().data_ptr()]
-                if not one.over(copy.view(one.storage.dtype), 0).guards_intact():
-                    return False
-        return True
+        copies = dict(zip(self._names, self._copies, strict=True))
+        given = [one for one in self.given.buffers if one.name == "out"]
+        return all(one.over(copies["out"].view(one.storage.dtype), 0).guards_intact() for one in given)
 
     def close(self) -> None:
         """Give the memory back, when no tensor over it is left."""
@@ -221,20 +213,10 @@ class Arena:
         """How much memory it has."""
         return self.size + (0 if self.block is None else self.block.size)
 
-    def _wait(self) -> None:
-        if any(one.is_cuda for one in self._originals):
-            torch.cuda.synchronize()
-
 
 # Where a storage lies (``host``, ``device``, or ``staged``: on the device, handed over through the CPU's memory), where
 # it begins there, and how many bytes it has.
 Place = tuple[str, int, int]
-
-
-def _where(storage: torch.Tensor, pool: Pool | None) -> str:
-    if not storage.is_cuda:
-        return "host"
-    return "staged" if pool is None else "device"
 
 
 def mapped(file: int, size: int, places: Sequence[Place], block: int = 0) -> list[torch.Tensor]:

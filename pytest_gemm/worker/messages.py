@@ -111,9 +111,6 @@ class Thrown(Exception):
         super().__init__(f"{kind}: {line}")
         self.kind, self.line, self.details, self.memory, self.lost = kind, line, details, memory, lost
 
-    def __reduce__(self) -> tuple[type[Thrown], tuple[object, ...]]:
-        return Thrown, (self.kind, self.line, self.details, self.memory, self.lost)
-
 
 class Died(Exception):
     """The worker has ended in the middle of what it was asked, or was ended because its limit ran out.
@@ -145,18 +142,15 @@ class Worker(Protocol):
 
     def watch(self, activity: Activity) -> AbstractContextManager[None]:
         """A block that may not come back, or whose questions may not."""
-        ...
 
     def supports(self, job: Job) -> None:
         """Ask the backend whether it supports the problem; raises ``Unsupported`` when it does not."""
 
     def candidates(self, job: Job, given: Operands) -> Candidates:
         """The candidates of the problem; raises ``Unsupported`` when there is none."""
-        ...
 
     def prepare(self, job: Job, given: Operands) -> Built:
         """Compile the problem; raises ``Unsupported`` and ``Pruned`` as the backend does."""
-        ...
 
     def run(self, number: int, given: Operands, how: How) -> Ran:
         """Run what was built; the device has finished.
@@ -166,11 +160,9 @@ class Worker(Protocol):
             given: operands of the problem.
             how: how; in the phase ``TIME`` it is the call that is timed.
         """
-        ...
 
     def eager(self, problem: Problem, given: Operands) -> tuple[torch.Tensor, ...]:
         """The results of the program in eager PyTorch."""
-        ...
 
     def call(self, kind: type[_Kind], name: str, *more: object, given: Operands | None = None) -> _Kind:
         """What one of the keeper's functions returns there.
@@ -181,11 +173,9 @@ class Worker(Protocol):
             more: its arguments, behind the :class:`Worker` in the process that runs kernels.
             given: the last one, where operands belong to them.
         """
-        ...
 
     def results(self, name: str, *more: object) -> tuple[torch.Tensor, ...]:
         """The same of a function that returns results."""
-        ...
 
     def forget(self, number: int) -> None:
         """Free what was built and its results."""

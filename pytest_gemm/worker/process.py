@@ -17,7 +17,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -39,11 +39,7 @@ from pytest_gemm.worker.messages import Built, Died, How, Job, Ran, Thrown
 _Kind = TypeVar("_Kind")
 _NOTHING: Final = torch.empty(0, dtype=torch.uint8)
 
-_REFUSALS: Final[Mapping[str, Callable[[str, str, str], Exception]]] = {
-    "Unsupported": Unsupported,
-    "Pruned": Pruned,
-    "Misconduct": Misconduct,
-}
+_REFUSALS: Final = {kind.__name__: kind for kind in (Unsupported, Pruned, Misconduct)}
 # Seconds between the end of a process and the notice of it.
 _BRIEFLY: Final = 1.0
 # Characters of what a dying worker wrote to stdout and stderr that are shown.
@@ -377,7 +373,8 @@ def _there(found: _Kind | None) -> _Kind:
 
 def _raise(answer: Answer) -> None:
     if (refusal := answer.refusal) is not None:
-        raise _REFUSALS.get(refusal.kind, Misconduct)(refusal.code, refusal.text, refusal.remedy)
+        reason = refusal.reason
+        raise _REFUSALS.get(refusal.kind, Misconduct)(reason.code, reason.text, reason.remedy)
     if (failure := answer.failure) is not None:
         raise Thrown(failure.kind, failure.line, failure.details, failure.memory, failure.lost)
     if answer.defect:

@@ -55,8 +55,7 @@ def serve(
         try:
             answer, data = worker.answer(first, files)
         except (Unsupported, Pruned, Misconduct) as error:
-            reason = error.reason
-            answer = Answer(Refusal(type(error).__name__, reason.code, reason.text, reason.remedy))
+            answer = Answer(Refusal(type(error).__name__, error.reason))
         except Thrown as error:
             answer = Answer(failure=Failure(error.kind, error.line, error.details, error.memory, error.lost))
         except Exception:  # of ours: the judge has to know

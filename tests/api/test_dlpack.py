@@ -35,28 +35,6 @@ def test_a_tensor_at_another_address_is_copied_for_a_framework_that_needs_an_ali
     assert array.tolist() == memory[1:].tolist()
 
 
-class _Named:
-    name = "float32"
-
-    def __str__(self) -> str:
-        return "<dtype: 'float32'>"
-
-
-class _Tensor:
-    """An array whose dtype prints as TensorFlow's does."""
-
-    dtype = _Named()
-
-    def __dlpack_device__(self) -> Any:
-        return 1, 0
-
-
-def test_a_dtype_is_known_by_its_name() -> None:
-    assert isinstance(hand_over(torch.zeros(2), lambda _: _Tensor()), _Tensor)
-    with pytest.raises(BufferError, match=r"float64 .* becomes an array of float32"):
-        hand_over(torch.zeros(2).double(), lambda _: _Tensor())
-
-
 class _Called(np.ndarray):
     """An array whose framework calls its dtype as no other one does."""
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pytest_gemm.api.settings import Setting, SettingError, configure, one_of, settings_of
+from pytest_gemm.api.settings import Setting, SettingError, configure, settings_of
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.triton import TritonBackend
 
@@ -39,13 +39,6 @@ def test_whatever_a_backends_own_parser_raises_is_an_error_of_the_setting(parse:
 
     with pytest.raises(SettingError, match=re.escape(f"mine.tile='2': {says}")):
         configure(Mine(), {"tile": "2"})
-
-
-def test_choices_that_are_no_texts_are_refused_where_they_are_written() -> None:
-    with pytest.raises(
-        SettingError, match=re.escape("one_of: 16 is no text, and a value is given as text; write '16'")
-    ):
-        one_of(16, 64)  # type: ignore[arg-type]
 
 
 def test_a_backend_gets_all_values_with_its_defaults() -> None:

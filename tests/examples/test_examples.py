@@ -266,22 +266,6 @@ def test_a_page_without_the_marks_is_an_error(pytester: pytest.Pytester) -> None
     assert "old" in page.read_text()
 
 
-def test_a_block_of_its_own_has_the_libraries_on_a_gpu(pytester: pytest.Pytester) -> None:
-    backend, distribution = "cutile", "cuda-tile"
-    page = pytester.path / "page.md"
-    page.write_text(
-        "<!-- generated: libraries -->\nold\n<!-- end -->\n<!-- generated: libraries-gpu -->\n<!-- end -->\n"
-    )
-    run = {"run": plain(Head(versions={"torch": "2.15.0", distribution: "1.2"}))}
-    outcome = to_record(Outcome(CaseId(backend, "mm:f32:nn:8x8x8"), "rand", 0, Status.PASSED))
-    (pytester.path / "run.jsonl").write_text(f"{json.dumps(run)}\n{json.dumps(outcome)}\n")
-    result = pytester.run(sys.executable, FOLDER / "results.py", page, pytester.path, "--block=libraries-gpu")
-    assert result.ret == 0
-    made = page.read_text().splitlines()
-    assert made[:4] == ["<!-- generated: libraries -->", "old", "<!-- end -->", "<!-- generated: libraries-gpu -->"]
-    assert [cell.strip() for cell in made[6].split("|")][1:4] == [backend, "1.2", "1"]
-
-
 @pytest.mark.parametrize(
     ("name", "line"),
     [

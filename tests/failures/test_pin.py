@@ -1,4 +1,4 @@
-"""A failing case as a standalone script, its picture, and the scripts of what the ledger knows."""
+"""A failing case as a standalone script, and its picture."""
 
 from __future__ import annotations
 
@@ -105,6 +105,15 @@ def test_a_script_of_zeros_of_the_wrong_sign_fails_too(tmp_path: Path, capsys: p
     assert run(place / "repro.py") == 0
 
 
+def wrong(problem: Problem, contract: Contract, *, asked: bool = True) -> Any:
+    """Evidence that each element is one too large, and of the same where the kernel can be asked again."""
+    given = tensors.make(problem, "int-2", 0)
+    interval = interval_module.intervals(problem, given, reference_module.reference(problem, given), contract)[0]
+    actual = interval.expected.float() + 1
+    ran = Ran((actual,), Proof(), contract)
+    return Evidence(given, interval=interval, actual=actual, again=(lambda _: ran) if asked else None)
+
+
 def failed(line: str, status: Status, code: str, candidate: str = "") -> Outcome:
     return Outcome(CaseId("cpp", line, candidate), "int-2", 0, status, Reason(code, "it failed"))
 
@@ -132,14 +141,11 @@ def failed(line: str, status: Status, code: str, candidate: str = "") -> Outcome
 def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], warm: str, mode: str, has: str) -> None:
     problem = Problem.parse(line)
     backend, request = CppBackend(), BuildRequest(mode=Mode(mode), user_caches="tag" if warm and not mode else "")
-    given = tensors.make(problem, "int-2", 0)
-    facts: dict[str, Any] = {}
-    if outcome[0] is Status.INCORRECT:
-        reference = reference_module.reference(problem, given)
-        interval = interval_module.intervals(problem, given, reference, Contract("f32", "either"))[0]
-        facts = {"interval": interval, "actual": interval.expected.float()}
-    recipe = backend.recipe(problem, given, request)
-    made = repro.script(failed(line, *outcome), recipe, Evidence(given, **facts), warm)
+    evidence = wrong(problem, Contract("f32", "either"), asked=False)
+    if outcome[0] is not Status.INCORRECT:
+        evidence = Evidence(evidence.operands)
+    recipe = backend.recipe(problem, evidence.operands, request)
+    made = repro.script(failed(line, *outcome), recipe, evidence, warm)
     assert len(made.text.splitlines()) < repro.LONGEST
     assert max(map(len, made.text.splitlines())) <= 120
     assert has in made.text
@@ -150,13 +156,7 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
 @pytest.mark.parametrize("line", ["linear_dgrad:f32:nn:8x16x32:relu", "linear_wgrad:f32:tn:8x16x32:relu"])
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_script_of_a_gradient_needs_torch_alone(tmp_path: Path, line: str, saved: bool) -> None:
-    problem = Problem.parse(line)
-    given = tensors.make(problem, "int-2", 0)
-    reference = reference_module.reference(problem, given)
-    interval = interval_module.intervals(problem, given, reference, Contract("f32", "either"))[0]
-    wrong = interval.expected.float() + 1
-    ran = Ran((wrong,), Proof(), Contract("f32", "either"))
-    evidence: Any = Evidence(given, interval=interval, actual=wrong, again=None if saved else lambda _: ran)
+    evidence = wrong(Problem.parse(line), Contract("f32", "either"), asked=not saved)
     made = repro.script(failed(line, Status.INCORRECT, "x"), Recipe("eager"), evidence)
     assert "pytest_gemm" not in made.text
     assert bool(made.tensors) is saved
@@ -178,12 +178,7 @@ def test_a_script_of_a_gradient_needs_torch_alone(tmp_path: Path, line: str, sav
 )
 def test_a_script_of_narrow_floats_has_the_operands_of_the_case(tmp_path: Path, line: str) -> None:
     problem = Problem.parse(line)
-    given = tensors.make(problem, "int-2", 0)
-    reference = reference_module.reference(problem, given)
-    interval = interval_module.intervals(problem, given, reference, Contract("f32", "eager"))[0]
-    wrong = interval.expected.float() + 1
-    ran = Ran((wrong,), Proof(), Contract("f32", "eager"))
-    evidence = Evidence(given, interval=interval, actual=wrong, again=lambda _: ran)
+    evidence = wrong(problem, Contract("f32", "eager"))
     made = repro.script(failed(line, Status.INCORRECT, "x"), Recipe("eager"), evidence)
     (tmp_path / "repro.py").write_text(made.text)
     torch.save(made.tensors, tmp_path / "repro.pt")
@@ -239,7 +234,6 @@ def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monke
 
 
 def test_a_failure_that_no_script_can_show_says_so(tmp_path: Path) -> None:
-    found, case, _ = judged(tmp_path, MM, "rand")
     backend = CallableBackend("lambda", lambda a, b: a @ b + 1, frozenset({"f32"}), True, None, True)
     case = Case(backend, MM, ("rand",), 0, Device.CPU)
     found = list(Judge().judge(case))
@@ -263,16 +257,6 @@ def test_the_script_of_a_known_crash_is_that_of_the_crash() -> None:
     known = dataclasses.replace(crash, status=Status.KNOWN_FAILURE, known_failure="an-entry", failed_as=crash.status)
     assert repro.script(known, recipe, evidence).text == repro.script(crash, recipe, evidence).text
     assert "1 if 'InductorError' in traceback" in repro.script(known, recipe, evidence).text
-
-
-def test_the_smallest_case_of_a_ledger_entry_is_kept(tmp_path: Path) -> None:
-    kept = []
-    for line in ("mm:f32:nn:8x16x32", "mm:f32:nn:16x16x32", "mm:f32:nn:5x4x3"):
-        found, case, _ = judged(tmp_path, Problem.parse(line), "rand")
-        explained = dataclasses.replace(found[0].outcome, known_failure="an-entry")
-        artifacts.save_defect(tmp_path / "defects", Judged(explained, found[0].evidence), case)
-        kept.append((tmp_path / "defects" / "an-entry.py").read_text().split()[0])
-    assert kept == ['"""mm:f32:nn:8x16x32', '"""mm:f32:nn:8x16x32', '"""mm:f32:nn:5x4x3']
 
 
 DESCRIPTION = (
@@ -350,11 +334,3 @@ def test_the_map_and_the_verdict_measure_the_error_alike(shift: float) -> None:
     verdict = verdict_module.compare(actual.float(), interval, MM, given)
     assert verdict.ratio == pytest.approx(5.0, rel=1e-4)
     assert float(verdict_module.ratios(actual.float().double(), interval).max()) == verdict.ratio
-
-
-def test_recipes_of_functions_name_file_and_function(tmp_path: Path) -> None:
-    _, case, path = judged(tmp_path, MM, "rand")
-    assert isinstance(case.backend, CallableBackend)
-    found = case.backend.recipe(MM, tensors.make(MM, "rand", 0))
-    assert found == Recipe(threads=torch.get_num_threads(), matmul=(str(path), "mine"))
-    assert Evidence(tensors.make(MM, "rand", 0)).actual is None

@@ -73,17 +73,6 @@ PROJECTS = {
         "python -m pytest -v -p mine --kernel off --with-mine --durations 3",
         "-p mine --kernel off --with-mine",
     ),
-    "plugin-of-a-worker": (
-        {"mine.py": BACKEND, "test_it.py": TEST},
-        "python -m pytest -pmine -p no:cacheprovider --kernel=off -n1",
-        "-pmine -p no:cacheprovider --kernel=off",
-    ),
-    "plugin-of-the-suite": ({"mine.py": BACKEND}, f"python -m pytest -p mine --kernel=off {SUITE}", "-p mine"),
-    "plugin-that-ends-the-process": (
-        {"mine.py": BACKEND, "test_it.py": TEST},
-        "python -m pytest -p mine --kernel=leaves",
-        "-p mine --kernel=leaves",
-    ),
     "plugin-that-ends-a-suite": ({"mine.py": BACKEND}, f"python -m pytest -p mine --kernel=leaves {SUITE}", "-p mine"),
     "ini": (
         {

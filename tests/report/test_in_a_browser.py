@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,15 +94,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.html" for name in texts}
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The documentation."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", f"--site-dir={folder}"]
-    subprocess.run(command, cwd=REPOSITORY, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
-    return folder
-
-
 @pytest.fixture
 def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
     """Opens a page by its name; what it says to the console or loads is a fault."""
@@ -141,19 +129,6 @@ def test_all_of_a_page_is_seen_and_can_be_read(opened: Any, name: str, width: in
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
 
 
-def test_no_page_of_the_site_is_wider_than_the_window(browser: Any, site: Path) -> None:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    shown, wide = context.new_page(), []
-    for path in sorted(path for path in site.rglob("*.html") if not path.is_relative_to(site / "defects")):
-        shown.goto(path.as_uri())
-        for width in (390, 1280):  # loading takes longer than another layout
-            shown.set_viewport_size({"width": width, "height": 900})
-            if shown.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
-                wide.append(f"{path.relative_to(site)} at {width}")
-    context.close()
-    assert wide == []
-
-
 def test_the_filter_keeps_what_has_all_words(opened: Any) -> None:
     shown = opened("one run")
     rows = shown.locator("#products tbody tr")
@@ -179,5 +154,5 @@ def test_a_click_on_a_head_sorts_and_one_on_copy_says_so(opened: Any) -> None:
 def test_a_page_is_read_without_its_script(opened: Any, name: str) -> None:
     shown = opened(name, java_script_enabled=False)
     assert shown.locator("table.cases tbody tr:visible").count() >= 39
-    assert shown.locator("figure:visible").count()
+    assert bool(shown.locator("figure:visible").count()) is (name == "speed")
     assert not shown.locator(".tools").is_visible()

@@ -100,8 +100,8 @@ def record(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+def files(folder: Path) -> set[str]:
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
 
 
 def merge(*words: str | Path) -> int:
@@ -127,9 +127,7 @@ def test_three_shards_are_one_run(
     here = project.path
     assert record(here / "all") == record(here / "one")
     assert page(here / "all") == page(here / "one")
-    for name in ("failures", "known-failures"):
-        assert files(here / "all" / name).keys() == files(here / "one" / name).keys()
-    assert files(here / "all" / "known-failures") == files(here / "one" / "known-failures")
+    assert files(here / "all" / "failures") == files(here / "one" / "failures") != set()
     # What the summary is of: a failure, a known one, what is unsupported, and the entry that is stale in all shards.
     text = "\n".join(said)
     assert ("incorrect" in page(here / "all")) == (status == 1)
@@ -273,15 +271,3 @@ def test_a_backend_needs_a_judged_case_in_one_shard(shards: Path, capsys: pytest
     capsys.readouterr()
     assert merge("s1", "s2", "--output=all") == 10
     assert "other judged no case" in capsys.readouterr().out
-
-
-def test_the_script_of_the_smallest_case_stays(shards: Path) -> None:
-    for name, size in (("s1", 64), ("s2", 16)):
-        folder = shards / name / "known-failures"
-        folder.mkdir()
-        (folder / "rows.py").write_text(f'"""mm:f32:nn:{size}x8x8 on off"""\n')
-        (folder / f"only-{name}.py").write_text('"""mm:f32:nn:8x8x8 on off"""\n')
-    assert merge("s2", "s1", "--output=all") == 0
-    kept = files(shards / "all" / "known-failures")
-    assert kept.keys() == {"rows.py", "only-s1.py", "only-s2.py"}
-    assert b":16x8x8 on" in kept["rows.py"]

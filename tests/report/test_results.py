@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
+from recorded_runs import write
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Reason, Status
@@ -58,14 +59,7 @@ OUTCOMES = [
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    lines = [
-        {"run": records.plain(Head.of(["--gemm-backends=triton"], gpus=False))},
-        *map(records.to_record, OUTCOMES),
-        {"totals": {"wall_seconds": 12.0, "processes": 3, "notes": ["CUTLASS: 2 kernels"]}},
-    ]
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(map(records.record_line, lines)), encoding="utf-8")
-    return path
+    return write(tmp_path, OUTCOMES, Head.of(["--gemm-backends=triton"], gpus=False))
 
 
 def row(page: str, *cells: str) -> list[str]:
@@ -121,28 +115,18 @@ def changed(**facts: object) -> str:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"backend": "tri\n', "Unterminated string"),
         ("\n", "Expecting value"),
         ("5\n", "Expected `object`, got `int`"),
-        ("[]\n", "Expected `object`, got `array`"),
         ("{}\n", "case: Object missing required field `backend`"),
         (f"{99999 * '['}\n", "maximum recursion depth"),
-        (f'{{"seed": {9999 * "9"}}}\n', "Exceeds the limit"),
         (changed(status="fine"), "status: Invalid enum value 'fine'"),
-        (changed(status=[]), "status: Expected `str`, got `array`"),
         (changed(mode="fine"), "case.mode: Invalid enum value 'fine'"),
         (changed(seed="0"), "seed: Expected `int`, got `str`"),
-        (changed(seed=True), "seed: Expected `int`, got `bool`"),
         (changed(ratio="big"), "ratio: Expected `float | null`, got `str`"),
-        (changed(kernels=1), "kernels: Expected `array`, got `int`"),
-        (changed(reason=["a"]), "reason: Expected `object | null`, got `array`"),
         (changed(seconds={"compile": "1"}), "seconds.compile: Expected `float`, got `str`"),
         (changed(ratio=math.nan), "NaN is no number of JSON"),
-        (changed(fused="no"), "fused: Expected `bool | null`, got `str`"),
         ('{"run": []}\n', "Expected `object`, got `array`"),
-        ('{"run": {"versions": []}}\n', "versions: Expected `object`, got `array`"),
         ('{"run": {"gpus": [1]}}\n', "gpus[0]: Expected `str`, got `int`"),
-        ('{"totals": {"wall_seconds": "1"}}\n', "wall_seconds: Expected `float`, got `str`"),
         ('{"totals": {"wall_seconds": 1, "processes": 1, "notes": "none"}}\n', "notes: Expected `array`, got `str`"),
     ],
 )
@@ -191,11 +175,3 @@ def test_what_a_terminal_cannot_show_is_escaped(record: Path, capsys: pytest.Cap
     page = record.with_suffix(".html")
     assert cli.main(["results", str(record), f"--html={page}"]) == 0
     assert "c\\ud800pp" in page.read_text(encoding="utf-8")
-
-
-def test_the_head_of_a_record_names_what_ran_on_what(record: Path) -> None:
-    run = json.loads(record.read_text(encoding="utf-8").splitlines()[0])["run"]
-    assert run["versions"]["torch"]
-    assert run["versions"]["pytest-gemm"]
-    assert run["command"] == ["pytest", "--gemm-backends=triton"]
-    assert run["cpu"]

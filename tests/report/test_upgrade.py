@@ -1,4 +1,4 @@
-"""``pytest-gemm compare``: what two runs have otherwise, and whether the later one is worse."""
+"""``pytest-gemm compare``: what differs between two runs, and whether the later one is worse."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+import recorded_runs
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import WITHHELD, Outcome, Reason, Seconds, Status
-from pytest_gemm.record import lines as records
 from pytest_gemm.record.lines import Head
 from pytest_gemm.report import cases
 from pytest_gemm.speed.data import Sample, Session, session_text
@@ -63,11 +63,7 @@ def refused(m: int) -> Outcome:
 
 
 def written(folder: Path, outcomes: Iterable[Outcome], run: Head = RUN, *, ended: bool = True) -> str:
-    folder.mkdir()
-    lines = [{"run": records.plain(run)}, *map(records.to_record, outcomes)]
-    lines += [{"totals": {"wall_seconds": 1.0, "processes": 1}}] * ended
-    (folder / "run.jsonl").write_text("".join(map(records.record_line, lines)), encoding="utf-8")
-    return str(folder)
+    return str(recorded_runs.write(folder, outcomes, run, ended=ended).parent)
 
 
 @pytest.fixture
@@ -225,10 +221,10 @@ def test_other_bits_are_told_of_the_same_operands_only(compare: Compare) -> None
     assert "another kernel" in found[6]
 
 
-def test_records_without_digests_are_read_and_say_so(compare: Compare) -> None:
+def test_of_a_backend_that_gives_other_bits_each_time_none_are_compared(compare: Compare) -> None:
     status, text = compare([of(1, bits="", operands="")], [of(1)])
     assert status == 0
-    assert section(text, "other bits")[0].startswith("other bits: Not compared: no digests of results before.")
+    assert section(text, "other bits")[0].startswith("other bits: Not compared: no case that is right in both")
 
 
 # -- the head -----------------------------------------------------------------------------------------------------
@@ -371,21 +367,3 @@ def test_the_page_has_every_case_and_loads_nothing(compare: Compare, tmp_path: P
     assert "&lt;script&gt;" in text
     assert "<script>" not in text
     assert not re.search(r"(src|href)=\"(?!#)", text)
-
-
-# -- wrong input ------------------------------------------------------------------------------------------------------
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as left:
-        cli.main(["compare", *words])
-    assert left.value.code == cli.USAGE_ERROR
-    return capsys.readouterr().err
-
-
-def test_what_is_no_run_is_an_error_of_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = written(tmp_path / "a", [PASSED])
-    assert f"{tmp_path}: has no run.jsonl; name a run record" in refusal(capsys, made, str(tmp_path))
-    assert "cannot be read" in refusal(capsys, made, str(tmp_path / "none.jsonl"))
-    (tmp_path / "text.jsonl").write_text("text", encoding="utf-8")
-    assert "it has no line of a run record" in refusal(capsys, made, str(tmp_path / "text.jsonl"))

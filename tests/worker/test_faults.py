@@ -149,16 +149,6 @@ def run(pytester: pytest.Pytester, *args: str, backends: str = "planted,correct"
     return result, statuses(record)
 
 
-def run_here(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *args: str, backends: str = "planted,correct"
-) -> tuple[Any, list[dict[str, Any]]]:
-    """The same in this process."""
-    monkeypatch.setattr(reference, "reference", reference.reference)  # what the project plants there goes with the test
-    record = pytester.path / "run.jsonl"
-    options = (f"--gemm-backends={backends}", "--gemm-output=.", "-p", "no:cacheprovider")
-    return pytester.runpytest_inprocess(*options, *args), statuses(record)
-
-
 def statuses(record: Path) -> list[dict[str, Any]]:
     """The outcomes in a run record."""
     lines = [json.loads(line) for line in record.read_text().splitlines()]
@@ -317,15 +307,14 @@ def test_a_test_process_that_dies_is_one_red_test_and_the_rest_runs(pytester: py
 def test_memory_that_runs_out_in_the_harness_is_said_to(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def nothing_left(*_: Any) -> None:
+        raise MemoryError
+
     project(pytester, "", range(8, 9))
-    with (pytester.path / "conftest.py").open("a") as file:
-        file.write(
-            "\nfrom pytest_gemm.numerics import reference\n\ndef nothing_left(*args):\n    raise MemoryError\n\n"
-            "reference.reference = nothing_left\n"
-        )
-    result, outcomes = run_here(pytester, monkeypatch, backends="planted")
+    monkeypatch.setattr(reference, "reference", nothing_left)
+    result = pytester.runpytest_inprocess("--gemm-backends=planted", "--gemm-output=.", "-p", "no:cacheprovider")
     result.assert_outcomes(failed=1)
-    assert {o["reason"]["code"] for o in outcomes} == {"out-of-memory"}
+    assert {o["reason"]["code"] for o in statuses(pytester.path / "run.jsonl")} == {"out-of-memory"}
     result.stdout.fnmatch_lines(["*crashed: out of memory in reference: *"])
 
 

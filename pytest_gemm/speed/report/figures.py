@@ -217,24 +217,3 @@ def history(
 
 def _day(text: str) -> datetime:
     return datetime.fromisoformat(text[:10])
-
-
-def distances(rows: Sequence[tuple[str, Sequence[tuple[float, str]]]]) -> str:
-    """Errors over bound, a tick each; the label of each row, and the errors with their colours."""
-
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
-        _labelled(axes, [label for label, _ in rows])
-        for row, (_, found) in enumerate(rows):
-            for colour in sorted({colour for _, colour in found}):
-                at = sorted({round(min(ratio, 1e6), 2) for ratio, its in found if its == colour})
-                axes.plot(at, [row] * len(at), "|", color=colour, markersize=10)
-        axes.set_xscale("symlog", linthresh=1.0, linscale=2.0)
-        axes.set_xticks([0, 0.5, 1, 10, 100, 1e4, 1e6], ["0", "0.5", "1: bound", "10", "100", "10000", "1e6 and more"])
-        axes.set_xticks([], minor=True)
-        axes.set_xlim(-0.05, 1.2e6)
-        axes.axvline(1, color="black", linewidth=0.8)
-        axes.set_xlabel("error in units of the bound")
-
-    label = f"Errors in units of the bound: {units.plural(len(rows), 'row')} from {rows[0][0]}."
-    return svg(label, _ROW * len(rows) + 0.7, draw)
