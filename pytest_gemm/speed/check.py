@@ -143,7 +143,6 @@ def _facts(problem: Problem, made: Run, samples: Sequence[Sample], judgement: Ju
         facts |= {
             "verdict": str(judgement.verdict),
             "verdict_code": judgement.reason.code,
-            "faster_choice": judgement.faster,
-            **{name: getattr(judgement, name) for name in ("change", "low", "high", "minimum_effect", "regret")},
+            **{name: getattr(judgement, name) for name in ("change", "low", "high", "minimum_effect")},
         }
     return facts

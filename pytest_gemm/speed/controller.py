@@ -130,7 +130,6 @@ class _Measurement:
             with self._clock("compile"):
                 for group in self.groups:
                     runner.compile(group, self._cases)
-            made.notes += runner.notes
             if speed.record:
                 with self._clock("record"):
                     self._sessions(self._cases, self._sure()[1], "recording")
@@ -171,8 +170,13 @@ class _Measurement:
     def judge(self) -> None:
         """Screen, confirm what needs it, and come to verdicts."""
         made, runner, policy, is_paired = self.made, self._runner, self.policy, len(self.groups) > 1
-        before = {key: one.selected for key, one in self.stored.items()}
-        runner.before = runner.selected(self.groups[-1]) if is_paired else before
+
+        def before() -> dict[CaseId, tuple[str, ...]]:
+            """What was selected for the baselines, or in the base environment."""
+            if not is_paired:
+                return {case: one.selected for case, one in self.stored.items()}
+            return {case: (name,) for case, name in runner.selected[self.groups[-1].name].items()}
+
         with self._clock("screen"):
             self._sessions(self._cases, self._sure()[1], "screening")
         if not (first := len(made.sessions)):
@@ -182,10 +186,9 @@ class _Measurement:
         def confirming(cases: tuple[CaseId, ...], count: int) -> tuple[design.Readings, design.Readings]:
             with self._clock("confirm"):
                 if not (done := len(made.sessions) - first):
-                    again = set(cases).intersection(selection.changed(runner.before, made.sessions))
+                    again = set(cases).intersection(selection.changed(before(), made.sessions))
                     for group in self.groups:
                         runner.select_again(group, again)
-                    runner.before = runner.selected(self.groups[-1]) if is_paired else before
                 wanted = list(dict.fromkeys(case.whole for case in cases))
                 self._sessions(wanted, count - done, "confirming")
             return estimates.pair_readings(made.base[first:], made.sessions[first:])
@@ -193,7 +196,7 @@ class _Measurement:
         screened = how.screen(*estimates.pair_readings(made.base, made.sessions))
         judgements = how.confirm(screened, confirming)
         made.anchor = screened.anchor
-        made.judgements = self._with_every_case(selection.annotate(judgements, runner.before, self.made.sessions))
+        made.judgements = self._with_every_case(selection.annotate(judgements, before(), made.sessions))
         if is_paired:
             return
         if not self.stored:

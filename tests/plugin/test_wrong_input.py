@@ -136,7 +136,6 @@ VALUES = wrong(
     ("--gemm-sessions=0",),
     ("--gemm-sessions=1000000", "10000 at most"),
     ("--gemm-set=speed.windows=2", "3 or more"),
-    ("--gemm-regret=-1",),
     ("--gemm-baselines=", "--gemm-baselines= is empty"),
     ("--gemm-record=forse", "did you mean 'force'?"),
     ("--gemm-record test_it.py", "put the option last"),
@@ -171,7 +170,6 @@ COMBINATIONS = wrong(
     ("--gemm-backends=triton --gemm-set=cutlass.level=2", "--gemm-set=cutlass.level=2 has no effect"),
     ("--gemm-guard=pages --gemm-device=cuda", "--gemm-guard=pages has no effect", "computes on the CPU"),
     ("--gemm-backends=mine --gemm-comparator=mine", "--gemm-comparator=mine has no effect"),
-    ("--gemm-backends=mine --gemm-regret=2", "--gemm-regret=2 has no effect"),
     ("--gemm-set=speed.windows=16 --gemm-device=cuda", "--gemm-set=speed.windows=16 has no effect"),
     # No collected test is timed.
     *(

@@ -659,26 +659,6 @@ def test_readings_are_the_figures_numbered_by_session() -> None:
 
 
 @pytest.mark.parametrize(
-    ("candidates", "expected"),
-    [
-        ({}, None),
-        ({"mine": (0.5, 0.5)}, None),  # the selected one is no candidate of itself
-        ({"a": (1.0, 2.0)}, 0.0),
-        ({"a": (0.8, 1.6)}, 0.25),
-        ({"a": (0.8, 1.6), "b": (0.5, 1.0)}, 1.0),
-        ({"slow": (4.0, 8.0)}, 0.0),
-        ({"a": (0.8, 1.6, 0.8)}, None),  # visits that are no blocks
-    ],
-)
-def test_regret_is_paired_by_block(candidates: dict[str, tuple[float, ...]], expected: float | None) -> None:
-    # The machine is half as fast in the second block; that is in subject and candidates alike.
-    one = sample(subject=(1.0, 1.0, 2.0, 2.0), candidates=candidates, selected=("mine",))
-    given = {FIRST: Judgement(FIRST, Verdict.SAME, Reason("within", ""))}
-    found = selection.annotate(given, {}, [Session("here", samples=(one,))])[FIRST].regret
-    assert found == (None if expected is None else pytest.approx(expected))
-
-
-@pytest.mark.parametrize(
     ("selected", "expected"),
     [
         ([("old",), ("old",)], ""),
@@ -687,29 +667,20 @@ def test_regret_is_paired_by_block(candidates: dict[str, tuple[float, ...]], exp
         ([(), ()], ""),
     ],
 )
-def test_selection_and_regret_are_notes(selected: list[tuple[str, ...]], expected: str) -> None:
+def test_a_change_of_selection_is_a_note(selected: list[tuple[str, ...]], expected: str) -> None:
     given = {
         FIRST: Judgement(FIRST, Verdict.SAME, Reason("within", "")),
         CASES[1]: Judgement(CASES[1], Verdict.NO_BASELINE, Reason("no-baseline", "")),
     }
-    sessions = [
-        Session("here", samples=(sample(selected=names, subject=(1.1, 1.1), candidates={"a": (1.0,)}),))
-        for names in selected
-    ]
+    sessions = [Session("here", samples=(sample(selected=names),)) for names in selected]
     found = selection.annotate(given, {FIRST: ("old",)}, sessions)
     assert found[FIRST].selection == expected
-    assert found[FIRST].regret == pytest.approx(0.1)
-    assert found[FIRST].faster == "a"
     assert found[FIRST].verdict is Verdict.SAME
     assert found[CASES[1]] == given[CASES[1]]
 
 
-def test_a_changed_selection_says_what_the_change_makes() -> None:
-    given = {FIRST: Judgement(FIRST, Verdict.SLOWER, Reason("slower-confirmed", ""))}
-    candidates = {"old": (0.5,), "slow": (4.0,)}
-    now = [Session("here", samples=(sample(selected=("new",), subject=(2.0, 2.0), candidates=candidates),))] * 3
-    found = selection.annotate(given, {FIRST: ("old",)}, now)[FIRST]
-    assert found.selection == "was old, is new, which takes 300.0% longer than it in the same blocks"
+def test_cases_with_another_selection_are_known() -> None:
+    now = [Session("here", samples=(sample(selected=("new",)),))] * 3
     assert selection.changed({FIRST: ("old",)}, now) == [FIRST]
     assert selection.changed({FIRST: ("new",)}, now) == selection.changed({}, now) == []
 

@@ -33,7 +33,6 @@ SAMPLE = Sample(
     calls=3,
     selected=("tile-a",),
     kernels=("k0",),
-    candidates={"tile-b": (1e-3,)},
     telemetry={"cpu_mhz_min": 2400.0},
     phases={"time": 0.2},
 )

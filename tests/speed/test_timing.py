@@ -72,11 +72,10 @@ class VirtualTimer:
         self.log.append("end")
         return self.conditions
 
-    def measure(self, *candidates: str, comparator: bool = True, **plan: Any) -> Readings:
+    def measure(self, *, comparator: bool = True, **plan: Any) -> Readings:
         return paired.measure(
             [self.call("subject")],
             [self.call("comparator")] if comparator else None,
-            {name: [self.call(name)] for name in candidates},
             timer=self,
             plan=Plan(**plan),
         )
@@ -115,16 +114,6 @@ def test_a_block_reads_both_twice_in_a_random_order_that_the_seed_repeats() -> N
         ("comparator", "subject", "subject", "comparator"),
     }
     assert orders[0] == orders[1] != orders[2]
-
-
-def test_candidates_stand_in_the_middle_of_a_block_in_any_order() -> None:
-    timer = VirtualTimer(subject=2e-3, comparator=3e-3, r1=4e-3, r2=5e-3)
-    readings = timer.measure("r1", "r2")
-    blocks = blocks_of(timer, 6)
-    assert {block[2:4] for block in blocks} == {("r1", "r2"), ("r2", "r1")}
-    assert all(block[:2] == block[:3:-1] for block in blocks)
-    assert readings.candidates["r1"] == pytest.approx((4e-3,) * 15)
-    assert readings.candidates["r2"] == pytest.approx((5e-3,) * 15)
 
 
 def test_alone_the_subject_is_read_twice_a_block() -> None:
@@ -275,12 +264,11 @@ def test_the_contract_changes_with_all_that_can_change_an_estimate() -> None:
 
 
 def test_readings_are_those_of_a_sample() -> None:
-    readings = VirtualTimer(subject=1e-3, comparator=2e-3, r=3e-3).measure("r")
+    readings = VirtualTimer(subject=1e-3, comparator=2e-3).measure()
     sample = Sample(CaseId("triton", "mm:f32:nn:8x8x8"), "cpu", Status.PASSED, **vars(readings))
     assert sample.is_timed
     assert sample.estimate == pytest.approx(1e-3)
     assert sample.comparator_estimate == pytest.approx(2e-3)
-    assert sample.candidates == readings.candidates
 
 
 # -- the CPU -----------------------------------------------------------------------------------------------------
@@ -443,11 +431,10 @@ def test_a_product_is_timed_on_the_cpu() -> None:
     readings = paired.measure(
         [lambda: a @ a],
         [lambda: a + a],
-        {"other": [lambda: a - a]},
         timer=cpu.CpuTimer(),
         plan=Plan(blocks=2, retakes=0),
     )
-    assert len(readings.subject) == len(readings.comparator) == 2 * len(readings.candidates["other"]) == 4
+    assert len(readings.subject) == len(readings.comparator) == 4
     assert all(0.0 < seconds < 1.0 for seconds in (*readings.subject, *readings.comparator))
 
 
@@ -737,7 +724,6 @@ def window(seconds: float, disturbed: str = "") -> paired.Readings:
     return paired.Readings(
         (seconds,) * 2,
         (2 * seconds,) * 2,
-        {"r": (seconds,)},
         calls=3,
         retaken=1,
         disturbed=disturbed,
@@ -749,7 +735,6 @@ def test_windows_are_joined_and_a_disturbed_one_is_left_out() -> None:
     made = paired.merged([window(1.0), window(9.0, "a neighbour"), window(2.0)])
     assert made.subject == (1.0, 1.0, 2.0, 2.0)
     assert made.comparator == (2.0, 2.0, 4.0, 4.0)
-    assert made.candidates == {"r": (1.0, 2.0)}
     assert (made.windows, made.calls, made.retaken, made.disturbed) == ((2, 2), 3, 3, "")
     assert made.telemetry == {"load": 2.0, "windows_left_out": 1.0}
 

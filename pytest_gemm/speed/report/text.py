@@ -67,8 +67,6 @@ def _wrapped(lines: Iterable[str], width: int) -> Iterable[str]:
 
 # -- the lines below the table -------------------------------------------------------------------------------
 
-# Regret below this is what two runs of autotuning differ by.
-_REGRET: Final = 0.05
 _FINDINGS: Final = ("disturbed", "untimed", "selection", "effects", "winners", "means", "notes", "cost")
 
 
@@ -95,7 +93,6 @@ def lines(run: Run, *parts: str) -> list[str]:
         timed=[sample for sample in samples if sample.is_timed],
         doubtful=[case for case, some in run.trusted.items() if is_doubtful(some)],
         untimed_cases=_untimed(run),
-        least_regret=_REGRET,
         statistics=statistics,
         phases=phases,
         commands=_commands(run),
