@@ -314,8 +314,6 @@ def test_a_broken_line_is_named_and_never_written_over(store: Store, spoil: Call
     assert str(caught.value).startswith(f"{file_of(store)}:2: ")
     with pytest.raises(BaselineError):
         record(store, entry(MIDDLE), entry(backend="aten", us=5.0))
-    with pytest.raises(BaselineError):
-        store.delete(lambda _: True)
     assert file_of(store).read_text(encoding="utf-8") == broken
     assert store.path("aten").read_bytes() == healthy, "a recording is stored as a whole or not at all"
 
@@ -422,19 +420,6 @@ def test_a_full_disk_leaves_the_old_file(store: Store, monkeypatch: pytest.Monke
     assert [path.read_bytes() for path in store.place.iterdir()] == [before]
 
 
-# -- pruning, other hardware ---------------------------------------------------------------------------------------
-
-
-def test_baselines_are_deleted_with_a_file_that_has_no_other(store: Store) -> None:
-    triton = entry(backend="triton")
-    record(store, entry(SMALL), entry(LARGE), triton)
-    assert store.delete(lambda case: case != entry(SMALL).case) == [entry(LARGE).case, triton.case]
-    assert store.backends() == ["cpp"], "a file without a line goes"
-    elsewhere = Store(store.folder, "elsewhere")
-    assert elsewhere.delete(lambda _: True) == []
-    assert not elsewhere.place.exists()
-
-
 # -- sessions ------------------------------------------------------------------------------------------------------
 
 
@@ -467,7 +452,6 @@ def test_a_session_gives_one_figure_however_often_it_timed_the_case() -> None:
     assert one.comparator_us == pytest.approx((20.0, 22.0, 24.0))
     assert (one.comparator, one.selected) == ("aten", ("a", "b"))
     assert one.spread == pytest.approx(0.1)
-    assert one.speedup == pytest.approx(2.0)
     flops, moved = 2 * 16 * 64 * 64, 4 * (16 * 64 + 64 * 64 + 16 * 64)
     assert one.tflops == pytest.approx(flops / 11e-6 / 1e12)
     assert one.gbs == pytest.approx(moved / 11e-6 / 1e9)
@@ -641,10 +625,6 @@ def test_a_link_stays_one_and_what_it_points_to_is_written(store: Store, tmp_pat
         assert store.load("cpp")[entry().case].median_us == pytest.approx(us, rel=0.01)
         assert target.read_bytes() == file_of(store).read_bytes()
     assert sorted(path.name for path in place.iterdir()) == ["cpp.jsonl"]
-    store.delete(lambda _: True)
-    assert link.is_symlink()
-    assert not target.exists()
-    assert store.load_all() == {}
 
 
 def test_a_link_in_the_place_of_the_lock_is_not_followed(
@@ -661,107 +641,6 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(
 
 
 # -- the command line ----------------------------------------------------------------------------------------------
-
-
-def git(repo: Path, *words: str) -> str:
-    settings = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "init.defaultBranch=main"]
-    done = subprocess.run(["git", "-C", repo, *settings, *words], capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def commit(repo: Path, message: str) -> None:
-    git(repo, "add", "-A")
-    git(repo, "commit", "-q", "-m", message)
-
-
-@pytest.fixture
-def repo(store: Store) -> Path:
-    """A git repository around the store, whose first revision ``start`` holds three cases."""
-    root = store.folder.parent
-    git(root, "init", "-q")
-    record(store, *(entry(problem) for problem in (SMALL, MIDDLE, LARGE)))
-    for folder in (store.folder, store.place):
-        (folder / "README.md").write_text("not a baseline", encoding="utf-8")
-    commit(root, "three cases")
-    git(root, "tag", "start")
-    return root
-
-
-def test_the_difference_of_two_states_is_sorted_by_change(
-    store: Store, repo: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    added = "mm:f32:nn:8x8x8"
-    store.record(
-        [
-            days_later(entry(SMALL), 80.0, selected=("tile-b",)),
-            days_later(entry(MIDDLE), 120.0),
-            days_later(entry(added), 2500.0),
-        ],
-        slower={entry(MIDDLE).case},
-        accept=["*"],
-        reason="a|b",
-    )
-    kept = [entry(problem).case for problem in (SMALL, MIDDLE, added)]
-    store.delete(lambda case: case not in kept)
-    words = ["diff", "start", store.folder, "--repo", repo]
-    assert run(capsys, *words).splitlines() == [
-        "case                         old       new  change        speed-up  note",
-        "cpp-mm:f32:nn:32x64x64  100.5 us  120.6 us  +20.0%  2.00x -> 2.00x  a|b",
-        "cpp-mm:f32:nn:16x64x64  100.5 us   80.4 us  -20.0%  2.00x -> 2.00x  selected - -> tile-b",
-        "cpp-mm:f32:nn:8x8x8            -  2.513 ms       -      - -> 2.00x  added",
-        "cpp-mm:f32:nn:64x64x64  100.5 us         -       -      2.00x -> -  removed",
-        "",
-        "4 of 4 case(s) differ",
-    ]
-    head, rule, first = run(capsys, *words, "--markdown").splitlines()[:3]
-    assert re.sub("-+", "-", rule) == "|:-|-:|-:|-:|-:|:-|"
-    assert [re.sub(" +", " ", line) for line in (head, first)] == [
-        "| case | old | new | change | speed-up | note |",
-        "| cpp-mm:f32:nn:32x64x64 | 100.5 us | 120.6 us | +20.0% | 2.00x -> 2.00x | a\\|b |",
-    ]
-    commit(repo, "faster")
-    assert run(capsys, *words) == run(capsys, "diff", "start", "HEAD", "--repo", repo)
-    assert run(capsys, "diff", "HEAD", store.folder, "--repo", repo) == "no difference in 3 case(s)\n"
-
-
-def test_what_does_not_compare_has_no_change(store: Store, repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record(store, days_later(entry(), 200.0, contract="beef"))
-    record(Store(store.folder, "other"), entry())
-    words = run(capsys, "diff", "start", store.folder, "--repo", repo).splitlines()
-    assert words[1].split(maxsplit=5)[:2] == [KEY, f"cpp-{SMALL}"], "with two machines, which is said"
-    assert "-  2.00x -> 2.00x  timed in another way (c0ffee -> beef)" in words[1]
-    unrelated = Store(repo / "unrelated", KEY)
-    record(unrelated, entry(contract="dead"))
-    words = run(capsys, "diff", "start", unrelated.folder, "--repo", repo).splitlines()
-    assert words[1].endswith("-  2.00x -> 2.00x  timed in another way (c0ffee -> dead)")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["diff", "nowhere", "start"], "nowhere: is neither a folder nor a revision"),
-        (["diff", "start", "baselines/" + KEY], "is the folder of one hardware key; give its parent, baselines"),
-        (["diff", "start", "start", "--inside", "elsewhere"], "start and start: hold no baselines; .*--inside"),
-        (["diff", "start", "broken"], "broken:baselines/.*/cpp.jsonl:1: torn"),
-        (["prune", "baselines", "amd-epic", "x"], f"amd-epic: does not exist; known: {KEY}"),
-        (["prune", "baselines", KEY, "cpp-mm:f32:nn:16x64x65"], "no case .*did you mean .*nothing was deleted"),
-        (["prune", "baselines", "../x", "x"], "cannot name a folder"),
-        (["show", "empty"], "empty: holds no baselines; record some: pytest perf --gemm-record"),
-    ],
-)
-def test_a_wrong_command_is_told_what_would_be_right(
-    repo: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(repo)
-    if "broken" in words:
-        (repo / "baselines" / KEY / "cpp.jsonl").write_text("{\n", encoding="utf-8")
-        commit(repo, "broken")
-        git(repo, "tag", "broken")
-    (repo / "empty").mkdir()
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["baseline", *words])
-    assert ended.value.code == 4
-    assert re.search(message, " ".join(capsys.readouterr().err.split()))
 
 
 def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
@@ -882,6 +761,3 @@ def test_kept_sessions_of_a_cpu_and_a_gpu_are_recorded_each_in_its_own_store(
     said = run(capsys, "record", folder, "--baselines", store.folder, "--sessions", 5)
     assert said.count(f"new cpp-{SMALL}: 10.02 us") == 2
     assert store_module.hardware_keys(store.folder) == ["amd-epyc-avx2-4c", "nvidia-h200-sm90-700w"]
-
-
-# -- git -----------------------------------------------------------------------------------------------------------

@@ -124,13 +124,6 @@ class Baseline(
         return statistics.median(self.subject_us)
 
     @property
-    def speedup(self) -> float | None:
-        """Median over the sessions of comparator over subject: above 1 the subject is faster."""
-        if not self.comparator_us:
-            return None
-        return statistics.median(c / s for s, c in zip(self.subject_us, self.comparator_us, strict=True))
-
-    @property
     def epoch(self) -> int:
         """Number of the current epoch, from 1."""
         return max(1, len(self.epochs))

@@ -5,10 +5,6 @@ digits, and a recording rewrites the lines of its own cases only.  ``docs/how-to
 people.
 
 Writing is atomic and serialised.  A file that cannot be read is never written over.
-
-    pytest-gemm baseline show [DIR]
-    pytest-gemm baseline diff OLD NEW          folders or git revisions
-    pytest-gemm baseline prune DIR HARDWARE CASE...
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -64,13 +60,13 @@ class Change:
     @property
     def _times(self) -> str:
         now, then = self.new.median_us, self.old.median_us if self.old else self.new.median_us
-        times = f"{time_text(then)} -> {time_text(now)}"
-        return times if self.kind == "restarted" else f"{times} ({percent(now / then - 1.0)})"
+        times = f"{_time_text(then)} -> {_time_text(now)}"
+        return times if self.kind == "restarted" else f"{times} ({_percent(now / then - 1.0)})"
 
     def __str__(self) -> str:
         case = f"{self.kind} {self.new.case}: "
         if self.kind == "new":
-            return f"{case}{time_text(self.new.median_us)}"
+            return f"{case}{_time_text(self.new.median_us)}"
         if self.kind == "refused":
             return f"{case}{self.reason}"
         if self.kind == "restarted":
@@ -108,7 +104,7 @@ def accept_command(cases: Iterable[CaseId]) -> str:
     return shlex.join(["pytest-gemm", "baseline", "accept", *map(str, cases), "--reason", "why it may be slower"])
 
 
-def time_text(us: float) -> str:
+def _time_text(us: float) -> str:
     """A time for people, four digits."""
     for factor, unit in ((1e6, "s"), (1e3, "ms")):
         if us >= factor:
@@ -116,20 +112,20 @@ def time_text(us: float) -> str:
     return f"{us:.4g} us"
 
 
-def percent(change: float) -> str:
+def _percent(change: float) -> str:
     """A change in percent."""
     return f"{100 * change:+.1f}%"
 
 
 # -- the store -----------------------------------------------------------------------------------------------------
 
-NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-SUFFIX: Final = ".jsonl"
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_SUFFIX: Final = ".jsonl"
 
 
 def hardware_keys(folder: Path) -> list[str]:
     """The hardware keys that a folder of baselines has files for, sorted."""
-    return sorted({path.parent.name for path in folder.glob(f"*/*{SUFFIX}") if not path.name.startswith(".")})
+    return sorted({path.parent.name for path in folder.glob(f"*/*{_SUFFIX}") if not path.name.startswith(".")})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +143,7 @@ class Store:
     wait: float = 60.0
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.hardware):
+        if not _NAME.fullmatch(self.hardware):
             raise ValueError(f"hardware key {self.hardware!r} cannot name a folder: use letters, digits, '-', '_', '.'")
 
     @property
@@ -161,16 +157,16 @@ class Store:
         Raises:
             ValueError: for a name that is none of a file.
         """
-        if not NAME.fullmatch(backend):
+        if not _NAME.fullmatch(backend):
             raise ValueError(f"backend {backend!r} cannot name a file: use letters, digits, '-', '_', '.'")
-        return self.place / f"{backend}{SUFFIX}"
+        return self.place / f"{backend}{_SUFFIX}"
 
     def backends(self) -> list[str]:
         """Backends that have baselines here, sorted."""
         return sorted(
-            path.name.removesuffix(SUFFIX)
-            for path in self.place.glob(f"*{SUFFIX}")
-            if NAME.fullmatch(path.name.removesuffix(SUFFIX)) and path.exists()  # a link may point to nothing
+            path.name.removesuffix(_SUFFIX)
+            for path in self.place.glob(f"*{_SUFFIX}")
+            if _NAME.fullmatch(path.name.removesuffix(_SUFFIX)) and path.exists()  # a link may point to nothing
         )
 
     def _kept(self, backend: str) -> dict[CaseId, Kept]:
@@ -254,20 +250,6 @@ class Store:
         changes.sort(key=lambda one: (one.kind == "refused", one.kind != "new"))
         return Recorded(tuple(changes))
 
-    def delete(self, unwanted: Callable[[CaseId], bool]) -> list[CaseId]:
-        """Delete the baselines of some cases, and return these."""
-        if not self.place.is_dir():
-            return []
-        gone: list[CaseId] = []
-        with self._lock():
-            files = {backend: self._kept(backend) for backend in self.backends()}
-            for backend, kept in files.items():
-                found = [case for case in kept if unwanted(case)]
-                if found:
-                    gone += found
-                    self._write(backend, {case: one for case, one in kept.items() if case not in found})
-        return sorted(gone)
-
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         """Hold the hardware key's folder alone, and remove what a killed recording left.
@@ -279,7 +261,7 @@ class Store:
             self.place.mkdir(parents=True, exist_ok=True)
             lock = files.private_folder() / f"baselines-{digest}.lock"
             with files.locked(lock, self.wait):
-                for left in self.place.glob(f".*{SUFFIX}.tmp"):
+                for left in self.place.glob(f".*{_SUFFIX}.tmp"):
                     left.unlink()
                 yield
         except files.LockTimeoutError as error:
@@ -289,18 +271,15 @@ class Store:
             raise BaselineError(self.place, 0, f"cannot be locked: {error.strerror}", "make it writable") from None
 
     def _write(self, backend: str, kept: Mapping[CaseId, Kept]) -> None:
-        """Put a file in place whole; one without a line is deleted.  The lock is held.
+        """Put a file in place whole.  The lock is held.
 
         A link stays one: what it points to is replaced.
         """
         path = Path(os.path.realpath(self.path(backend)))
         text = "".join(kept[case].text + "\n" for case in sorted(kept))
         try:
-            if kept:
-                # What the command line could not decode becomes a JSON escape.
-                files.replace(path, text.encode("utf-8", "backslashreplace"))
-            else:
-                path.unlink()
+            # What the command line could not decode becomes a JSON escape.
+            files.replace(path, text.encode("utf-8", "backslashreplace"))
             _sync_folder(path.parent)
         except OSError as error:
             raise BaselineError(path, 0, f"cannot be written: {error.strerror}", "what stood there stays") from None
