@@ -108,9 +108,9 @@ class SpeedCheck:
         benchmark.pedantic(replay.step, rounds=len(readings), iterations=1)
 
     def _failure(self, made: Run, judgement: Judgement) -> str:
-        past = made.history.get(judgement.case, (None,))[-1]
         rerun = self.check.rerun.line(Outcome(judgement.case, "", self.config.seed, Status.PASSED))
-        return text.failure(judgement, rerun, stored=past, mode=made.mode, record=made.record)
+        stored = made.stored.get(judgement.case)
+        return text.failure(judgement, rerun, stored=stored, mode=made.mode, record=made.record)
 
 
 def _outcome(sample: Sample, seed: int) -> Outcome:

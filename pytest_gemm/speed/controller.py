@@ -33,7 +33,7 @@ from pytest_gemm.speed.baseline import store as store_module
 from pytest_gemm.speed.data import Judgement, Peaks, by_case
 from pytest_gemm.speed.gate import design, estimates, selection
 from pytest_gemm.speed.gate import policy as policy_module
-from pytest_gemm.speed.report.rows import Past, Run
+from pytest_gemm.speed.report.rows import Run
 from pytest_gemm.speed.request import Group, Project
 from pytest_gemm.speed.runner import Runner, SessionFailed, timed_apart
 
@@ -149,7 +149,7 @@ class _Measurement:
                 f"{self.groups[-1].label} has no {', '.join(names)}: both sides imported the project's own, "
                 "so a change of that is not measured"
             )
-        made.history = {case: [Past(*past) for past in one.history] for case, one in self.stored.items()}
+        made.stored = self.stored
         made.software = made.sessions[0].software if made.sessions else {}
         made.peaks = Peaks.of(made.sessions)
         inside = sum(

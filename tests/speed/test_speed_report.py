@@ -18,10 +18,11 @@ from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
+from pytest_gemm.speed.baseline.entry import Baseline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample
 from pytest_gemm.speed.report import rows as rows_module
 from pytest_gemm.speed.report import text as reports
-from pytest_gemm.speed.report.rows import Past, Run
+from pytest_gemm.speed.report.rows import Run
 
 # -- the table
 
@@ -272,11 +273,23 @@ SLOWER = Judgement(
 )
 
 
+STORED = Baseline(
+    problem=LINE,
+    subject_us=(117.2,),
+    spread=0.0,
+    contract="5f0c",
+    software={},
+    commit="ab12cd3",
+    date="2026-07-01T10:00:00",
+    epochs=(),
+)
+
+
 def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -> None:
     text = reports.failure(
         SLOWER,
         "pytest rerun",
-        stored=Past("2026-07-01T10:00:00", 117.2e-6, "ab12cd3"),
+        stored=STORED,
         record="pytest perf --gemm-record",
     )
     assert text.splitlines() == [

@@ -139,12 +139,6 @@ class Baseline(
         return self.start.reason
 
     @property
-    def history(self) -> tuple[tuple[str, float, str], ...]:
-        """Date, seconds a call and commit of each epoch's beginning and, last, of this baseline; oldest first."""
-        known = [*(self.epochs or (self.start,)), *([] if self._starts_its_epoch else [self.beginning()])]
-        return tuple((one.date, one.subject_us * MICRO, one.commit) for one in known)
-
-    @property
     def _starts_its_epoch(self) -> bool:
         return self.start == self.beginning(self.start.reason)
 

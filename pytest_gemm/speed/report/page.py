@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_gemm.core.outcome import Verdict
-from pytest_gemm.speed import roofline
 from pytest_gemm.speed.report import figures
 from pytest_gemm.speed.report.figures import kind_of
 from pytest_gemm.speed.report.rows import VERDICTS, Row, Run, Winner, change_text, columns, comparator_of
@@ -19,7 +18,6 @@ from pytest_gemm.speed.report.text import lines
 
 _FOREST_ROWS: Final = 50
 _BAR_SHAPES: Final = 20
-_HISTORIES: Final = 24
 _LEAST_CELLS: Final = 2
 # Speed-ups at which the colour changes: symmetric about 1 on a logarithmic scale, finest where it matters.
 _EDGES: Final = (0.5, 0.67, 0.8, 0.91, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)
@@ -31,8 +29,7 @@ def page(run: Run, title: str) -> str:
     Styles, script and figures are inside, and a content security policy forbids to load anything else.
 
     Args:
-        run: what is reported; :attr:`Run.history` and :attr:`Run.peaks` may be empty, their figures are left out
-            then and the page says so.
+        run: what is reported.
         title: of the page, plain text.
     """
     found, fastest = run.rows, run.winners
@@ -59,7 +56,6 @@ def page(run: Run, title: str) -> str:
         **_verdicts(run),
         **_rates(run, colours),
         **_speedups(run),
-        **_histories(run),
     )
     return text + "\n"
 
@@ -87,26 +83,18 @@ def _chunks(items: Sequence[Any], most: int) -> Iterable[Sequence[Any]]:
 
 
 def _rates(run: Run, colours: Mapping[str, str]) -> dict[str, Any]:
-    """Bars by op, dtypes and layout, and roofline plots by dtype."""
+    """Bars by op, dtypes and layout."""
     problems = {row.problem.line: row.problem for row in run.rows}
     attainable = {row.problem.line: row.attainable for row in run.rows if row.attainable}
     by_kind: dict[str, list[Winner]] = defaultdict(list)
-    by_dtype: dict[str, list[Winner]] = defaultdict(list)
     for winner in run.winners:
-        problem = problems[winner.problem]
-        by_kind[kind_of(problem)].append(winner)
-        dtype = roofline.dtype_name(problem)
-        if roofline.peak_rate(dtype, run.peaks) and run.peaks.bandwidth:
-            by_dtype[dtype].append(winner)
+        by_kind[kind_of(problems[winner.problem])].append(winner)
     return {
         "has_roofline": bool(attainable),
         "bars": [
             figures.bars(piece, problems, attainable, colours)
             for group in by_kind.values()
             for piece in _chunks(group, _BAR_SHAPES)
-        ],
-        "rooflines": [
-            figures.rooflines(dtype, group, problems, run.peaks, colours) for dtype, group in by_dtype.items()
         ],
     }
 
@@ -135,18 +123,6 @@ def _speedups(run: Run) -> dict[str, Any]:
 
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
-
-
-def _histories(run: Run) -> dict[str, Any]:
-    told = [(row.judgement, past) for row in run.rows if (past := list(run.history.get(row.judgement.case, ())))]
-    told.sort(key=lambda item: -abs(math.log((item[0].seconds or item[1][-1].seconds) / item[1][0].seconds)))
-    shown = told[:_HISTORIES]
-    problems = {row.problem.line: row.problem for row in run.rows}
-    dates = [session.date for session in run.sessions]
-    return {
-        "history": figures.history(shown, problems, dates) if shown else "",
-        "histories": (len(shown), len(told)),
-    }
 
 
 def _ran(run: Run) -> dict[object, dict[str, None]]:

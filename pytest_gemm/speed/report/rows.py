@@ -13,6 +13,7 @@ from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
+from pytest_gemm.speed.baseline.entry import Baseline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session
 from pytest_gemm.speed.report.units import Interval, interval, operations, percent, rate_text, seconds_text, signed
 
@@ -30,20 +31,6 @@ VERDICTS: Mapping[Verdict, str] = {
 }
 
 
-class Past(NamedTuple):
-    """A stored baseline of a case.
-
-    Attributes:
-        date: ISO 8601.
-        seconds: median over the sessions of the subject's estimate, seconds a call.
-        commit: that was measured, "" where unknown.
-    """
-
-    date: str
-    seconds: float
-    commit: str
-
-
 @dataclasses.dataclass
 class Run:
     """What a run measured on one device, what follows, and what the reports need of it.
@@ -57,7 +44,7 @@ class Run:
         mode: what the time was compared with: stored baselines, another environment, or nothing.
         anchor: what is to be said of the machine as a whole, ``None`` where its comparators stayed.
         notes: further sentences about the run.
-        history: earlier baselines of a case, oldest first; the last one is what it was compared with.
+        stored: baselines of the cases.
         seconds: wall-clock time of the whole run.
         harness_seconds: the part of it that is neither compiling, judging nor timing a case.
         record: the command that records this run's cases.
@@ -79,7 +66,7 @@ class Run:
     mode: Mode = "baseline"
     anchor: Reason | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
-    history: Mapping[CaseId, Sequence[Past]] = dataclasses.field(default_factory=dict)
+    stored: Mapping[CaseId, Baseline] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     harness_seconds: float = 0.0
     record: str = "pytest perf --gemm-record"

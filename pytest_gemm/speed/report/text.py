@@ -19,10 +19,11 @@ from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.core.text import escaped
 from pytest_gemm.core.text import table as text_table
+from pytest_gemm.speed.baseline.entry import MICRO, Baseline
 from pytest_gemm.speed.baseline.store import accept_command
 from pytest_gemm.speed.data import Judgement, Sample
 from pytest_gemm.speed.report import units
-from pytest_gemm.speed.report.rows import VERDICTS, Mode, Past, Row, Run, columns, entrant, is_doubtful
+from pytest_gemm.speed.report.rows import VERDICTS, Mode, Row, Run, columns, entrant, is_doubtful
 from pytest_gemm.speed.report.templates import render
 
 # -- the terminal --------------------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ def _commands(run: Run) -> list[tuple[str, str]]:
 
 
 def failure(
-    judgement: Judgement, rerun: str, *, stored: Past | None = None, mode: Mode = "baseline", record: str = ""
+    judgement: Judgement, rerun: str, *, stored: Baseline | None = None, mode: Mode = "baseline", record: str = ""
 ) -> str:
     """What pytest shows for a case that fails: what, how much, against what, how it was confirmed, how to rerun.
 
@@ -152,7 +153,7 @@ def failure(
         entrant=entrant(judgement.case),
         rerun=rerun,
         stored=stored,
-        then=stored.seconds if then is None and stored else then,
+        then=stored.median_us * MICRO if then is None and stored else then,
         mode=mode,
         record=record,
         accept=accept_command([judgement.case]),
