@@ -56,16 +56,14 @@ def keep(inline: Inline, subject: int, comparator: int, given: Operands) -> None
     )
 
 
-def window(_: Inline, subject: int, plan: paired.Plan, cross_checked: bool) -> paired.Readings:
+def window(_: Inline, subject: int, plan: paired.Plan) -> paired.Readings:
     """Time a case for a while.
 
     Args:
         subject: its number.
         plan: how.
-        cross_checked: on a GPU, also hold the timer against the profiler's device time.
     """
     one = _benches[subject]
-    device = one.sets[0].device
     with contextlib.ExitStack() as stack:
 
         def calls(prepared: Prepared) -> list[Callable[[], object]]:
@@ -73,14 +71,7 @@ def window(_: Inline, subject: int, plan: paired.Plan, cross_checked: bool) -> p
 
         of_subject = calls(one.subject)
         beside = None if one.comparator is None else calls(one.comparator)
-        readings = paired.measure(of_subject, beside, timer=_timer(device), plan=plan, calls=one.calls)
-        if device == "cuda":
-            telemetry = {**readings.telemetry, "end_to_end_us": 1e6 * cuda.latency(of_subject)}
-            if beside is not None:
-                telemetry["comparator_end_to_end_us"] = 1e6 * cuda.latency(beside)
-            ratio = cuda.cross_check(of_subject, min(readings.subject)) if cross_checked else None
-            telemetry |= {} if ratio is None else {"timer_over_profiler": ratio}
-            readings = dataclasses.replace(readings, telemetry=telemetry)
+        readings = paired.measure(of_subject, beside, timer=_timer(one.sets[0].device), plan=plan, calls=one.calls)
         one.last = of_subject[0]()
     return readings
 

@@ -137,8 +137,6 @@ def _facts(problem: Problem, made: Run, samples: Sequence[Sample], judgement: Ju
         "comparator": samples[0].comparator_name,
         "speed_up": statistics.median(ratios) if ratios else None,
     }
-    if latencies := [s.telemetry["end_to_end_us"] for s in samples if "end_to_end_us" in s.telemetry]:
-        facts["end_to_end_us"] = statistics.median(latencies)
     if judgement is not None:
         facts |= {
             "verdict": str(judgement.verdict),

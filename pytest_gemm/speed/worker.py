@@ -128,7 +128,6 @@ class Meter:
         self._started = time.perf_counter()
         self._interleaving = Interleaving(request.socket, first=request.begins)
         self._parent = os.getppid()
-        self._is_cross_checked = False
         self._lost: dict[str, str] = {}  # why a file could not be written, by the option that asks for it
         self._works: list[_Work] = []
         self._begun = 0  # cases
@@ -335,10 +334,9 @@ class Meter:
         case, started = work.case, time.perf_counter()
         # The order of the readings is drawn anew in each window.
         plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
-        checks, self._is_cross_checked = not self._is_cross_checked, True
         try:
             with work.worker.watch(Activity(case.id(), Phase.TIME)):
-                readings = work.worker.call(paired.Readings, "window", work.number, plan, checks)
+                readings = work.worker.call(paired.Readings, "window", work.number, plan)
         except (Thrown, Died) as error:  # it has passed before, and does no longer
             status = Status.TIMED_OUT if isinstance(error, Died) and error.limit else Status.CRASHED
             if isinstance(error, Died):

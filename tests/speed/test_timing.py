@@ -669,7 +669,7 @@ def test_where_the_gpu_in_use_is_unknown_no_other_one_is_read(
     assert state_after_a_case() == Conditions({"graph": 1.0})
 
 
-# -- operand sets, and the second instrument ------------------------------------------------------------------------
+# -- operand sets --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -681,40 +681,6 @@ def test_operand_sets_hold_twice_the_cache(size: int, sets: int, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
     assert cuda_module.rotation(size, "cuda") == sets
     assert cuda_module.rotation(size, "cpu") == 1
-
-
-def test_the_second_instrument_is_the_profiler_s_device_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two calls, ten in all; the profiler sees a kernel of 100 us in each, and what the host did."""
-    from pytest_gemm.api import device_kernels
-
-    assert cuda_module.cross_check([lambda: None], 1.0) is None or torch.cuda.is_available()
-    calls: list[str] = []
-
-    class Profile:
-        def __init__(self, **_options: object) -> None:
-            calls.clear()
-
-        def __enter__(self) -> Profile:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.seen = [("CUDA", 100.0)] * len(calls) + [("CPU", 1e6)]
-
-        def events(self) -> list[types.SimpleNamespace]:
-            return [
-                types.SimpleNamespace(
-                    device_type=types.SimpleNamespace(name=where),
-                    time_range=types.SimpleNamespace(elapsed_us=lambda spent=spent: spent),
-                )
-                for where, spent in self.seen
-            ]
-
-    monkeypatch.setattr(device_kernels, "works", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr("torch.profiler.profile", Profile)
-    ratio = cuda_module.cross_check([lambda: calls.append("a"), lambda: calls.append("b")], 110e-6)
-    assert ratio == pytest.approx(1.1)
-    assert calls == ["a", "b"] * 5
 
 
 # -- windows -------------------------------------------------------------------------------------------------

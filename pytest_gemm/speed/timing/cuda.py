@@ -9,7 +9,6 @@ import importlib
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -314,7 +313,7 @@ class CudaTimer(Timer):
         return Conditions(telemetry, "; ".join(disturbed))
 
 
-# -- operand sets, and other instruments --------------------------------------------------------------------------
+# -- operand sets ----------------------------------------------------------------------------------------------
 
 
 def l2_cache_bytes() -> int:
@@ -342,57 +341,3 @@ def rotation(bytes_of_operands: int, device: str) -> int:
     if device != "cuda":
         return 1
     return min(_MOST_SETS, max(1, math.ceil(2 * l2_cache_bytes() / max(1, bytes_of_operands))))
-
-
-# Trials of a call from Python, an odd number.
-_LATENCIES: Final = 21
-
-
-def latency(calls: Calls) -> float:
-    """Seconds from a call in Python until the device has finished it, the median of some: what a user waits for.
-
-    It holds what a graph leaves out: PyTorch's guards, the launches, the wait.  An advisory estimate, taken unpaired.
-    """
-    import torch
-
-    found = []
-    for call in itertools.islice(itertools.cycle(calls), _LATENCIES):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        found.append(time.perf_counter() - started)
-    return statistics.median(found)
-
-
-def cross_check(calls: Calls, seconds: float) -> float | None:
-    """The timer against a second instrument: ``seconds`` a call over the device time that the profiler sees.
-
-    About 1: between the nodes of a graph the device pauses for about a microsecond, which the profiler does not count.
-    Far below 1 the timer missed work; far above it timed something else than kernels.
-
-    Args:
-        calls: what was timed.
-        seconds: a call, as timed.
-
-    Returns:
-        ``None`` where no profiler sees a device.
-    """
-    from pytest_gemm.api import device_kernels
-
-    if not device_kernels.works():
-        return None
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    rounds = math.ceil(10 / len(calls))
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-        for call in itertools.chain.from_iterable([calls] * rounds):
-            call()
-        torch.cuda.synchronize()
-    events = [e for e in profiler.events() if e.device_type.name == "CUDA"]
-    microseconds = float(sum(e.time_range.elapsed_us() for e in events))
-    return seconds / (microseconds * 1e-6 / (rounds * len(calls))) if microseconds else None
