@@ -80,7 +80,6 @@ def example(
         software={"torch": "2.13.0", "triton": "3.6.0", "driver": "570.86"},
         peaks=PEAKS,
         seconds=612.0,
-        harness_seconds=34.0,
         record="pytest perf --gemm-backends=triton,cutlass --gemm-record",
         delta=0.01,
     )

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import shlex
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,7 +113,6 @@ class _Measurement:
         self._config = config
         self._runner = runner
         self._cases = cases
-        self._seconds: defaultdict[str, float] = defaultdict(float)  # by phase
         if (count := config.speed.sessions) and not config.speed.record:
             changed = {"screen_sessions": count} if len(groups) == 1 else {"screen_pairs": count}
             self.policy = dataclasses.replace(self.policy, **changed)
@@ -138,7 +135,7 @@ class _Measurement:
             else:
                 self.judge()
         except (KeyboardInterrupt, SessionFailed, entry.BaselineError):
-            for line in self._cut_short(project):
+            for line in self._cut_short(project) if speed.record else ():
                 display.line(f"speed: {line}")
             raise
         order = {case: place for place, case in enumerate(self._cases)}  # each session has another one
@@ -152,13 +149,8 @@ class _Measurement:
         made.stored = self.stored
         made.software = made.sessions[0].software if made.sessions else {}
         made.peaks = Peaks.of(made.sessions)
-        inside = sum(
-            sum(s.phases.values()) for session in itertools.chain(made.base, made.sessions) for s in session.samples
-        )
         if any(sample.least is None for samples in by_case(made.sessions).values() for sample in samples):
             made.notes.append("no ceiling is known for this machine, so an impossible time is not recognised")
-        made.seconds = sum(self._seconds.values())
-        made.harness_seconds = max(0.0, made.seconds - self._seconds["compile"] - inside)
         return made
 
     def _sure(self) -> tuple[str, int]:
@@ -248,12 +240,8 @@ class _Measurement:
         self.stored = self.store.load_all({key.backend for key in by_case(head)})
 
     def _cut_short(self, project: Project) -> list[str]:
-        """What is left of a run that does not come to its end, and the command that records from it."""
+        """What is left of a recording that does not come to its end, and the command that records from it."""
         speed, device, done = self._config.speed, self.made.device, len(self.made.sessions)
-        if not speed.record:
-            kept = f"are in {speed.samples}" if speed.samples else "are not kept; --gemm-output=DIR keeps them"
-            what, whose = ("session is", "its") if done == 1 else ("sessions are", "their")
-            return [f"cut short on {device}: {done} {what} complete" + (f", {whose} samples {kept}" if done else "")]
         asked, folder, place = speed.sessions or entry.SESSIONS, self._runner.samples, speed.baselines.absolute()
         first = f"the recording on {device} was cut short: {done} of {asked} sessions are complete"
         if not done:
@@ -270,4 +258,4 @@ class _Measurement:
         started = time.perf_counter()
         with trace.span(f"speed: {phase}"):
             yield
-        self._seconds[phase] += time.perf_counter() - started
+        self.made.seconds += time.perf_counter() - started

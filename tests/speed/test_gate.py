@@ -683,19 +683,3 @@ def test_cases_with_another_selection_are_known() -> None:
     now = [Session("here", samples=(sample(selected=("new",)),))] * 3
     assert selection.changed({FIRST: ("old",)}, now) == [FIRST]
     assert selection.changed({FIRST: ("new",)}, now) == selection.changed({}, now) == []
-
-
-@pytest.mark.parametrize(
-    ("facts", "message"),
-    [
-        ({"delta": 2.0}, "delta is 2.0; it is a fraction"),
-        ({"confirm_level": 0.0}, "confirm_level is 0.0"),
-        ({"screen_pairs": 1}, "screen_pairs is 1; it takes at least 2"),
-        ({"far": 0.1}, "far is 0.1; it is a fraction above guard, 0.15"),
-    ],
-)
-def test_a_policy_that_cannot_be_is_refused(facts: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Policy(**facts)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="known are cpu and cuda"):
-        Policy.for_device("tpu")

@@ -428,33 +428,3 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     assert cli.main([command, *words]) == 0
     ((key, stored),) = store.Store(tmp_path / "b", "amd").load("several").items()
     assert (key.problem, len(stored.subject_us)) == (MM.line, 3)
-
-
-@pytest.mark.parametrize(
-    ("record", "kept", "complete", "says"),
-    [
-        (True, False, 0, "0 of 5 sessions are complete, so there is nothing to record from"),
-        (False, False, 0, "cut short on cpu: 0 sessions are complete"),
-        (False, False, 1, "1 session is complete, its samples are not kept; --gemm-output=DIR keeps them"),
-        (False, True, 2, "2 sessions are complete, their samples are in "),
-    ],
-)
-def test_any_other_run_that_is_cut_short_says_how_far_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bool, kept: bool, complete: int, says: str
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(runner_module, "_Open", Answer)
-    monkeypatch.setattr(Answer, "left", [None] * complete + [KeyboardInterrupt()])
-    registry = Registry()
-    registry.add(Several())
-    samples = tmp_path / "mine" if kept else None
-    speed = SpeedConfig(record=record, sessions=5, baselines=tmp_path / "b", root=tmp_path, samples=samples)
-    config: Any = SimpleNamespace(
-        speed=speed, seed=0, registry=registry, jobs=1, wanted_candidates="", device_of=lambda _: "cpu", options=OPTIONS
-    )
-    display = Lines()
-    with pytest.raises(KeyboardInterrupt):
-        controller.measure(config, {SEVERAL: ""}, Project(str(tmp_path)), display)
-    (said,) = display.lines
-    assert says in said
-    assert not list(tmp_path.glob("pytest-gemm-samples-*"))

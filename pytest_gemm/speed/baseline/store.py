@@ -13,8 +13,6 @@ import contextlib
 import dataclasses
 import fnmatch
 import hashlib
-import itertools
-import operator
 import os
 import re
 import shlex
@@ -186,18 +184,9 @@ class Store:
         names = self.backends() if backends is None else backends
         return {case: one for backend in names for case, one in self.load(backend).items()}
 
-    def nearest(self) -> list[str]:
-        """The other hardware keys that have baselines, the most alike first: by the words that they begin with."""
-        words = self.hardware.split("-")
-
-        def likeness(key: str) -> int:
-            return sum(1 for _ in itertools.takewhile(bool, map(operator.eq, words, key.split("-"))))
-
-        return sorted((key for key in hardware_keys(self.folder) if key != self.hardware), key=likeness, reverse=True)
-
     def no_baseline(self, record: str = "pytest perf --gemm-record") -> Reason:
         """Why a case of this hardware key has no baseline, and the command that records one."""
-        others = self.nearest()
+        others = [key for key in hardware_keys(self.folder) if key != self.hardware]
         names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         elsewhere = f"; there are some for {names}, which do not compare" if others and not self.backends() else ""
         return Reason("no-baseline", f"no baseline is stored on {self.hardware}{elsewhere}", f"record it: {record}")

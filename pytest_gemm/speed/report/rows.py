@@ -46,7 +46,6 @@ class Run:
         notes: further sentences about the run.
         stored: baselines of the cases.
         seconds: wall-clock time of the whole run.
-        harness_seconds: the part of it that is neither compiling, judging nor timing a case.
         record: the command that records this run's cases.
         delta: slow-down that is tolerated, as a fraction; 0 where it is not to be shown.
         fatal: verdicts that fail a test.
@@ -68,7 +67,6 @@ class Run:
     notes: list[str] = dataclasses.field(default_factory=list)
     stored: Mapping[CaseId, Baseline] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
-    harness_seconds: float = 0.0
     record: str = "pytest perf --gemm-record"
     delta: float = 0.0
     fatal: Collection[Verdict] = ()
@@ -247,8 +245,7 @@ class Winner:
         problem: the problem line.
         entrant: backend (with its candidate), or the comparator.
         seconds: its time, median over the sessions.
-        runner_up: the second, "" where no other was timed.
-        lead: time of the runner-up over the winner's, ``None`` where no other was timed.
+        lead: time of the second over the winner's, ``None`` where no other was timed.
         clear: whether the interval against each of the others excludes a tie; with a single session, which gives no
             interval, whether the lead is at least 2%.  Never where a case has disturbed sessions only.
         seconds_by: time by entrant, fastest first.
@@ -257,7 +254,6 @@ class Winner:
     problem: str
     entrant: str
     seconds: float
-    runner_up: str
     lead: Interval | None
     clear: bool
     seconds_by: Mapping[str, float]
@@ -371,7 +367,6 @@ def _winner(problem: str, entrants: Mapping[str, Mapping[int, Sample]]) -> Winne
         problem=problem,
         entrant=first,
         seconds=seconds[first],
-        runner_up=others[0] if others else "",
         lead=leads[0] if leads else None,
         clear=bool(leads) and all(map(_is_clear, leads)) and not any(map(is_doubtful, entrants.values())),
         seconds_by={who: seconds[who] for who in ranked},

@@ -22,7 +22,6 @@ from pytest_gemm.core.text import table as text_table
 from pytest_gemm.speed.baseline.entry import MICRO, Baseline
 from pytest_gemm.speed.baseline.store import accept_command
 from pytest_gemm.speed.data import Judgement, Sample
-from pytest_gemm.speed.report import units
 from pytest_gemm.speed.report.rows import VERDICTS, Mode, Row, Run, columns, entrant, is_doubtful
 from pytest_gemm.speed.report.templates import render
 
@@ -175,16 +174,6 @@ def markdown(run: Run, title: str) -> str:
     counts = run.counts()
     commits = dict.fromkeys(session.commit for session in run.sessions if session.commit)
     software = ", ".join(f"{name} {version}" for name, version in run.software.items())
-    contested = [
-        [
-            _code(w.problem),
-            _code(w.entrant) + ("" if w.clear else " (too close to call)"),
-            units.seconds_text(w.seconds),
-            _code(w.runner_up),
-            str(w.lead),
-        ]
-        for w in run.contested
-    ]
     text = render(
         "summary.md.jinja",
         run=run,
@@ -196,8 +185,6 @@ def markdown(run: Run, title: str) -> str:
             range(len(VERDICTS) + 1),
         ),
         moved=_markdown_table(run, moved, is_open=True) if moved else "",
-        contested=_joined(["problem", "fastest", "time", "second", "lead"], contested, (2, 4)) if contested else "",
-        contested_count=len(contested),
         lines=lines(run, *_FINDINGS, "gate"),
         commands=_commands(run),
         cases=_markdown_table(run, run.rows, is_open=False) if run.rows else "",
