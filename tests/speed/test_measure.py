@@ -254,10 +254,9 @@ def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_tim
     other = Sample(CaseId("several", MM.line, "medium"), "cpu", left_out)
     timed = Sample(CaseId("several", MM.line, "big"), "cpu", Status.PASSED, subject=(1e-3,) * 4)
     made = Run(sessions=[Session("amd", samples=(other,) if alone else (other, timed))])
-    bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
     config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
     ends: Any = Ends()
-    SpeedCheck(config, ends, [made], lambda _: bench)(case(candidates=CandidateSelection("all")))
+    SpeedCheck(config, ends, [made], None)(case(candidates=CandidateSelection("all")))
     assert ends.outcomes == [(left_out, "medium") if alone else (Status.PASSED, "big")]
     assert ends.asked_again is (alone and left_out is Status.KNOWN_FAILURE)  # the judgement finds the entry
 
@@ -269,10 +268,9 @@ def test_a_timed_outcome_names_the_distribution_that_was_timed(distribution: str
     sample = Sample(CaseId("several", MM.line), "cpu", status, subject=readings, distribution=distribution)
     made, found = Run(sessions=[Session("amd", samples=(sample,))]), []
     made.failed = {} if distribution else {SEVERAL: sample}
-    bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
     config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
     ends: Any = SimpleNamespace(finish=lambda _, outcomes: found.extend(outcomes))
-    SpeedCheck(config, ends, [made], lambda _: bench)(case())
+    SpeedCheck(config, ends, [made], None)(case())
     assert [outcome.distribution for outcome in found] == [distribution]
 
 

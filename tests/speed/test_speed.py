@@ -33,7 +33,7 @@ SAMPLE = Sample(
     calls=3,
     selected=("tile-a",),
     kernels=("k0",),
-    telemetry={"cpu_mhz_min": 2400.0},
+    telemetry={"others_cores": 0.1},
     phases={"time": 0.2},
 )
 FAILED = Sample(CaseId("cpp", "mm:f32:nn:4x4x4"), "cpu", Status.CRASHED, Reason("died", "it died", "run it again"))

@@ -120,7 +120,6 @@ def test_alone_the_subject_is_read_twice_a_block() -> None:
     readings = VirtualTimer(subject=2e-3).measure(comparator=False)
     assert readings.subject == pytest.approx((2e-3,) * 30)
     assert readings.comparator == ()
-    assert "comparator_calls" not in readings.telemetry
 
 
 @pytest.mark.parametrize(("cost", "cycle"), [(1e-7, 1), (3e-6, 1), (3e-6, 7), (0.9e-3, 1), (5e-3, 3)])
@@ -132,7 +131,6 @@ def test_a_reading_is_a_millisecond_and_whole_cycles(cost: float, cycle: int) ->
     assert all(calls == readings.calls and calls % cycle == 0 for calls, _ in mine)
     assert all(0.999e-3 <= seconds <= 1.2e-3 + cost * cycle for _, seconds in mine)
     assert readings.subject == pytest.approx((cost,) * 30)
-    assert readings.telemetry["comparator_calls"] == 1
 
 
 def test_everything_is_warm_before_it_counts() -> None:
@@ -192,14 +190,13 @@ def test_a_neighbour_that_does_not_go_away_disturbs(comparator: bool, who: str) 
     readings = noisy.measure(comparator=comparator, retakes=4)
     assert readings.retaken == 4
     assert f"blocks the {who} took over 10% longer than its median, after 4 retaken" in readings.disturbed
-    assert readings.telemetry["blocks_outlying"] > 5
 
 
 def test_some_outlying_blocks_that_cannot_be_retaken_are_kept() -> None:
     cost = burst(1e-3, 3e-3, (0.15, 0.17))
     readings = VirtualTimer(subject=cost, comparator=cost).measure(retakes=0)
     assert (readings.retaken, readings.disturbed, len(readings.subject)) == (0, "", 30)
-    assert 0 < readings.telemetry["blocks_outlying"] <= 5
+    assert max(readings.subject) == pytest.approx(3e-3)
 
 
 def test_what_the_timer_says_of_the_conditions_is_kept() -> None:
@@ -221,7 +218,6 @@ def test_slow_kernels_get_fewer_blocks_but_not_under_five(cost: float, plan: dic
     timer = VirtualTimer(subject=cost, comparator=cost)
     readings = timer.measure(**plan)
     assert len(readings.subject) == 2 * blocks
-    assert readings.telemetry["blocks"] == blocks
 
 
 def test_retaking_ends_with_the_time() -> None:
@@ -335,7 +331,6 @@ def test_load_of_others_on_the_own_cores_disturbs(
     assert ("of its cores" in found.disturbed) == counts
     assert (found.telemetry["others_cores"] > 1000) == counts
     assert (found.telemetry["stolen_cores"] > 1000) == (column == "steal")
-    assert found.telemetry["preemptions"] >= 0
 
 
 @pytest.mark.parametrize(("load", "disturbs"), [(0.0, False), (0.09, False), (0.13, True)])

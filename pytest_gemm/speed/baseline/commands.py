@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_gemm.core.case_id import CaseId
-from pytest_gemm.core.text import did_you_mean, show, table
+from pytest_gemm.core.text import show, table
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline.entry import SESSIONS, BaselineError
 from pytest_gemm.speed.baseline.record import got_slower, record_sessions
@@ -38,18 +38,13 @@ def _range(values: Sequence[object]) -> str:
     return str(values[0]) if len(values) == 1 else f"{values[0]}..{values[-1]}"
 
 
-def _unknown(patterns: Sequence[str], cases: Iterable[CaseId]) -> list[str]:
-    """The patterns that no case answers to."""
-    return [pattern for pattern in patterns if not any(names(pattern, case) for case in cases)]
-
-
 def _record(given: argparse.Namespace) -> list[str]:
     """Record from sessions that a run has kept: one that was cut short, or that ran where the store is not.
 
     With names of cases only these are recorded, although they got slower.
 
     Raises:
-        ValueError: when no case of the recording answers to a name, or none that got slower.
+        BaselineError: when a name is of no case that got slower.
     """
     samples = given.samples or cache.last_recording()
     whole, lines = _complete_sessions(samples)
@@ -61,8 +56,14 @@ def _record(given: argparse.Namespace) -> list[str]:
     for hardware, some in of_hardware.items():
         device = next((sample.device for one in some for sample in one.samples), "cpu")
         parts.append((Store(folder, hardware), some, Policy.for_device(device)))
+    slower: list[CaseId] = []
     if given.cases:
-        _check_accept(given.cases, samples, parts)
+        slower = [case for store, some, policy in parts for case in got_slower(store.load_all(), some, policy)]
+    for pattern in given.cases:
+        if not any(names(pattern, case) for case in slower):
+            waiting = f"accept one of: {', '.join(map(str, slower))}" if slower else "record it with --gemm-record"
+            text = f"no case {pattern!r} of {samples} is slower than its baseline, so that it could be accepted"
+            raise BaselineError(folder, 0, text, waiting)
     for store, some, policy in parts:
         done, refused = record_sessions(
             store, some, policy, k=count, force=force, accept=given.cases, reason=given.reason
@@ -92,28 +93,6 @@ def _terms(given: argparse.Namespace) -> tuple[Path, int, bool]:
                 cache.begin_recording(given.samples)
             cache.keep_terms(baselines=str(folder.absolute()), sessions=count, force=force)
     return folder, count, force
-
-
-def _check_accept(
-    patterns: Sequence[str], samples: Path, parts: Sequence[tuple[Store, Sequence[Session], Policy]]
-) -> None:
-    """Raise an error for the first pattern of no case that waits to be accepted."""
-    cases = sorted({sample.case for _, some, _ in parts for one in some for sample in one.samples})
-    for pattern in _unknown(patterns, cases):
-        raise ValueError(f"no case {pattern!r} in {samples}{did_you_mean(pattern, map(str, cases))}")
-    stored: list[CaseId] = []
-    slower: list[CaseId] = []
-    for store, some, policy in parts:
-        known = store.load_all()
-        stored += known
-        slower += got_slower(known, some, policy)
-    for pattern in _unknown(patterns, slower):
-        folder = parts[0][0].folder
-        if _unknown([pattern], stored):
-            remedy = "name its store with --baselines=DIR, or record it with --gemm-record"
-            raise BaselineError(folder, 0, f"holds no baseline of {pattern} that could be slower", remedy)
-        problem = f"{pattern} is not slower than its baseline, so that nothing waits to be accepted"
-        raise BaselineError(folder, 0, problem, "record it with --gemm-record")
 
 
 def _complete_sessions(folder: Path) -> tuple[list[Session], list[str]]:

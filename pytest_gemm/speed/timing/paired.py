@@ -250,9 +250,6 @@ def measure(
             f"in {outliers} of {len(blocks)} blocks the {series.anchor} took over {plan.guard:.0%} longer than its "
             f"median, after {retaken} retaken"
         )
-    telemetry = {**conditions.telemetry, "blocks": float(len(blocks)), "blocks_outlying": float(outliers)}
-    if comparator is not None:
-        telemetry["comparator_calls"] = float(calls[COMPARATOR])
     found = {name: tuple(itertools.chain.from_iterable(block[name] for block in blocks)) for name in works}
     return Readings(
         subject=found[SUBJECT],
@@ -260,7 +257,7 @@ def measure(
         calls=calls[SUBJECT],
         retaken=retaken,
         disturbed="; ".join(disturbed),
-        telemetry=telemetry,
+        telemetry=conditions.telemetry,
     )
 
 
