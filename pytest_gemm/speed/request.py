@@ -19,8 +19,6 @@ from pytest_gemm.speed.data import Peaks
 REQUEST: Final = "request.json"
 SESSION: Final = "session.jsonl"
 NOW: Final = "now.txt"
-LEFT: Final = "left.txt"
-"""Seconds that the rest of a session takes, by what its windows took; absent before the first one."""
 UNWRITTEN: Final = "unwritten.json"
 """Why files of a session's failures could not be written, by the option that asks for them; absent without failures."""
 LOST: Final = 75

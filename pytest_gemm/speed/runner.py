@@ -30,7 +30,7 @@ from pytest_gemm.run import progress
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.baseline import entry
 from pytest_gemm.speed.data import Peaks, Sample, Session, SessionError, read_session, session_text
-from pytest_gemm.speed.request import LEFT, LOST, NOW, REQUEST, SESSION, UNWRITTEN, Group, Project, Request, TimedCase
+from pytest_gemm.speed.request import LOST, NOW, REQUEST, SESSION, UNWRITTEN, Group, Project, Request, TimedCase
 from pytest_gemm.storage import cache, files
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ class Runner:
             earlier.unlink()
         self.commit = _commit(self.config.speed.root)
         self._count = itertools.count(1)
+        self._seconds_of_a_case = 0.0  # in the last session; 0.0 before the first has ended
 
     def jobs(self, cases: Sequence[CaseId]) -> int:
         """How many processes compile and judge the cases before the sessions; 1: the first session does it."""
@@ -229,10 +230,12 @@ class Runner:
             wanted.append((group, replace(request, socket=descriptor, begins=group is groups[0])))
 
         def said(processes: Sequence[_Open]) -> str:
-            # Each file is read once: the process replaces it, or takes it away, between two reads.
-            lives = [left for one in processes if (left := one.left) is not None]
             now = next((now for one in processes if (now := one.now)), "starting")
-            rest = sum(lives) + behind * (processes[0].seconds + sum(lives)) if lives else None
+            one, each = processes[0], self._seconds_of_a_case
+            if not each and one.done:  # the first session: by the cases that it has behind it
+                each = one.seconds / one.done
+            whole = each * len(self.left(cases))
+            rest = max(0.0, whole - one.seconds) + behind * whole if each else None
             return f"{label}, {now}{progress.left(rest)}"
 
         processes = self._run(wanted, said, ends)
@@ -251,6 +254,7 @@ class Runner:
         session = one.result()
         if not session.peaks.disturbed:  # the next session tries again otherwise
             self.peaks = session.peaks
+        self._seconds_of_a_case = session.seconds / max(1, len(session.samples))
         self.note_failures(session.samples)
         try:
             text = session_text(session)
@@ -354,14 +358,6 @@ class _Open:
     def seconds(self) -> float:
         """How long it has been at work."""
         return time.perf_counter() - self._started
-
-    @property
-    def left(self) -> float | None:
-        """Seconds that the rest takes, as far as its first readings show; ``None`` before them."""
-        if said := self._text(LEFT):
-            return float(said)
-        done, asked = self.done, len(self._request.cases)
-        return self.seconds * (asked - done) / done if 0 < done <= asked else None
 
     def _text(self, name: str) -> str:
         """What is in a file of the process; "" where there is none."""

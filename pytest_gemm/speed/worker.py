@@ -40,7 +40,7 @@ from pytest_gemm.speed import bench, roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
 from pytest_gemm.speed.imports import InstalledFirst, shared
 from pytest_gemm.speed.lockstep import Interleaving
-from pytest_gemm.speed.request import LEFT, LOST, NOW, SESSION, UNWRITTEN, WORKER, Request, TimedCase
+from pytest_gemm.speed.request import LOST, NOW, SESSION, UNWRITTEN, WORKER, Request, TimedCase
 from pytest_gemm.speed.timing import paired
 from pytest_gemm.storage import files
 from pytest_gemm.worker.keeper import KEEPER, Keeper
@@ -130,7 +130,6 @@ class Meter:
         self._parent = os.getppid()
         self._lost: dict[str, str] = {}  # why a file could not be written, by the option that asks for it
         self._works: list[_Work] = []
-        self._begun = 0  # cases
         self._peaks = request.peaks or self._measured_peaks()
         self._write(session_line(self._head()))
 
@@ -139,7 +138,6 @@ class Meter:
         from pytest_gemm.run.orchestrator import Orchestrator  # which imports torch
 
         run = Orchestrator(self._config, self._judge, wanted.test)
-        self._begun += 1
         with self._at_work(case):
             if held := run.withheld(case):
                 self._keep(case.device, held, {})
@@ -308,24 +306,10 @@ class Meter:
                     if len(work.windows) < _FEWEST_WINDOWS or work.phases["time"] < self.plan.max_seconds:
                         with self._interleaving.window(), self._at_work(work.case):
                             self._window(work)
-                        self._leave_word()
         for work in self._works:
             with self._at_work(work.case):
                 self._finish(work)
         self._works.clear()
-
-    def _leave_word(self) -> None:
-        """How long the rest takes: a case that has had no window, or was not judged yet, is like the others."""
-        wholes = []
-        for work in self._works:
-            if work.windows:
-                one = work.phases["time"] / len(work.windows)
-                wholes.append(max(min(self.windows * one, self.plan.max_seconds + one), _FEWEST_WINDOWS * one))
-        if wholes:
-            cases = len(self._works) + len(self.request.cases) - self._begun
-            left = cases * sum(wholes) / len(wholes) - sum(work.phases["time"] for work in self._works)
-            with contextlib.suppress(OSError):  # progress that cannot be told ends no session
-                _tell(self.folder / LEFT, f"{max(left, 0.0):.1f}")
 
     def _window(self, work: _Work) -> None:
         """Time one case for a while."""

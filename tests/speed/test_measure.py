@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 import tempfile
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -38,7 +35,7 @@ from pytest_gemm.speed.baseline import store
 from pytest_gemm.speed.check import SpeedCheck
 from pytest_gemm.speed.data import Sample, Session, read_session
 from pytest_gemm.speed.report.rows import Run
-from pytest_gemm.speed.request import LEFT, SESSION, Group, Project, Request, TimedCase
+from pytest_gemm.speed.request import SESSION, Group, Project, Request, TimedCase
 from pytest_gemm.speed.worker import Meter, _same
 from pytest_gemm.tools import cli
 
@@ -160,70 +157,25 @@ def test_why_the_files_of_a_failure_were_not_written_reaches_the_run(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("timed", "judged", "left"),
+    ("each", "done", "rest"),
     [
-        ([], 0, None),
-        ([(2.0, 2), (0.0, 0)], 2, 2 * 7.0 - 2.0),  # 1 s a window, and after 6 s there is no further one
-        ([(0.2, 2), (0.2, 2)], 2, 2 * 3.2 - 0.4),  # 0.1 s a window, 32 windows
-        ([(0.2, 2)], 1, 2 * 3.2 - 0.2),  # one has not been judged yet
-        ([(60.0, 3)], 2, 0.0),
+        (0.0, 0, None),  # the first session, in its first case
+        (0.0, 1, 10.0 + 2 * 20.0),  # the first session
+        (15.0, 0, 20.0 + 2 * 30.0),  # another one
     ],
 )
-def test_a_session_says_how_long_its_other_windows_take(
-    tmp_path: Path, timed: list[tuple[float, int]], judged: int, left: float | None
+def test_progress_tells_how_long_this_session_and_those_behind_it_take(
+    each: float, done: int, rest: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    works = [SimpleNamespace(phases={"time": seconds}, windows=[None] * count) for seconds, count in timed]
-    meter: Any = SimpleNamespace(
-        _works=works,
-        _begun=judged,
-        windows=32,
-        folder=tmp_path,
-        plan=SimpleNamespace(max_seconds=6.0),
-        request=SimpleNamespace(cases=[None, None]),
-    )
-    Meter._leave_word(meter)
-    if left is None:
-        assert not (tmp_path / LEFT).exists()
-    else:
-        assert float((tmp_path / LEFT).read_text(encoding="utf-8")) == pytest.approx(left)
-
-
-def test_a_line_of_progress_is_whole_whenever_the_run_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session tells where it is while the run reads that: half a file once ended the run."""
     config: Any = SimpleNamespace(speed=SpeedConfig(), seed=0)
     runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cpu", tmp_path)
-    session = runner_module._Open(runner, Group("head"), Request((), "cpu"))
-    session._folder = tmp_path
-    work = SimpleNamespace(case=case(), phases={"time": 1.0}, windows=[None])
-    meter: Any = SimpleNamespace(_works=[work], _begun=1, windows=32, folder=tmp_path, _parent=os.getppid())
-    meter.plan, meter.request = SimpleNamespace(max_seconds=6.0), SimpleNamespace(cases=[None])
-    over = threading.Event()
-
-    def tells() -> None:
-        while not over.is_set():
-            with Meter._at_work(meter, case()):
-                Meter._leave_word(meter)
-
-    lines: set[str] = set()
-
-    def run(_wanted: object, progress: Callable[[Sequence[Any]], str], _ends: object) -> list[Any]:
-        until = time.monotonic() + 2.0
-        while time.monotonic() < until:
-            lines.add(progress([session]))
-        return []
-
-    monkeypatch.setattr(runner, "_run", run)
-    monkeypatch.setattr("pytest_gemm.run.progress.left", lambda live: f"; {live}")
-    thread = threading.Thread(target=tells)
-    thread.start()
-    try:
-        runner.sessions([], [], 0, "screening")
-    finally:
-        over.set()
-        thread.join()
-    now = f"several {MM.line}"
-    assert lines <= {f"screening, {what}; {left}" for what in ("starting", now) for left in (None, 6.0)}
-    assert f"screening, {now}; 6.0" in lines
+    runner._seconds_of_a_case = each
+    session: Any = SimpleNamespace(now=f"several {MM.line}", done=done, seconds=10.0)
+    lines: list[str] = []
+    monkeypatch.setattr(runner, "_run", lambda _wanted, said, _ends: [lines.append(said([session]))][:0])
+    monkeypatch.setattr("pytest_gemm.run.progress.left", lambda seconds: f"; {seconds}")
+    runner.sessions([], [SEVERAL, COMPILER], 0, "screening", behind=2)
+    assert lines == [f"screening, several {MM.line}; {rest}"]
 
 
 def test_the_last_timed_results_are_compared_bit_for_bit() -> None:
