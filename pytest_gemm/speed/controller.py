@@ -116,6 +116,7 @@ class _Measurement:
         if (count := config.speed.sessions) and not config.speed.record:
             changed = {"screen_sessions": count} if len(groups) == 1 else {"screen_pairs": count}
             self.policy = dataclasses.replace(self.policy, **changed)
+        self._recorded = config.speed.sessions or entry.SESSIONS  # sessions of a recording
 
     def measure(self, display: Display, project: Project) -> Run:
         """Compile, time and judge."""
@@ -129,7 +130,7 @@ class _Measurement:
                     runner.compile(group, self._cases)
             if speed.record:
                 with self._clock("record"):
-                    self._sessions(self._cases, self._sure()[1], "recording")
+                    self._sessions(self._cases, self._recorded, "recording")
                 self._record()
                 made.judgements = self._with_every_case({})
             else:
@@ -153,12 +154,6 @@ class _Measurement:
             made.notes.append("no ceiling is known for this machine, so an impossible time is not recognised")
         return made
 
-    def _sure(self) -> tuple[str, int]:
-        """Sessions or pairs, and how many of them every case gets."""
-        if self._config.speed.record:
-            return "session", self._config.speed.sessions or entry.SESSIONS
-        return ("session", self.policy.screen_sessions) if len(self.groups) == 1 else ("pair", self.policy.screen_pairs)
-
     def judge(self) -> None:
         """Screen, confirm what needs it, and come to verdicts."""
         made, runner, policy, is_paired = self.made, self._runner, self.policy, len(self.groups) > 1
@@ -170,7 +165,7 @@ class _Measurement:
             return {case: (name,) for case, name in runner.selected[self.groups[-1].name].items()}
 
         with self._clock("screen"):
-            self._sessions(self._cases, self._sure()[1], "screening")
+            self._sessions(self._cases, (policy.pairs if is_paired else policy.sessions)[0], "screening")
         if not (first := len(made.sessions)):
             return
         how = design.Design(policy, None if is_paired else record.stored(self.stored, made.sessions[0]))
@@ -203,7 +198,7 @@ class _Measurement:
 
         Which group begins changes from pair to pair, so that a drift hits both alike.
         """
-        unit = self._sure()[0]
+        unit = "session" if len(self.groups) == 1 else "pair"
         for number in range(1, count + 1):
             if not self._runner.left(cases):
                 break
@@ -222,10 +217,10 @@ class _Measurement:
         reason = Reason("no-baseline", "nothing is stored for it on this hardware")
         found = []
         for key, samples in by_case(self.made.sessions).items():
-            first, count = samples[0], len(samples)
-            none = Judgement(key, Verdict.NO_BASELINE, reason, seconds=first.estimate, sessions=count)
-            comparator = first.comparator_estimate
-            found.append(judgements.get(key) or dataclasses.replace(none, comparator_seconds=comparator))
+            first = samples[0]
+            none = Judgement(key, Verdict.NO_BASELINE, reason, seconds=first.estimate, sessions=len(samples))
+            none = dataclasses.replace(none, comparator_seconds=first.comparator_estimate)
+            found.append(judgements.get(key, none))
         return found
 
     def _record(self) -> None:
@@ -233,8 +228,7 @@ class _Measurement:
         made, speed, head = self.made, self._config.speed, self.made.sessions
         if not head:
             return
-        k = speed.sessions or entry.SESSIONS
-        done, made.refused = record.record_sessions(self.store, head, self.policy, k=k, force=speed.force)
+        done, made.refused = record.record_sessions(self.store, head, self.policy, k=self._recorded, force=speed.force)
         if lines := done.lines():
             self.made.notes += [f"baselines in {self.store.place}:", *lines]
         self.stored = self.store.load_all({key.backend for key in by_case(head)})
@@ -242,7 +236,7 @@ class _Measurement:
     def _cut_short(self, project: Project) -> list[str]:
         """What is left of a recording that does not come to its end, and the command that records from it."""
         speed, device, done = self._config.speed, self.made.device, len(self.made.sessions)
-        asked, folder, place = speed.sessions or entry.SESSIONS, self._runner.samples, speed.baselines.absolute()
+        asked, folder, place = self._recorded, self._runner.samples, speed.baselines.absolute()
         first = f"the recording on {device} was cut short: {done} of {asked} sessions are complete"
         if not done:
             return [f"{first}, so there is nothing to record from"]

@@ -178,7 +178,7 @@ def test_a_slow_down_that_nobody_accepted_is_refused(store: Store, accept: Seque
     assert file_of(store).read_bytes() == before
     (line,) = (line for line in recorded.lines() if line.startswith("refused"))
     assert f"to store it: pytest-gemm baseline accept cpp-{SMALL} --reason " in line
-    assert "100.5 us -> 130.7 us (+30.0%)" in line
+    assert "100 us -> 131 us (+30.0%)" in line
     assert not recorded.stored
 
 
@@ -193,7 +193,7 @@ def test_an_accepted_slow_down_is_stored_with_its_reason(store: Store, accept: s
     assert (now.subject_us[0], now.reason, now.epoch) == (130.0, "größere accumulators \udcff", 2)
     assert "größere accumulators" in file_of(store).read_text(encoding="utf-8"), "as a reader of the file wants it"
     (line,) = recorded.lines()
-    assert line.startswith(f"accepted cpp-{SMALL}@tile[4]: 100.5 us -> 130.7 us (+30.0%), accepted: größere")
+    assert line.startswith(f"accepted cpp-{SMALL}@tile[4]: 100 us -> 131 us (+30.0%), accepted: größere")
 
 
 def test_a_refusal_keeps_no_other_case_from_being_stored(store: Store) -> None:
@@ -208,7 +208,7 @@ def test_a_recording_within_the_judgement_replaces_faster_and_slower_alike(store
     for day, us in enumerate((90.0, 101.0), 2):
         recorded = record(store, days_later(entry(), us, day))
         assert store.load("cpp")[entry().case].subject_us[0] == us
-    assert recorded.lines() == [f"updated cpp-{SMALL}: 90.45 us -> 101.5 us (+12.2%)"]
+    assert recorded.lines() == [f"updated cpp-{SMALL}: 90.5 us -> 102 us (+12.2%)"]
 
 
 def test_a_slow_drift_is_measured_from_the_beginning_of_the_epoch(store: Store) -> None:
@@ -243,9 +243,7 @@ def test_figures_that_do_not_compare_begin_an_epoch(
     record(store, entry())
     new = days_later(entry(), 150.0, **facts)
     recorded = store.record([new], slower={new.case} if slower else ())
-    assert recorded.lines() == [
-        f"restarted cpp-{SMALL}: 100.5 us -> 150.8 us, not comparable: {reason}; epoch 2 begins"
-    ]
+    assert recorded.lines() == [f"restarted cpp-{SMALL}: 100 us -> 151 us, not comparable: {reason}; epoch 2 begins"]
     assert store.load("cpp")[new.case].epochs == (entry().beginning(), new.beginning(reason))
 
 
@@ -253,11 +251,6 @@ def test_a_slow_down_does_not_pass_as_a_change_of_comparator(store: Store) -> No
     record(store, entry())
     new = days_later(entry(), 150.0, comparator="frozen")
     assert store.record([new], slower={new.case}).refused
-
-
-def test_one_case_twice_in_a_recording_is_an_error(store: Store) -> None:
-    with pytest.raises(ValueError, match=f"duplicate case: cpp-{SMALL} comes 2 times"):
-        record(store, entry(), entry())
 
 
 @pytest.mark.parametrize("us", [math.nan, math.inf])
@@ -663,7 +656,7 @@ def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
     assert told in said
     assert "--gemm-" not in said
     assert store.load("cpp") == {}
-    assert f"new cpp-{SMALL}: 10.02 us" in run(capsys, *words, "--sessions", 5)
+    assert f"new cpp-{SMALL}: 10.0 us" in run(capsys, *words, "--sessions", 5)
     assert len(store.load("cpp")[CaseId("cpp", SMALL)].subject_us) == 5
 
 
@@ -753,5 +746,5 @@ def test_kept_sessions_of_a_cpu_and_a_gpu_are_recorded_each_in_its_own_store(
             text += "".join(map(sample_line, one.samples)) + '{"end": {"seconds": 1.0}}\n'
             (folder / f"{hardware}-{one.index}.jsonl").write_text(text, encoding="utf-8")
     said = run(capsys, "record", folder, "--baselines", store.folder, "--sessions", 5)
-    assert said.count(f"new cpp-{SMALL}: 10.02 us") == 2
+    assert said.count(f"new cpp-{SMALL}: 10.0 us") == 2
     assert store_module.hardware_keys(store.folder) == ["amd-epyc-avx2-4c", "nvidia-h200-sm90-700w"]

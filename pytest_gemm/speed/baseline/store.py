@@ -16,7 +16,6 @@ import hashlib
 import os
 import re
 import shlex
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
@@ -25,7 +24,8 @@ from msgspec.structs import replace
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason
-from pytest_gemm.speed.baseline.entry import Baseline, BaselineError, Kept, parse, read_text
+from pytest_gemm.speed.baseline.entry import MICRO, Baseline, BaselineError, Kept, parse, read_text
+from pytest_gemm.speed.report.units import seconds_text, signed
 from pytest_gemm.storage import files
 
 # -- what a recording did ------------------------------------------------------------------------------------------
@@ -58,13 +58,13 @@ class Change:
     @property
     def _times(self) -> str:
         now, then = self.new.median_us, self.old.median_us if self.old else self.new.median_us
-        times = f"{_time_text(then)} -> {_time_text(now)}"
-        return times if self.kind == "restarted" else f"{times} ({_percent(now / then - 1.0)})"
+        times = f"{seconds_text(then * MICRO)} -> {seconds_text(now * MICRO)}"
+        return times if self.kind == "restarted" else f"{times} ({signed(now / then - 1.0)}%)"
 
     def __str__(self) -> str:
         case = f"{self.kind} {self.new.case}: "
         if self.kind == "new":
-            return f"{case}{_time_text(self.new.median_us)}"
+            return f"{case}{seconds_text(self.new.median_us * MICRO)}"
         if self.kind == "refused":
             return f"{case}{self.reason}"
         if self.kind == "restarted":
@@ -100,19 +100,6 @@ class Recorded:
 def accept_command(cases: Iterable[CaseId]) -> str:
     """The command that stores cases of the last recording although they got slower."""
     return shlex.join(["pytest-gemm", "baseline", "accept", *map(str, cases), "--reason", "why it may be slower"])
-
-
-def _time_text(us: float) -> str:
-    """A time for people, four digits."""
-    for factor, unit in ((1e6, "s"), (1e3, "ms")):
-        if us >= factor:
-            return f"{us / factor:.4g} {unit}"
-    return f"{us:.4g} us"
-
-
-def _percent(change: float) -> str:
-    """A change in percent."""
-    return f"{100 * change:+.1f}%"
 
 
 # -- the store -----------------------------------------------------------------------------------------------------
@@ -215,12 +202,8 @@ class Store:
         Raises:
             BaselineError: when a file cannot be read or written.  A file that cannot be read stays as it is, and so
                 do the others.
-            ValueError: when a case is given twice.
         """
         given = sorted(entries, key=lambda one: one.case)
-        for case, count in Counter(one.case for one in given).items():
-            if count > 1:
-                raise ValueError(f"duplicate case: {case} comes {count} times in one recording")
         reason = " ".join(reason.split())
         changes: list[Change] = []
         if given:

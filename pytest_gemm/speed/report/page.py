@@ -12,15 +12,12 @@ from typing import Any, Final
 from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.speed.report import figures
 from pytest_gemm.speed.report.figures import kind_of
-from pytest_gemm.speed.report.rows import VERDICTS, Row, Run, Winner, change_text, columns, comparator_of
+from pytest_gemm.speed.report.rows import VERDICTS, Run, Winner, change_text, columns, comparator_of
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.speed.report.text import lines
 
 _FOREST_ROWS: Final = 50
 _BAR_SHAPES: Final = 20
-_LEAST_CELLS: Final = 2
-# Speed-ups at which the colour changes: symmetric about 1 on a logarithmic scale, finest where it matters.
-_EDGES: Final = (0.5, 0.67, 0.8, 0.91, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)
 
 
 def page(run: Run, title: str) -> str:
@@ -51,11 +48,9 @@ def page(run: Run, title: str) -> str:
         comparator="the comparator" if comparator == "comparator" else comparator,
         means={mean.entrant: mean for mean in run.means},
         statistics=statistics,
-        edges=_EDGES,
         ran=_ran(run),
         **_verdicts(run),
         **_rates(run, colours),
-        **_speedups(run),
     )
     return text + "\n"
 
@@ -97,32 +92,6 @@ def _rates(run: Run, colours: Mapping[str, str]) -> dict[str, Any]:
             for piece in _chunks(group, _BAR_SHAPES)
         ],
     }
-
-
-def _speedups(run: Run) -> dict[str, Any]:
-    """Speed-ups as tables of M by N x K: a grid of numbers is a table, which can be read aloud and copied."""
-    grids: dict[str, dict[str, dict[tuple[str, str], Row]]] = defaultdict(lambda: defaultdict(dict))
-    for row in run.rows:
-        if row.speedup:
-            shape = row.problem.shape
-            m = f"{shape.batch}x{shape.m}" if shape.batch is not None else str(shape.m)
-            kind = ":".join([kind_of(row.problem), *row.problem.line.split(":")[4:]])
-            grids[kind][row.entrant][m, f"{shape.n}x{shape.k}"] = row
-    shown = {kind: by for kind, by in grids.items() if any(len(cells) >= _LEAST_CELLS for cells in by.values())}
-    return {
-        "grids": {
-            kind: [
-                (who, sorted({nk for _, nk in cells}, key=_sizes), sorted({m for m, _ in cells}, key=_sizes), cells)
-                for who, cells in by.items()
-            ]
-            for kind, by in shown.items()
-        },
-        "left_out": sum(len(cells) for kind, by in grids.items() if kind not in shown for cells in by.values()),
-    }
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split("x")))
 
 
 def _ran(run: Run) -> dict[object, dict[str, None]]:

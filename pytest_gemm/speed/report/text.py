@@ -171,7 +171,6 @@ def markdown(run: Run, title: str) -> str:
         title: of the page, plain text.
     """
     moved = [row for verdict in list(VERDICTS)[:3] for row in run.rows if row.judgement.verdict is verdict]
-    counts = run.counts()
     commits = dict.fromkeys(session.commit for session in run.sessions if session.commit)
     software = ", ".join(f"{name} {version}" for name, version in run.software.items())
     text = render(
@@ -179,13 +178,8 @@ def markdown(run: Run, title: str) -> str:
         run=run,
         title=title,
         facts=[run.hardware, software, f"commit {', '.join(commits)}" if commits else ""],
-        counts=_joined(
-            ["cases", *map(str, VERDICTS)],
-            [[str(len(run.judgements)), *(str(counts.get(verdict, 0)) for verdict in VERDICTS)]],
-            range(len(VERDICTS) + 1),
-        ),
         moved=_markdown_table(run, moved, is_open=True) if moved else "",
-        lines=lines(run, *_FINDINGS, "gate"),
+        lines=lines(run, "counts", *_FINDINGS, "gate"),
         commands=_commands(run),
         cases=_markdown_table(run, run.rows, is_open=False) if run.rows else "",
     )
