@@ -26,7 +26,7 @@ from pytest_gemm.speed.baseline import record as record_module
 from pytest_gemm.speed.baseline import store as store_module
 from pytest_gemm.speed.baseline.entry import Baseline, BaselineError
 from pytest_gemm.speed.baseline.store import Store
-from pytest_gemm.speed.data import Peaks, Sample, Session, sample_line, session_line, session_text
+from pytest_gemm.speed.data import Peaks, Sample, Session, session_text
 from pytest_gemm.speed.gate import estimates
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.storage import files
@@ -275,16 +275,12 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
     ("spoil", "words"),
     [
         (lambda line: line[:200], "torn or broken at column [0-9]+: .*; restore the line from git"),
-        (lambda _: "[" * 100_000, "torn or broken: brackets without end"),
-        (lambda _: "3", "Expected `object`, got `int`"),
         (lambda line: f"<<<<<<< HEAD\n{line}", "a conflict that git left; keep one"),
         (_replaced(LARGE, SMALL), f"cpp-{SMALL} stands on line 1 already .dates 2026-01-01.* keep one"),
         (_replaced('"spread"', '"sprad"'), "unknown field `sprad`.*newer pytest-gemm"),
         (_replaced('"spread": 0.01, ', ""), "missing required field `spread`"),
         (_replaced('"spread"', '"problem": "x", "spread"'), "duplicate key 'problem'"),
-        (_replaced("99.0", "NaN"), r"Expected `float` > 0.0 - at `\$.subject_us\[2\]`"),
         (_replaced("99.0", "0"), r"Expected `float` > 0.0 - at `\$.subject_us\[2\]`"),
-        (_replaced("99.0", "true"), r"Expected `float`, got `bool` - at `\$.subject_us\[2\]`"),
         (_replaced(", 99.0", ""), "subject_us and comparator_us have 3 and 4 sessions"),
         (
             _replaced('"median_us": 100.5', '"median_us": 90.5'),
@@ -644,8 +640,9 @@ def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
         cli.main(["baseline", "record", str(folder)])
     assert "holds no sessions" in capsys.readouterr().err
     for one in sessions(*([sample(10.0 + 0.01 * i), sample(20.0, LARGE)] for i in range(6))):
-        end = '{"end": {"seconds": 1.0}}\n' if one.index < 5 else ""
-        text = session_line(one) + "".join(map(sample_line, one.samples)) + end
+        text = session_text(one)
+        if one.index == 5:
+            text = text.partition('{"end"')[0]
         (folder / f"cpu-head-{one.index:03}.jsonl").write_text(text, encoding="utf-8")
     words = ("record", folder, "--baselines", store.folder)
     assert cli.main(["baseline", *map(str, words)]) == 1
@@ -742,8 +739,7 @@ def test_kept_sessions_of_a_cpu_and_a_gpu_are_recorded_each_in_its_own_store(
     folder.mkdir()
     for one in sessions(*([sample(10.0 + 0.01 * i)] for i in range(5))):
         for hardware in ("amd-epyc-avx2-4c", "nvidia-h200-sm90-700w"):
-            text = session_line(replace(one, hardware=hardware))
-            text += "".join(map(sample_line, one.samples)) + '{"end": {"seconds": 1.0}}\n'
+            text = session_text(replace(one, hardware=hardware))
             (folder / f"{hardware}-{one.index}.jsonl").write_text(text, encoding="utf-8")
     said = run(capsys, "record", folder, "--baselines", store.folder, "--sessions", 5)
     assert said.count(f"new cpp-{SMALL}: 10.0 us") == 2

@@ -1,7 +1,6 @@
 """The study of the gate on sessions of known noise: the others cry wolf, the gate does not and finds what is there."""
 
 import dataclasses
-import json
 import math
 import re
 from pathlib import Path
@@ -14,7 +13,7 @@ from studies.calibrate import AGAINST, CLASSES, PLANTED, STORED, SUITE, Study
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Status
-from pytest_gemm.speed.data import Sample, Session, sample_line, session_line
+from pytest_gemm.speed.data import Sample, Session, session_text
 
 pytestmark = pytest.mark.slow
 
@@ -51,12 +50,7 @@ def sessions(count: int = 48, *, seed: int = 0, copies: int = 2) -> list[Session
 
 def write(folder: Path, some: list[Session]) -> Path:
     for number, session in enumerate(some):
-        lines = [
-            session_line(session),
-            *map(sample_line, session.samples),
-            json.dumps({"end": {"seconds": 1.0}}) + "\n",
-        ]
-        (folder / f"{number:03}.jsonl").write_text("".join(lines))
+        (folder / f"{number:03}.jsonl").write_text(session_text(session))
     return folder
 
 
@@ -165,9 +159,3 @@ def test_sessions_that_make_no_study_are_refused(
     with pytest.raises(SystemExit):
         calibrate.main([str(write(tmp_path, some)), *arguments])
     assert message in capsys.readouterr().err
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        calibrate.main([str(tmp_path / "nowhere")])
-    assert "nowhere: no such folder" in capsys.readouterr().err

@@ -134,15 +134,6 @@ def test_what_is_missing_is_said_and_not_drawn(run: Run, told: str, missing: lis
     assert [name for name in ("verdicts", "winners") if not section(text, name)] == missing
 
 
-def test_a_thin_baseline_is_not_called_missing() -> None:
-    run = run_of(TIMED, verdict=Verdict.UNDECIDED)
-    reason = Reason("thin-baseline", "the baseline has 3 usable sessions; it takes 5", "record it anew")
-    judgements = [dataclasses.replace(run.judgements[0], reason=reason)]
-    text = section(page.page(dataclasses.replace(run, judgements=judgements), "Speed"), "verdicts")
-    assert "1 case undecided: the baseline has 3 usable sessions; it takes 5" in text
-    assert "no case has a baseline" not in text
-
-
 @pytest.mark.parametrize(("rate", "unit"), [(200e9, "GFLOP/s"), (20e12, "TFLOP/s")])
 def test_axes_have_the_unit_of_the_machine(rate: float, unit: str) -> None:
     sample = replace(TIMED[0], subject=(40e9 / rate,), comparator=())

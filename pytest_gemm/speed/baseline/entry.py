@@ -211,9 +211,7 @@ class Baseline(
         except json.JSONDecodeError as error:
             what = f"torn or broken at column {error.colno}: {error.msg.removesuffix(' starting at')}"
             raise BaselineError(path, number, what, RESTORE) from None
-        except RecursionError:
-            raise BaselineError(path, number, "torn or broken: brackets without end", RESTORE) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             remedy = _NEWER if "unknown field" in str(error) else RESTORE
             raise BaselineError(path, number, str(error), remedy) from None
         if wrong := _contradiction(line):
