@@ -229,8 +229,8 @@ class _Measurement:
         if not head:
             return
         done, made.refused = record.record_sessions(self.store, head, self.policy, k=self._recorded, force=speed.force)
-        if lines := done.lines():
-            self.made.notes += [f"baselines in {self.store.place}:", *lines]
+        if done:
+            self.made.notes += [f"baselines in {self.store.place}:", *map(str, done)]
         self.stored = self.store.load_all({key.backend for key in by_case(head)})
 
     def _cut_short(self, project: Project) -> list[str]:

@@ -188,14 +188,14 @@ class Ends:
     """Stands for what ends a test: keeps what it is told."""
 
     def __init__(self) -> None:
-        self.outcomes: list[tuple[Status, str]] = []
+        self.outcomes: list[tuple[Status, str, str]] = []
         self.asked_again = False
 
     def __call__(self, _: Case) -> None:
         self.asked_again = True
 
     def finish(self, _: Case, outcomes: list[Outcome]) -> None:
-        self.outcomes += [(outcome.status, outcome.candidate) for outcome in outcomes]
+        self.outcomes += [(one.status, one.candidate, one.distribution) for one in outcomes]
 
 
 @pytest.mark.parametrize("left_out", [Status.PRUNED, Status.KNOWN_FAILURE])
@@ -204,26 +204,13 @@ def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_tim
     left_out: Status, alone: bool
 ) -> None:
     other = Sample(CaseId("several", MM.line, "medium"), "cpu", left_out)
-    timed = Sample(CaseId("several", MM.line, "big"), "cpu", Status.PASSED, subject=(1e-3,) * 4)
+    timed = Sample(CaseId("several", MM.line, "big"), "cpu", Status.PASSED, subject=(1e-3,) * 4, distribution="int-2")
     made = Run(sessions=[Session("amd", samples=(other,) if alone else (other, timed))])
     config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
     ends: Any = Ends()
     SpeedCheck(config, ends, [made], None)(case(candidates=CandidateSelection("all")))
-    assert ends.outcomes == [(left_out, "medium") if alone else (Status.PASSED, "big")]
+    assert ends.outcomes == [(left_out, "medium", "") if alone else (Status.PASSED, "big", "int-2")]
     assert ends.asked_again is (alone and left_out is Status.KNOWN_FAILURE)  # the judgement finds the entry
-
-
-@pytest.mark.parametrize("distribution", ["rand", "int-2", ""])
-def test_a_timed_outcome_names_the_distribution_that_was_timed(distribution: str) -> None:
-    readings = (1e-3,) * 4 if distribution else ()
-    status = Status.PASSED if distribution else Status.CRASHED
-    sample = Sample(CaseId("several", MM.line), "cpu", status, subject=readings, distribution=distribution)
-    made, found = Run(sessions=[Session("amd", samples=(sample,))]), []
-    made.failed = {} if distribution else {SEVERAL: sample}
-    config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
-    ends: Any = SimpleNamespace(finish=lambda _, outcomes: found.extend(outcomes))
-    SpeedCheck(config, ends, [made], None)(case())
-    assert [outcome.distribution for outcome in found] == [distribution]
 
 
 # -- selecting ---------------------------------------------------------------------------------------------

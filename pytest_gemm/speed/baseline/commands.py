@@ -68,14 +68,15 @@ def _record(given: argparse.Namespace) -> list[str]:
         done, refused = record_sessions(
             store, some, policy, k=count, force=force, accept=given.cases, reason=given.reason
         )
-        if given.cases and not (done.stored or refused):
+        if given.cases and not (done or refused):
             continue
-        lines.append(f"baselines in {store.place}:" if done.stored else f"nothing was recorded in {store.place}:")
+        is_stored = any(one.kind != "refused" for one in done)
+        lines.append(f"baselines in {store.place}:" if is_stored else f"nothing was recorded in {store.place}:")
         # What a run calls --gemm-record=force is --force here.
-        others = [why for case, why in refused.items() if case not in {one.new.case for one in done.refused}]
-        told = (*done.lines(), *dict.fromkeys(others))
+        others = [why for case, why in refused.items() if case not in {one.new.case for one in done}]
+        told = (*map(str, done), *dict.fromkeys(others))
         lines += [line.replace("--gemm-record=force", "--force") for line in told]
-        given.status |= bool(refused) or not done.stored
+        given.status |= bool(refused) or not is_stored
     return lines
 
 

@@ -14,7 +14,7 @@ from pytest_gemm.core.outcome import Reason, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline.entry import MICRO, SESSIONS, Baseline
-from pytest_gemm.speed.baseline.store import Recorded, Store, names
+from pytest_gemm.speed.baseline.store import Change, Store, names
 from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session, by_case
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def record_sessions(
     force: bool = False,
     accept: Collection[str] = (),
     reason: str = "",
-) -> tuple[Recorded, dict[CaseId, str]]:
+) -> tuple[list[Change], dict[CaseId, str]]:
     """Store what sessions measured.
 
     Args:
@@ -176,14 +176,17 @@ def record_sessions(
     wanted = {case for case in slower if any(names(one, case) for one in accept)} if accept else timed.keys()
     objection = recordable(sessions, k=k, force=force)
     if objection is not None:
-        return Recorded(), dict.fromkeys(wanted, f"not recorded: {objection}")
+        return [], dict.fromkeys(wanted, f"not recorded: {objection}")
     least = min(len(sessions), k)
     # One disturbed session of a dozen is left out, and the case is recorded all the same.
     baselines, left_out = from_sessions(sessions, k=max(1, least - least // 4), policy=policy)
     entries = [one for one in baselines if one.case in wanted]
     done = store.record(entries, slower=slower.keys(), accept=accept, reason=reason)
     refused = {key: f"not recorded: {key}: {why}" for key, why in left_out.items() if not accept or key in wanted}
-    return done, refused | {one.new.case: f"not recorded: {one.new.case}: {one.reason}" for one in done.refused}
+    for one in done:
+        if one.kind == "refused":
+            refused[one.new.case] = f"not recorded: {one.new.case}: {one.reason}"
+    return done, refused
 
 
 def from_sessions(

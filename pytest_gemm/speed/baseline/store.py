@@ -72,31 +72,6 @@ class Change:
         return f"{case}{self._times}" + (f", accepted: {self.new.reason}" if self.kind == "accepted" else "")
 
 
-@dataclasses.dataclass(frozen=True)
-class Recorded:
-    """What a recording did.
-
-    Attributes:
-        changes: the new cases, those that had a line, and the refused ones, each in the order of the cases.
-    """
-
-    changes: tuple[Change, ...] = ()
-
-    @property
-    def refused(self) -> list[Change]:
-        """Cases whose old line stays, because they got slower without being accepted."""
-        return [one for one in self.changes if one.kind == "refused"]
-
-    @property
-    def stored(self) -> list[Change]:
-        """Cases that have a new line."""
-        return [one for one in self.changes if one.kind != "refused"]
-
-    def lines(self) -> list[str]:
-        """What happened to each case, for the terminal."""
-        return list(map(str, self.changes))
-
-
 def accept_command(cases: Iterable[CaseId]) -> str:
     """The command that stores cases of the last recording although they got slower."""
     return shlex.join(["pytest-gemm", "baseline", "accept", *map(str, cases), "--reason", "why it may be slower"])
@@ -148,11 +123,8 @@ class Store:
 
     def backends(self) -> list[str]:
         """Backends that have baselines here, sorted."""
-        return sorted(
-            path.name.removesuffix(_SUFFIX)
-            for path in self.place.glob(f"*{_SUFFIX}")
-            if _NAME.fullmatch(path.name.removesuffix(_SUFFIX)) and path.exists()  # a link may point to nothing
-        )
+        files = (path for path in self.place.glob(f"*{_SUFFIX}") if path.exists())  # a link may point to nothing
+        return sorted(path.stem for path in files if _NAME.fullmatch(path.stem))
 
     def _kept(self, backend: str) -> dict[CaseId, Kept]:
         path = self.path(backend)
@@ -187,8 +159,8 @@ class Store:
         slower: Collection[CaseId],
         accept: Collection[str] = (),
         reason: str = "",
-    ) -> Recorded:
-        """Store baselines; the lines of all other cases stay as they are.
+    ) -> list[Change]:
+        """Store baselines, and return what became of each; the lines of all other cases stay as they are.
 
         Several processes may record at once: each reads the files again when its turn comes.  A process that is
         killed leaves every file as it was or as it was to become.
@@ -220,7 +192,7 @@ class Store:
                 for backend in sorted({one.backend for one in stored}):
                     self._write(backend, files[backend])
         changes.sort(key=lambda one: (one.kind == "refused", one.kind != "new"))
-        return Recorded(tuple(changes))
+        return changes
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:

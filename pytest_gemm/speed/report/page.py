@@ -59,14 +59,12 @@ def _verdicts(run: Run) -> dict[str, Any]:
     """The forest plots, the largest slow-down first."""
     compared = [row.judgement for row in run.rows if row.judgement.change is not None]
     compared.sort(key=lambda judgement: -(judgement.change or 0.0))
-    same = [j for j in compared if j.verdict is Verdict.SAME]
     moved = [j for j in compared if j.verdict is not Verdict.SAME]
     return {
         "compared": bool(compared),
         "why_nothing": Counter(f"{row.judgement.verdict}: {row.judgement.reason.text}" for row in run.rows),
         "moved": [figures.forest(piece, run.delta) for piece in _chunks(moved, _FOREST_ROWS)],
-        "same": [figures.forest(piece, run.delta) for piece in _chunks(same, _FOREST_ROWS)],
-        "same_count": len(same),
+        "same": len(compared) - len(moved),
     }
 
 

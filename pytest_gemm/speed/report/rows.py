@@ -362,7 +362,7 @@ def _winner(problem: str, entrants: Mapping[str, Mapping[int, Sample]]) -> Winne
     for other in others:
         common = estimates[first].keys() & estimates[other].keys()
         ratios = [estimates[other][session] / estimates[first][session] for session in sorted(common)]
-        leads.append(interval(ratios) if ratios else Interval(medians[other] / medians[first], sessions=0))
+        leads.append(interval(ratios) if ratios else Interval(medians[other] / medians[first]))
     return Winner(
         problem=problem,
         entrant=first,

@@ -23,16 +23,11 @@ class GpuState:
     """What a GPU reports of itself; ``None`` for what it does not.
 
     Attributes:
-        sm_mhz, memory_mhz: clocks.
-        watts: power that it draws.
-        celsius: its temperature.
+        sm_mhz: clock of its multiprocessors.
         reasons: bits for why the clock is what it is, see :data:`_REASONS`.
     """
 
     sm_mhz: float | None = None
-    memory_mhz: float | None = None
-    watts: float | None = None
-    celsius: float | None = None
     reasons: int = 0
 
 
@@ -68,12 +63,8 @@ def _nvml_reader(uuid: str) -> Callable[[], GpuState]:
             return None
 
     def read() -> GpuState:
-        milliwatts = ask(nvml.nvmlDeviceGetPowerUsage)
         return GpuState(
             sm_mhz=ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-            memory_mhz=ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
-            watts=None if milliwatts is None else milliwatts / 1e3,
-            celsius=ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             reasons=ask(reasons) or 0,
         )
 
@@ -227,8 +218,8 @@ class CudaTimer(Timer):
 
     Every reading ends with a wait for the device, so that the wall clock limits the time.
 
-    Telemetry: ``graph`` (1 or 0), ``sm_mhz_min``, ``sm_mhz_max``, ``memory_mhz_min``, ``watts_max``, ``celsius_max``,
-    and for each reason that held the clock the share of readings that gave it (``sw_power_cap_share``).
+    Telemetry: ``graph`` (1 or 0), ``sm_mhz_min``, ``sm_mhz_max``, and for each reason that held the clock the share of
+    readings that gave it (``sw_power_cap_share``).
 
     Args:
         runtime: CUDA.
@@ -291,13 +282,11 @@ class CudaTimer(Timer):
         # The reading before the first sample covers the warm-up as well; none is of an idle device.
         states, telemetry = self._states, {"graph": float(self.graphs)}
 
-        def known(field: str, *names: str) -> list[float]:
-            found = [getattr(state, field) for target, state in states if not names or target in names]
-            return [value for value in found if value is not None]
+        def clocks(*names: str) -> list[float]:
+            return [s.sm_mhz for target, s in states if s.sm_mhz is not None and (not names or target in names)]
 
-        for field, ends in (("sm_mhz", (min, max)), ("memory_mhz", (min,)), ("watts", (max,)), ("celsius", (max,))):
-            for end in ends if (values := known(field)) else ():
-                telemetry[f"{field}_{end.__name__}"] = end(values)
+        if found := clocks():
+            telemetry |= {"sm_mhz_min": min(found), "sm_mhz_max": max(found)}
         shares = {bit: sum(bool(s.reasons & bit) for _, s in states) / len(states) for bit in _REASONS if states}
         telemetry |= {f"{_REASONS[bit]}_share": share for bit, share in shares.items() if share}
         disturbed = [
@@ -305,7 +294,7 @@ class CudaTimer(Timer):
             for bit in _THROTTLES
             if shares.get(bit)
         ]
-        mine, other = known("sm_mhz", SUBJECT), known("sm_mhz", COMPARATOR)
+        mine, other = clocks(SUBJECT), clocks(COMPARATOR)
         if shares.get(_SW_POWER_CAP) and mine and other:
             a, b = statistics.median(mine), statistics.median(other)
             if abs(a - b) > _CLOCKS_DIFFER * min(a, b):
