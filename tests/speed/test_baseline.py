@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import random
 import re
@@ -253,13 +252,6 @@ def test_a_slow_down_does_not_pass_as_a_change_of_comparator(store: Store) -> No
     record(store, entry())
     new = days_later(entry(), 150.0, comparator="frozen")
     assert [one.kind for one in store.record([new], slower={new.case})] == ["refused"]
-
-
-@pytest.mark.parametrize("us", [math.nan, math.inf])
-def test_what_is_no_figure_is_not_stored(store: Store, us: float) -> None:
-    with pytest.raises(ValueError, match=r"(nan|inf) is no measurement"):
-        record(store, entry(us=us))
-    assert not store.backends()
 
 
 # -- files that are wrong ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -172,7 +172,12 @@ def test_progress_tells_how_long_this_session_and_those_behind_it_take(
     runner._seconds_of_a_case = each
     session: Any = SimpleNamespace(now=f"several {MM.line}", done=done, seconds=10.0)
     lines: list[str] = []
-    monkeypatch.setattr(runner, "_run", lambda _wanted, said, _ends: [lines.append(said([session]))][:0])
+
+    def run(_wanted: object, said: Callable[[list[Any]], str], _ends: object) -> list[Any]:
+        lines.append(said([session]))
+        return []
+
+    monkeypatch.setattr(runner, "_run", run)
     monkeypatch.setattr("pytest_gemm.run.progress.left", lambda seconds: f"; {seconds}")
     runner.sessions([], [SEVERAL, COMPILER], 0, "screening", behind=2)
     assert lines == [f"screening, several {MM.line}; {rest}"]

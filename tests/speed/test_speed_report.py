@@ -74,7 +74,7 @@ def test_what_was_disturbed_is_said_and_nothing_is_derived_from_it() -> None:
     load = "others used 0.90 cores that it waited for"
     good, noisy = measured([(1e-3, 2e-3)] * 2), measured([(26e-3, 1e-3)] * 2, CaseId("cutlass", LINE), disturbed=load)
     run = run_of(good, noisy, verdict=Verdict.NO_BASELINE, peaks=Peaks(disturbed="nothing was calm"))
-    lines = reports.table(run, 200)
+    lines = reports.table(run)
     assert "  26.0 ms?  " in next(line for line in lines if "cutlass" in line)
     assert any(line.endswith("; ?: disturbed in every session") for line in lines)
     told = f"2 of 4 samples dropped, for instance: {load}; 1 case with no other sample: cutlass-{LINE}"
@@ -185,7 +185,7 @@ def test_the_mean_speed_up_is_geometric() -> None:
     ],
 )
 def test_the_summary_hides_nothing(run: Run, told: str) -> None:
-    assert told in reports.table(run, 200)
+    assert told in reports.table(run)
     assert reports.markdown(run, "speed")
 
 

@@ -242,16 +242,8 @@ def _contradiction(line: Baseline) -> str:
 
 
 def _short(value: float | None, digits: int = _DIGITS) -> Any:
-    """A value with as many significant digits as a line shows; ``None`` stays.
-
-    Raises:
-        ValueError: for what is no measurement.
-    """
-    if value is None:
-        return None
-    if not math.isfinite(value):
-        raise ValueError(f"{value} is no measurement")
-    return float(f"{value:.{digits}g}")
+    """A value with as many significant digits as a line shows; ``None`` stays."""
+    return None if value is None else float(f"{value:.{digits}g}")
 
 
 def _median(estimates: Sequence[float]) -> float:

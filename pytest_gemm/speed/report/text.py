@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import statistics
-import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -28,13 +27,8 @@ from pytest_gemm.speed.report.templates import render
 # -- the terminal --------------------------------------------------------------------------------------------
 
 
-def table(run: Run, width: int = 120) -> list[str]:
-    """The terminal report: a line for each case, then the summary.
-
-    Args:
-        run: what is reported.
-        width: of the lines below the table, in characters.
-    """
+def table(run: Run) -> list[str]:
+    """The terminal report: a line for each case, then the summary."""
     if not (found := run.rows):
         return ["no case was timed", *summary(run)]
     first = {(w.problem, w.entrant) for w in run.winners if w.clear}
@@ -55,14 +49,7 @@ def table(run: Run, width: int = 120) -> list[str]:
     cells = {name: some for name, some in cells.items() if any(cell != "-" for cell in some)}
     numbers = [i for i, name in enumerate(cells) if shown[name].value]
     body = text_table([shown[name].title for name in cells], [*zip(*cells.values(), strict=True)], numbers)
-    return [*body, *textwrap.wrap(legend, width), "", *_wrapped(summary(run), width)]
-
-
-def _wrapped(lines: Iterable[str], width: int) -> Iterable[str]:
-    """Lines of at most ``width`` characters; commands, which are indented by two, stay in one piece."""
-    wrapper = textwrap.TextWrapper(width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-    for line in lines:
-        yield from [line] if line.startswith("  pytest ") else wrapper.wrap(line)
+    return [*body, legend, "", *summary(run)]
 
 
 # -- the lines below the table -------------------------------------------------------------------------------

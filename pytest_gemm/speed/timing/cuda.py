@@ -52,9 +52,6 @@ def _nvml_reader(uuid: str) -> Callable[[], GpuState]:
     nvml: Any = importlib.import_module("pynvml")
     nvml.nvmlInit()
     gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    # The function's name before and after driver 535.
-    reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-    reasons = reasons or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
 
     def ask(question: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -65,7 +62,7 @@ def _nvml_reader(uuid: str) -> Callable[[], GpuState]:
     def read() -> GpuState:
         return GpuState(
             sm_mhz=ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-            reasons=ask(reasons) or 0,
+            reasons=ask(nvml.nvmlDeviceGetCurrentClocksEventReasons) or 0,
         )
 
     return read
