@@ -23,7 +23,7 @@ from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Verdict
 from pytest_gemm.machine import key as key_module
-from pytest_gemm.machine.environment import Environment, resolve
+from pytest_gemm.machine.environment import resolve
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline import entry, record
@@ -59,8 +59,11 @@ def measure(config: GemmConfig, cases: Mapping[CaseId, str], project: Project, d
     with tempfile.TemporaryDirectory(prefix="pytest-gemm-") as name:
         scratch = Path(name)
         groups = [Group("head")]
-        if config.speed.against:
-            groups.append(Group("base", _other(config.speed.against)))
+        try:
+            if config.speed.against:
+                groups.append(Group("base", resolve(config.speed.against)))
+        except ValueError as error:
+            raise pytest.UsageError(f"--gemm-against={config.speed.against}: {error}") from None
         try:
             for device, those in of_device.items():
                 with timed_apart(device, display, config.speed.wait):
@@ -73,14 +76,6 @@ def measure(config: GemmConfig, cases: Mapping[CaseId, str], project: Project, d
         except (SessionFailed, entry.BaselineError) as error:
             raise pytest.UsageError(f"speed: {error}") from None
     return found
-
-
-def _other(text: str) -> Environment:
-    """The environment that an option names."""
-    try:
-        return resolve(text)
-    except ValueError as error:
-        raise pytest.UsageError(f"--gemm-against={text}: {error}") from None
 
 
 class _Measurement:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_gemm.core.case_id import CaseId
@@ -22,20 +21,14 @@ def _show(given: argparse.Namespace) -> list[str]:
     keys = hardware_keys(given.dir)
     if not keys:
         raise BaselineError(given.dir, 0, "holds no baselines", "record some: pytest perf --gemm-record")
-    rows = [["hardware key", "backend", "cases", "sessions", "recorded", "torch"]]
+    rows = [["hardware key", "backend", "cases", "recorded", "torch"]]
     for key in keys:
         store = Store(given.dir, key)
         for backend in store.backends():
             found = store.load(backend).values()
-            counts = sorted({len(one.subject_us) for one in found})
-            days = sorted({one.date[:10] for one in found})
             versions = sorted({one.software.get("torch", "?") for one in found})
-            rows.append([key, backend, str(len(found)), _range(counts), _range(days), ", ".join(versions)])
-    return table(rows[0], rows[1:], range(1, 5))
-
-
-def _range(values: Sequence[object]) -> str:
-    return str(values[0]) if len(values) == 1 else f"{values[0]}..{values[-1]}"
+            rows.append([key, backend, str(len(found)), max(one.date for one in found)[:10], ", ".join(versions)])
+    return table(rows[0], rows[1:], range(1, 4))
 
 
 def _record(given: argparse.Namespace) -> list[str]:

@@ -417,14 +417,9 @@ def columns(run: Run, found: Iterable[Row]) -> dict[str, Column]:
             lambda row: row.speedup.middle if row.speedup else None,
         ),
         "change": Column(AGAINST[run.mode], lambda row: change_text(row.judgement), lambda row: row.judgement.change),
-        "detectable": Column(
-            "detectable",
-            lambda row: "-" if row.judgement.minimum_effect is None else percent(row.judgement.minimum_effect),
-            lambda row: row.judgement.minimum_effect,
-        ),
         "why": Column("why", lambda row: f"{row.judgement.reason.code}: {row.judgement.reason}"),
     }
-    left_out = {"verdict", "change", "detectable"} if run.mode == "none" else set()
+    left_out = {"verdict", "change"} if run.mode == "none" else set()
     return {name: column for name, column in all_columns.items() if name not in left_out}
 
 

@@ -184,8 +184,7 @@ def _joined(head: Sequence[str], body: Iterable[Sequence[str]], right: Iterable[
 
 def _markdown_table(run: Run, shown: Sequence[Row], *, is_open: bool) -> str:
     """A table of some rows; an open one has the reasons, and has its verdicts in bold."""
-    left_out = {"detectable"} if is_open else {"detectable", "why"}
-    wanted = {name: column for name, column in columns(run, shown).items() if name not in left_out}
+    wanted = {name: column for name, column in columns(run, shown).items() if is_open or name != "why"}
     marked: dict[str, Callable[[str], str]] = {"problem": _code, "backend": _code, "why": escaped}
     if is_open:
         marked["verdict"] = "**{}**".format
