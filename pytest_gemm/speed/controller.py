@@ -8,12 +8,11 @@ measure, alone on the device as far as this program can see to it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,16 +114,17 @@ class _Measurement:
 
     def measure(self, display: Display, project: Project) -> Run:
         """Compile, time and judge."""
+        started = time.perf_counter()
         made, runner, speed = self.made, self._runner, self._config.speed
         made.record = project.recording
         if made.mode != "against":  # a store that cannot be read is an error before anything is measured
             self.stored = self.store.load_all(dict.fromkeys(case.backend for case in self._cases))
         try:
-            with self._clock("compile"):
+            with trace.span("speed: compile"):
                 for group in self.groups:
                     runner.compile(group, self._cases)
             if speed.record:
-                with self._clock("record"):
+                with trace.span("speed: record"):
                     self._sessions(self._cases, self._recorded, "recording")
                 self._record()
                 made.judgements = self._with_every_case({})
@@ -147,6 +147,7 @@ class _Measurement:
         made.peaks = Peaks.of(made.sessions)
         if any(sample.least is None for samples in by_case(made.sessions).values() for sample in samples):
             made.notes.append("no ceiling is known for this machine, so an impossible time is not recognised")
+        made.seconds = time.perf_counter() - started
         return made
 
     def judge(self) -> None:
@@ -159,14 +160,14 @@ class _Measurement:
                 return {case: one.selected for case, one in self.stored.items()}
             return {case: (name,) for case, name in runner.selected[self.groups[-1].name].items()}
 
-        with self._clock("screen"):
+        with trace.span("speed: screen"):
             self._sessions(self._cases, (policy.pairs if is_paired else policy.sessions)[0], "screening")
         if not (first := len(made.sessions)):
             return
         how = design.Design(policy, None if is_paired else record.stored(self.stored, made.sessions[0]))
 
         def confirming(cases: tuple[CaseId, ...], count: int) -> tuple[design.Readings, design.Readings]:
-            with self._clock("confirm"):
+            with trace.span("speed: confirm"):
                 if not (done := len(made.sessions) - first):
                     again = set(cases).intersection(selection.changed(before(), made.sessions))
                     for group in self.groups:
@@ -240,11 +241,3 @@ class _Measurement:
             words.append(f"--baselines={place}")
         words += ["--force"] * speed.force
         return [f"{first}; their samples are in {folder}", f"to record from these: {shlex.join(words)}"]
-
-    @contextlib.contextmanager
-    def _clock(self, phase: str) -> Iterator[None]:
-        """Adds up the seconds of a phase."""
-        started = time.perf_counter()
-        with trace.span(f"speed: {phase}"):
-            yield
-        self.made.seconds += time.perf_counter() - started

@@ -88,17 +88,6 @@ def test_the_bound_of_no_red_run_is_the_rule_of_three(study: Study) -> None:
     assert dataclasses.replace(study.scores[STORED], runs=300).red_bound < 0.01
 
 
-def test_a_case_is_described(study: Study) -> None:
-    facts = study.cases[CaseId("cpp", "mm:f32:nn:3x64x64")]
-    assert facts.kind == "0.3 to 3 ms"
-    assert facts.seconds == pytest.approx(1e-3, rel=0.05)
-    assert facts.ratio is not None
-    assert facts.ratio < facts.raw
-    assert [f.kind for f in study.cases.values()] == 2 * [k for k in CLASSES for _ in range(2)]
-    stated = [v for f in study.cases.values() for v in f.stored]
-    assert 0.03 < float(np.median(stated)) < 0.07
-
-
 def test_the_same_seed_draws_the_same_runs() -> None:
     some = sessions(32, copies=1)
     one, two, other = (calibrate.calibrate(some, runs=2, seed=seed) for seed in (1, 1, 2))

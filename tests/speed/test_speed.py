@@ -122,11 +122,6 @@ def test_a_sample_that_cannot_be_is_named(tmp_path: Path, changes: dict[str, obj
         read_session(written(tmp_path / "s.jsonl", session_line(SESSION), text))
 
 
-def test_no_measurement_is_not_a_number() -> None:
-    with pytest.raises(ValueError, match="nan, which is not a time"):
-        sample_line(replace(SAMPLE, subject=(float("nan"),)))
-
-
 def test_recorded_time_passes_reading_by_reading() -> None:
     replay = Replay([0.5, 0.25])
     times = [replay.clock()]
