@@ -101,7 +101,6 @@ class _Measurement:
             fatal=config.speed.fatal,
             undecided_share=config.speed.undecided_share if config.speed.gating else 1.0,
         )
-        self.stored: dict[CaseId, entry.Baseline] = {}
         self.store = store_module.Store(config.speed.baselines, hardware)
         self.groups = groups
         self._config = config
@@ -118,7 +117,7 @@ class _Measurement:
         made, runner, speed = self.made, self._runner, self._config.speed
         made.record = project.recording
         if made.mode != "against":  # a store that cannot be read is an error before anything is measured
-            self.stored = self.store.load_all(dict.fromkeys(case.backend for case in self._cases))
+            self.made.stored = self.store.load_all(dict.fromkeys(case.backend for case in self._cases))
         try:
             with trace.span("speed: compile"):
                 for group in self.groups:
@@ -142,7 +141,6 @@ class _Measurement:
                 f"{self.groups[-1].label} has no {', '.join(names)}: both sides imported the project's own, "
                 "so a change of that is not measured"
             )
-        made.stored = self.stored
         made.software = made.sessions[0].software if made.sessions else {}
         made.peaks = Peaks.of(made.sessions)
         if any(sample.least is None for samples in by_case(made.sessions).values() for sample in samples):
@@ -157,14 +155,14 @@ class _Measurement:
         def before() -> dict[CaseId, tuple[str, ...]]:
             """What was selected for the baselines, or in the base environment."""
             if not is_paired:
-                return {case: one.selected for case, one in self.stored.items()}
+                return {case: one.selected for case, one in self.made.stored.items()}
             return {case: (name,) for case, name in runner.selected[self.groups[-1].name].items()}
 
         with trace.span("speed: screen"):
             self._sessions(self._cases, (policy.pairs if is_paired else policy.sessions)[0], "screening")
         if not (first := len(made.sessions)):
             return
-        how = design.Design(policy, None if is_paired else record.stored(self.stored, made.sessions[0]))
+        how = design.Design(policy, None if is_paired else record.stored(self.made.stored, made.sessions[0]))
 
         def confirming(cases: tuple[CaseId, ...], count: int) -> tuple[design.Readings, design.Readings]:
             with trace.span("speed: confirm"):
@@ -182,12 +180,10 @@ class _Measurement:
         made.judgements = self._with_every_case(selection.annotate(judgements, before(), made.sessions))
         if is_paired:
             return
-        if not self.stored:
+        if not self.made.stored:
             self.made.notes.append(str(self.store.no_baseline(made.record)))
-        elif other := record.incomparable(self.stored, made.sessions[0]):
-            self.made.notes.append(
-                f"{len(other)} baselines were timed in another way and do not compare: record them again"
-            )
+        elif other := sum(one.contract != made.sessions[0].contract for one in made.stored.values()):
+            self.made.notes.append(f"{other} baselines were timed in another way and do not compare: record them again")
 
     def _sessions(self, cases: Sequence[CaseId], count: int, what: str) -> None:
         """Time the cases in ``count`` sessions of each group.
@@ -227,7 +223,7 @@ class _Measurement:
         done, made.refused = record.record_sessions(self.store, head, self.policy, k=self._recorded, force=speed.force)
         if done:
             self.made.notes += [f"baselines in {self.store.place}:", *map(str, done)]
-        self.stored = self.store.load_all({key.backend for key in by_case(head)})
+        self.made.stored = self.store.load_all({key.backend for key in by_case(head)})
 
     def _cut_short(self, project: Project) -> list[str]:
         """What is left of a recording that does not come to its end, and the command that records from it."""

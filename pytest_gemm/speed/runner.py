@@ -126,17 +126,13 @@ class Runner:
         self._count = itertools.count(1)
         self._seconds_of_a_case = 0.0  # in the last session; 0.0 before the first has ended
 
-    def jobs(self, cases: Sequence[CaseId]) -> int:
-        """How many processes compile and judge the cases before the sessions; 1: the first session does it."""
-        return min(self.config.jobs, -(-len(cases) // _WORTH_WHILE))
-
     def compile(self, group: Group, cases: Sequence[CaseId]) -> None:
         """Have several processes compile and judge the cases at once; what fails needs no timing.
 
         Backends that select a candidate by timing do it here, in one process and alone on the device, and all sessions
         time that candidate: an estimate is then of one kernel, and the selection is reported once.
         """
-        jobs = self.jobs(cases)
+        jobs = min(self.config.jobs, -(-len(cases) // _WORTH_WHILE))
         # On a CPU Inductor's own rule selects; whether anything was timed shows once it is compiled.
         registry, on_device = self.config.registry, self.device != "cpu"
         tuned = {case for case in cases if on_device and honours(registry[case.backend], Capability.SELECTION)}

@@ -487,7 +487,7 @@ def test_a_selection_that_makes_a_case_slower_has_to_recur(
     config: Any = SimpleNamespace(speed=SpeedConfig(baselines=tmp_path), options=defaultdict(str))
     runner = Selecting(selects)
     measurement = controller._Measurement(config, runner, "cuda", [CASE], [Group("head")])
-    measurement.stored = {CASE: stored}
+    measurement.made.stored = {CASE: stored}
     measurement.judge()
     (judgement,) = measurement.made.judgements
     assert judgement.verdict is verdict, judgement.reason

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def stored(baselines: Mapping[CaseId, Baseline], now: Session) -> dict[CaseId, Stored]:
     """What the gate compares a run with.
 
-    A baseline that was timed in another way is left out, see :func:`incomparable`.  One of other software is compared,
-    and its note names the difference.  Of one that was recorded beside another comparator only the subject's time is
-    left.
+    A baseline that was timed in another way is left out; recording it again replaces it.  One of other software is
+    compared, and its note names the difference.  Of one that was recorded beside another comparator only the subject's
+    time is left.
 
     Args:
         baselines: of the run's hardware key.
@@ -46,11 +46,6 @@ def stored(baselines: Mapping[CaseId, Baseline], now: Session) -> dict[CaseId, S
         return one.without_comparator().stored("; ".join(filter(None, [note, beside])))
 
     return {case: seen(one) for case, one in baselines.items() if one.contract == now.contract}
-
-
-def incomparable(baselines: Mapping[CaseId, Baseline], now: Session) -> list[CaseId]:
-    """Cases whose baselines were timed in another way than the session; recording them again replaces these."""
-    return sorted(case for case, one in baselines.items() if one.contract != now.contract)
 
 
 def got_slower(
