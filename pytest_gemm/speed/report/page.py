@@ -12,7 +12,7 @@ from typing import Any, Final
 from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.speed.report import figures
 from pytest_gemm.speed.report.figures import kind_of
-from pytest_gemm.speed.report.rows import VERDICTS, Run, Winner, change_text, columns, comparator_of
+from pytest_gemm.speed.report.rows import VERDICTS, Run, Winner, columns, comparator_of
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.speed.report.text import lines
 
@@ -29,18 +29,16 @@ def page(run: Run, title: str) -> str:
         run: what is reported.
         title: of the page, plain text.
     """
-    found, fastest = run.rows, run.winners
-    subjects = list(dict.fromkeys(row.entrant for row in found))
-    comparator = comparator_of(found)
-    names = dict.fromkeys(itertools.chain(subjects, *(w.seconds_by for w in fastest)))
+    subjects = list(dict.fromkeys(row.entrant for row in run.rows))
+    comparator = comparator_of(run.rows)
+    names = dict.fromkeys(itertools.chain(subjects, *(w.seconds_by for w in run.winners)))
     palette = itertools.cycle(figures.PALETTE)
     colours = {name: next(palette) if name in subjects else figures.GREY for name in names}  # comparators are grey
     text = render(
         "page.html.jinja",
         run=run,
         title=title,
-        columns=columns(run, found),
-        change_text=change_text,
+        columns=columns(run, run.rows),
         verdict_words=VERDICTS,
         notes=lines(run, "disturbed", "notes"),
         untimed=lines(run, "untimed"),
@@ -50,7 +48,7 @@ def page(run: Run, title: str) -> str:
         statistics=statistics,
         ran=_ran(run),
         **_verdicts(run),
-        **_rates(run, colours),
+        bars=_bars(run, colours),
     )
     return text + "\n"
 
@@ -61,7 +59,6 @@ def _verdicts(run: Run) -> dict[str, Any]:
     compared.sort(key=lambda judgement: -(judgement.change or 0.0))
     moved = [j for j in compared if j.verdict is not Verdict.SAME]
     return {
-        "compared": bool(compared),
         "why_nothing": Counter(f"{row.judgement.verdict}: {row.judgement.reason.text}" for row in run.rows),
         "moved": [figures.forest(piece, run.delta) for piece in _chunks(moved, _FOREST_ROWS)],
         "same": len(compared) - len(moved),
@@ -75,21 +72,18 @@ def _chunks(items: Sequence[Any], most: int) -> Iterable[Sequence[Any]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def _rates(run: Run, colours: Mapping[str, str]) -> dict[str, Any]:
-    """Bars by op, dtypes and layout."""
+def _bars(run: Run, colours: Mapping[str, str]) -> list[str]:
+    """The figures of rates, by op, dtypes and layout."""
     problems = {row.problem.line: row.problem for row in run.rows}
     attainable = {row.problem.line: row.attainable for row in run.rows if row.attainable}
     by_kind: dict[str, list[Winner]] = defaultdict(list)
     for winner in run.winners:
         by_kind[kind_of(problems[winner.problem])].append(winner)
-    return {
-        "has_roofline": bool(attainable),
-        "bars": [
-            figures.bars(piece, problems, attainable, colours)
-            for group in by_kind.values()
-            for piece in _chunks(group, _BAR_SHAPES)
-        ],
-    }
+    return [
+        figures.bars(piece, problems, attainable, colours)
+        for group in by_kind.values()
+        for piece in _chunks(group, _BAR_SHAPES)
+    ]
 
 
 def _ran(run: Run) -> dict[object, dict[str, None]]:
