@@ -489,12 +489,7 @@ GOOD = sessions([sample(1.0)], [sample(1.0)], [sample(1.0)])
             "",
             None,
         ),
-        (
-            [*GOOD, replace(GOOD[0], hardware="x")],
-            "mixed-sessions",
-            "hardware key: .* / x",
-            "mixed-sessions",
-        ),
+        ([*GOOD, replace(GOOD[0], hardware="x")], "mixed-sessions", "hardware key: .* / x", "mixed-sessions"),
         ([*GOOD, replace(GOOD[0], contract="x")], "mixed-sessions", "timing contract", "mixed-sessions"),
         ([*GOOD, replace(GOOD[0], commit="x")], "mixed-sessions", "commit: abc123 / x", "mixed-sessions"),
         ([*GOOD, replace(GOOD[0], software={})], "mixed-sessions", "torch 2.13.0", "mixed-sessions"),

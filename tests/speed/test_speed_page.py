@@ -112,19 +112,11 @@ def test_every_case_is_in_the_table_and_every_one_that_moved_in_a_figure(run: Ru
             "<li>1 case no-baseline: nothing is stored for it on this hardware</li>",
             [],
         ),
-        (
-            run_of([replace(TIMED[0], disturbed="load")]),
-            "1 of 1 sample dropped, for instance: load",
-            [],
-        ),
+        (run_of([replace(TIMED[0], disturbed="load")]), "1 of 1 sample dropped, for instance: load", []),
         (run_of(TIMED, mode="none"), "1</b>case</div></div>", ["verdicts"]),
         (run_of(TIMED, anchor=Reason("anchor-shift", "aten moved")), "<b>Anchor shift.</b> aten moved", []),
         (run_of(TIMED, notes=["odd <clock>"]), "odd &lt;clock&gt;", []),
-        (
-            run_of([replace(TIMED[0], subject=(), comparator=())]),
-            "Cases without an estimate",
-            ["winners"],
-        ),
+        (run_of([replace(TIMED[0], subject=(), comparator=())]), "Cases without an estimate", ["winners"]),
     ],
 )
 def test_what_is_missing_is_said_and_not_drawn(run: Run, told: str, missing: list[str]) -> None:
