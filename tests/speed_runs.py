@@ -12,7 +12,7 @@ from pytest_gemm.core.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session
-from pytest_gemm.speed.report.rows import Past, Run
+from pytest_gemm.speed.report.rows import Run
 
 PEAKS = Peaks({"f16": 790e12, "bf16": 810e12, "f32": 52e12, "i8": 1450e12, "f8e4m3fn": 1500e12}, 4.1e12)
 NK = ("11008x4096", "4096x12288", "22016x4096", "4096x4096", "4096x65536")
@@ -42,7 +42,6 @@ def example(
     rng = random.Random(seed)
     judgements = []
     samples: list[list[Sample]] = [[] for _ in range(sessions)]
-    history = {}
     for line in lines:
         problem = Problem.parse(line)
         dtype = roofline.dtype_name(problem)
@@ -71,9 +70,6 @@ def example(
                 )
             verdict = rng.choices(list(REASONS), (84, 4, 4, 4, 4))[0]
             judgements.append(judged(case, verdict, figures, rng))
-            past = [seconds * rng.gauss(1.0, 0.004) * drop for drop in (1.06, 1.05, 1.0, 1.0)]
-            if verdict is not Verdict.NO_BASELINE:
-                history[case] = [Past(f"2026-0{i + 2}-1{i}", s, f"{i}c0ffee") for i, s in enumerate(past)]
     return Run(
         judgements=judgements,
         sessions=[
@@ -83,9 +79,7 @@ def example(
         hardware="nvidia-h200-sm90-700w",
         software={"torch": "2.13.0", "triton": "3.6.0", "driver": "570.86"},
         peaks=PEAKS,
-        history=history,
         seconds=612.0,
-        harness_seconds=34.0,
         record="pytest perf --gemm-backends=triton,cutlass --gemm-record",
         delta=0.01,
     )

@@ -100,7 +100,6 @@ class SpeedConfig:
         comparator: backend that is timed beside each subject, "" for none.
         sessions: processes that time every case; 0: as many as the gate or a recording needs.
         windows: spans of a session in which each case is timed, on a CPU.
-        regret: other candidates of each problem to time.
         allow: what does not fail the run, ``slower`` and ``no-baseline`` among it.
         undecided_share: of the compared cases, beyond which the run fails for what stays undecided.
         baselines: folder of the baselines.
@@ -116,7 +115,6 @@ class SpeedConfig:
     comparator: str = "aten"
     sessions: int = _option("sessions", values.whole(1, 10_000))
     windows: int = 32
-    regret: int = _option("regret", values.whole(0, 10_000))
     allow: tuple[str, ...] = _option("allow", _ALLOWABLE)
     undecided_share: float = _option("undecided", values.share)
     baselines: Path = Path("baselines")

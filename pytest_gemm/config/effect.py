@@ -42,7 +42,6 @@ def _has_chosen(config: GemmConfig, backend: Backend) -> bool:
 WANTS: Final[Mapping[str, tuple[str, Callable[[GemmConfig, Backend], bool]]]] = {
     "isa": ("generates code for the CPU", lambda config, b: honours(b, Capability.ISA) and _on_cpu(config, b)),
     "candidates": ("has autotune candidates", _has_chosen),
-    "regret": ("has autotune candidates", _has_candidates),
     "guard": ("computes on the CPU", _on_cpu),
     "run.stream": ("computes on a CUDA device", lambda config, b: not _on_cpu(config, b)),
     "speed.windows": ("computes on the CPU", _on_cpu),

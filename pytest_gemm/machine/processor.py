@@ -73,19 +73,6 @@ def cpu() -> Cpu:
         return Cpu()
 
 
-def cpu_mhz() -> tuple[float, ...]:
-    """Clock of each core that this process may run on, in MHz, now; empty where the system does not report it.
-
-    A virtual machine often reads the nominal clock.
-    """
-    import psutil
-
-    with contextlib.suppress(OSError, NotImplementedError):
-        own = os.sched_getaffinity(0)
-        return tuple(clock.current for core, clock in enumerate(psutil.cpu_freq(percpu=True)) if core in own)
-    return ()
-
-
 def waited(proc: Path = Path("/proc")) -> float | None:
     """Seconds that all threads of this process were ready to run and did not, since they began.
 

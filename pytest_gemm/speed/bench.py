@@ -25,7 +25,7 @@ class _Bench:
     """A case that is timed.
 
     Attributes:
-        subject, comparator, candidates: what is called; there may be no comparator.
+        subject, comparator: what is called; there may be no comparator.
         sets: operands: on a GPU as many as its cache does not hold.
         calls: how many calls fill a reading, known from the first window on.
         last: what the last timed call returned.
@@ -33,7 +33,6 @@ class _Bench:
 
     subject: Prepared
     comparator: Prepared | None
-    candidates: Mapping[str, Prepared]
     sets: Sequence[Operands]
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
     last: Any = None
@@ -47,27 +46,24 @@ def _timer(device: str) -> paired.Timer:
     return cuda.CudaTimer() if device == "cuda" else cpu.CpuTimer()
 
 
-def keep(inline: Inline, subject: int, comparator: int, candidates: Mapping[str, int], given: Operands) -> None:
+def keep(inline: Inline, subject: int, comparator: int, given: Operands) -> None:
     """Keep what was built, by the numbers of the worker (comparator 0: none), to be timed with copies of operands."""
     count = cuda.rotation(int(roofline.work(given.problem).bytes), given.device)
     _benches[subject] = _Bench(
         inline.prepared(subject),
         inline.prepared(comparator) if comparator else None,
-        {name: inline.prepared(number) for name, number in candidates.items()},
         [given.clone() for _ in range(count)],
     )
 
 
-def window(_: Inline, subject: int, plan: paired.Plan, cross_checked: bool) -> paired.Readings:
+def window(_: Inline, subject: int, plan: paired.Plan) -> paired.Readings:
     """Time a case for a while.
 
     Args:
         subject: its number.
         plan: how.
-        cross_checked: on a GPU, also hold the timer against the profiler's device time.
     """
     one = _benches[subject]
-    device = one.sets[0].device
     with contextlib.ExitStack() as stack:
 
         def calls(prepared: Prepared) -> list[Callable[[], object]]:
@@ -75,15 +71,7 @@ def window(_: Inline, subject: int, plan: paired.Plan, cross_checked: bool) -> p
 
         of_subject = calls(one.subject)
         beside = None if one.comparator is None else calls(one.comparator)
-        candidates = {name: calls(prepared) for name, prepared in one.candidates.items()}
-        readings = paired.measure(of_subject, beside, candidates, timer=_timer(device), plan=plan, calls=one.calls)
-        if device == "cuda":
-            telemetry = {**readings.telemetry, "end_to_end_us": 1e6 * cuda.latency(of_subject)}
-            if beside is not None:
-                telemetry["comparator_end_to_end_us"] = 1e6 * cuda.latency(beside)
-            ratio = cuda.cross_check(of_subject, min(readings.subject)) if cross_checked else None
-            telemetry |= {} if ratio is None else {"timer_over_profiler": ratio}
-            readings = dataclasses.replace(readings, telemetry=telemetry)
+        readings = paired.measure(of_subject, beside, timer=_timer(one.sets[0].device), plan=plan, calls=one.calls)
         one.last = of_subject[0]()
     return readings
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,9 @@ import pytest
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.problem.problem import Problem
-from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Sample
 from pytest_gemm.speed.report import text
-from pytest_gemm.speed.report.rows import Run
+from pytest_gemm.speed.report.rows import Row, Run
 
 if TYPE_CHECKING:
     from pytest_gemm.config.config import GemmConfig
@@ -82,7 +79,7 @@ class SpeedCheck:
         if made is None or not samples:
             pytest.fail(f"{case.problem} on {case.backend.name} was not timed: no session has it", pytrace=False)
         judged = [judgement for judgement in made.judgements if judgement.case.whole == this]
-        self._show(case.problem, made, samples, judged)
+        self._show(made, samples)
         self.check.finish(case, [_outcome(samples[0], case.seed)])
         if made.mode == "none":
             texts = [made.refused[j.case] for j in judged if j.case in made.refused]
@@ -93,7 +90,7 @@ class SpeedCheck:
             pytest.fail("\n".join(texts), pytrace=False)
         return judged
 
-    def _show(self, problem: Problem, made: Run, samples: Sequence[Sample], judged: Sequence[Judgement]) -> None:
+    def _show(self, made: Run, samples: Sequence[Sample]) -> None:
         """Hand the readings of the case, of its fastest candidate, to pytest-benchmark."""
         if self.benchmark is None:
             return
@@ -102,15 +99,14 @@ class SpeedCheck:
         readings = [seconds for sample in of_it for seconds in sample.subject]
         replay = Replay(readings)
         benchmark = self.benchmark(replay.clock)
-        benchmark.group = problem.line
-        judgement = next((j for j in judged if j.case == first), None)
-        benchmark.extra_info.update(_facts(problem, made, of_it, judgement))
+        benchmark.group = first.problem
+        benchmark.extra_info.update(_facts(made, next(row for row in made.rows if row.judgement.case == first), of_it))
         benchmark.pedantic(replay.step, rounds=len(readings), iterations=1)
 
     def _failure(self, made: Run, judgement: Judgement) -> str:
-        past = made.history.get(judgement.case, (None,))[-1]
         rerun = self.check.rerun.line(Outcome(judgement.case, "", self.config.seed, Status.PASSED))
-        return text.failure(judgement, rerun, stored=past, mode=made.mode, record=made.record)
+        stored = made.stored.get(judgement.case)
+        return text.failure(judgement, rerun, stored=stored, mode=made.mode, record=made.record)
 
 
 def _outcome(sample: Sample, seed: int) -> Outcome:
@@ -119,31 +115,22 @@ def _outcome(sample: Sample, seed: int) -> Outcome:
     return dataclasses.replace(outcome, kernels=sample.kernels, chosen=sample.selected)
 
 
-def _facts(problem: Problem, made: Run, samples: Sequence[Sample], judgement: Judgement | None) -> dict[str, Any]:
+def _facts(made: Run, row: Row, samples: Sequence[Sample]) -> dict[str, Any]:
     """What stands beside the rounds in pytest-benchmark's JSON."""
-    work, peaks = roofline.work(problem), made.peaks
-    estimate = statistics.median(s.estimate for s in samples)
-    ratios = [s.comparator_estimate / s.estimate for s in samples if s.comparator_estimate is not None]
-    facts: dict[str, Any] = {
-        "backend": samples[0].case.backend,
-        "problem": problem.line,
-        "choice": ", ".join(samples[0].selected) or samples[0].case.candidate,
+    judgement = row.judgement
+    return {
+        "backend": judgement.case.backend,
+        "problem": judgement.case.problem,
+        "choice": ", ".join(samples[0].selected) or judgement.case.candidate,
         "hardware": made.hardware,
         "sessions": len(samples),
-        "estimate_us": estimate * 1e6,
-        "tflops": work.flops / estimate / 1e12,
-        "gbs": work.bytes / estimate / 1e9,
-        "roofline_share": roofline.share(estimate, work, roofline.dtype_name(problem), peaks),
-        "comparator": samples[0].comparator_name,
-        "speed_up": statistics.median(ratios) if ratios else None,
+        "estimate_us": None if judgement.seconds is None else judgement.seconds * 1e6,
+        "tflops": None if row.flop_rate is None else row.flop_rate / 1e12,
+        "gbs": None if row.byte_rate is None else row.byte_rate / 1e9,
+        "roofline_share": row.share,
+        "comparator": row.comparator,
+        "speed_up": None if row.speedup is None else row.speedup.middle,
+        "verdict": str(judgement.verdict),
+        "verdict_code": judgement.reason.code,
+        **{name: getattr(judgement, name) for name in ("change", "low", "high", "minimum_effect")},
     }
-    if latencies := [s.telemetry["end_to_end_us"] for s in samples if "end_to_end_us" in s.telemetry]:
-        facts["end_to_end_us"] = statistics.median(latencies)
-    if judgement is not None:
-        facts |= {
-            "verdict": str(judgement.verdict),
-            "verdict_code": judgement.reason.code,
-            "faster_choice": judgement.faster,
-            **{name: getattr(judgement, name) for name in ("change", "low", "high", "minimum_effect", "regret")},
-        }
-    return facts

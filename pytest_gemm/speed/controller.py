@@ -8,14 +8,11 @@ measure, alone on the device as far as this program can see to it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import shlex
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +22,7 @@ from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Verdict
 from pytest_gemm.machine import key as key_module
-from pytest_gemm.machine.environment import Environment, resolve
+from pytest_gemm.machine.environment import resolve
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline import entry, record
@@ -33,7 +30,7 @@ from pytest_gemm.speed.baseline import store as store_module
 from pytest_gemm.speed.data import Judgement, Peaks, by_case
 from pytest_gemm.speed.gate import design, estimates, selection
 from pytest_gemm.speed.gate import policy as policy_module
-from pytest_gemm.speed.report.rows import Past, Run
+from pytest_gemm.speed.report.rows import Run
 from pytest_gemm.speed.request import Group, Project
 from pytest_gemm.speed.runner import Runner, SessionFailed, timed_apart
 
@@ -61,8 +58,11 @@ def measure(config: GemmConfig, cases: Mapping[CaseId, str], project: Project, d
     with tempfile.TemporaryDirectory(prefix="pytest-gemm-") as name:
         scratch = Path(name)
         groups = [Group("head")]
-        if config.speed.against:
-            groups.append(Group("base", _other(config.speed.against)))
+        try:
+            if config.speed.against:
+                groups.append(Group("base", resolve(config.speed.against)))
+        except ValueError as error:
+            raise pytest.UsageError(f"--gemm-against={config.speed.against}: {error}") from None
         try:
             for device, those in of_device.items():
                 with timed_apart(device, display, config.speed.wait):
@@ -75,14 +75,6 @@ def measure(config: GemmConfig, cases: Mapping[CaseId, str], project: Project, d
         except (SessionFailed, entry.BaselineError) as error:
             raise pytest.UsageError(f"speed: {error}") from None
     return found
-
-
-def _other(text: str) -> Environment:
-    """The environment that an option names."""
-    try:
-        return resolve(text)
-    except ValueError as error:
-        raise pytest.UsageError(f"--gemm-against={text}: {error}") from None
 
 
 class _Measurement:
@@ -109,37 +101,36 @@ class _Measurement:
             fatal=config.speed.fatal,
             undecided_share=config.speed.undecided_share if config.speed.gating else 1.0,
         )
-        self.stored: dict[CaseId, entry.Baseline] = {}
         self.store = store_module.Store(config.speed.baselines, hardware)
         self.groups = groups
         self._config = config
         self._runner = runner
         self._cases = cases
-        self._seconds: defaultdict[str, float] = defaultdict(float)  # by phase
         if (count := config.speed.sessions) and not config.speed.record:
             changed = {"screen_sessions": count} if len(groups) == 1 else {"screen_pairs": count}
             self.policy = dataclasses.replace(self.policy, **changed)
+        self._recorded = config.speed.sessions or entry.SESSIONS  # sessions of a recording
 
     def measure(self, display: Display, project: Project) -> Run:
         """Compile, time and judge."""
+        started = time.perf_counter()
         made, runner, speed = self.made, self._runner, self._config.speed
         made.record = project.recording
         if made.mode != "against":  # a store that cannot be read is an error before anything is measured
-            self.stored = self.store.load_all(dict.fromkeys(case.backend for case in self._cases))
+            self.made.stored = self.store.load_all(dict.fromkeys(case.backend for case in self._cases))
         try:
-            with self._clock("compile"):
+            with trace.span("speed: compile"):
                 for group in self.groups:
                     runner.compile(group, self._cases)
-            made.notes += runner.notes
             if speed.record:
-                with self._clock("record"):
-                    self._sessions(self._cases, self._sure()[1], "recording")
+                with trace.span("speed: record"):
+                    self._sessions(self._cases, self._recorded, "recording")
                 self._record()
                 made.judgements = self._with_every_case({})
             else:
                 self.judge()
         except (KeyboardInterrupt, SessionFailed, entry.BaselineError):
-            for line in self._cut_short(project):
+            for line in self._cut_short(project) if speed.record else ():
                 display.line(f"speed: {line}")
             raise
         order = {case: place for place, case in enumerate(self._cases)}  # each session has another one
@@ -150,42 +141,35 @@ class _Measurement:
                 f"{self.groups[-1].label} has no {', '.join(names)}: both sides imported the project's own, "
                 "so a change of that is not measured"
             )
-        made.history = {case: [Past(*past) for past in one.history] for case, one in self.stored.items()}
         made.software = made.sessions[0].software if made.sessions else {}
         made.peaks = Peaks.of(made.sessions)
-        inside = sum(
-            sum(s.phases.values()) for session in itertools.chain(made.base, made.sessions) for s in session.samples
-        )
         if any(sample.least is None for samples in by_case(made.sessions).values() for sample in samples):
             made.notes.append("no ceiling is known for this machine, so an impossible time is not recognised")
-        made.seconds = sum(self._seconds.values())
-        made.harness_seconds = max(0.0, made.seconds - self._seconds["compile"] - inside)
+        made.seconds = time.perf_counter() - started
         return made
-
-    def _sure(self) -> tuple[str, int]:
-        """Sessions or pairs, and how many of them every case gets."""
-        if self._config.speed.record:
-            return "session", self._config.speed.sessions or entry.SESSIONS
-        return ("session", self.policy.screen_sessions) if len(self.groups) == 1 else ("pair", self.policy.screen_pairs)
 
     def judge(self) -> None:
         """Screen, confirm what needs it, and come to verdicts."""
         made, runner, policy, is_paired = self.made, self._runner, self.policy, len(self.groups) > 1
-        before = {key: one.selected for key, one in self.stored.items()}
-        runner.before = runner.selected(self.groups[-1]) if is_paired else before
-        with self._clock("screen"):
-            self._sessions(self._cases, self._sure()[1], "screening")
+
+        def before() -> dict[CaseId, tuple[str, ...]]:
+            """What was selected for the baselines, or in the base environment."""
+            if not is_paired:
+                return {case: one.selected for case, one in self.made.stored.items()}
+            return {case: (name,) for case, name in runner.selected[self.groups[-1].name].items()}
+
+        with trace.span("speed: screen"):
+            self._sessions(self._cases, (policy.pairs if is_paired else policy.sessions)[0], "screening")
         if not (first := len(made.sessions)):
             return
-        how = design.Design(policy, None if is_paired else record.stored(self.stored, made.sessions[0]))
+        how = design.Design(policy, None if is_paired else record.stored(self.made.stored, made.sessions[0]))
 
         def confirming(cases: tuple[CaseId, ...], count: int) -> tuple[design.Readings, design.Readings]:
-            with self._clock("confirm"):
+            with trace.span("speed: confirm"):
                 if not (done := len(made.sessions) - first):
-                    again = set(cases).intersection(selection.changed(runner.before, made.sessions))
+                    again = set(cases).intersection(selection.changed(before(), made.sessions))
                     for group in self.groups:
                         runner.select_again(group, again)
-                    runner.before = runner.selected(self.groups[-1]) if is_paired else before
                 wanted = list(dict.fromkeys(case.whole for case in cases))
                 self._sessions(wanted, count - done, "confirming")
             return estimates.pair_readings(made.base[first:], made.sessions[first:])
@@ -193,22 +177,20 @@ class _Measurement:
         screened = how.screen(*estimates.pair_readings(made.base, made.sessions))
         judgements = how.confirm(screened, confirming)
         made.anchor = screened.anchor
-        made.judgements = self._with_every_case(selection.annotate(judgements, runner.before, self.made.sessions))
+        made.judgements = self._with_every_case(selection.annotate(judgements, before(), made.sessions))
         if is_paired:
             return
-        if not self.stored:
+        if not self.made.stored:
             self.made.notes.append(str(self.store.no_baseline(made.record)))
-        elif other := record.incomparable(self.stored, made.sessions[0]):
-            self.made.notes.append(
-                f"{len(other)} baselines were timed in another way and do not compare: record them again"
-            )
+        elif other := sum(one.contract != made.sessions[0].contract for one in made.stored.values()):
+            self.made.notes.append(f"{other} baselines were timed in another way and do not compare: record them again")
 
     def _sessions(self, cases: Sequence[CaseId], count: int, what: str) -> None:
         """Time the cases in ``count`` sessions of each group.
 
         Which group begins changes from pair to pair, so that a drift hits both alike.
         """
-        unit = self._sure()[0]
+        unit = "session" if len(self.groups) == 1 else "pair"
         for number in range(1, count + 1):
             if not self._runner.left(cases):
                 break
@@ -227,10 +209,10 @@ class _Measurement:
         reason = Reason("no-baseline", "nothing is stored for it on this hardware")
         found = []
         for key, samples in by_case(self.made.sessions).items():
-            first, count = samples[0], len(samples)
-            none = Judgement(key, Verdict.NO_BASELINE, reason, seconds=first.estimate, sessions=count)
-            comparator = first.comparator_estimate
-            found.append(judgements.get(key) or dataclasses.replace(none, comparator_seconds=comparator))
+            first = samples[0]
+            none = Judgement(key, Verdict.NO_BASELINE, reason, seconds=first.estimate, sessions=len(samples))
+            none = dataclasses.replace(none, comparator_seconds=first.comparator_estimate)
+            found.append(judgements.get(key, none))
         return found
 
     def _record(self) -> None:
@@ -238,20 +220,15 @@ class _Measurement:
         made, speed, head = self.made, self._config.speed, self.made.sessions
         if not head:
             return
-        k = speed.sessions or entry.SESSIONS
-        done, made.refused = record.record_sessions(self.store, head, self.policy, k=k, force=speed.force)
-        if lines := done.lines():
-            self.made.notes += [f"baselines in {self.store.place}:", *lines]
-        self.stored = self.store.load_all({key.backend for key in by_case(head)})
+        done, made.refused = record.record_sessions(self.store, head, self.policy, k=self._recorded, force=speed.force)
+        if done:
+            self.made.notes += [f"baselines in {self.store.place}:", *map(str, done)]
+        self.made.stored = self.store.load_all({key.backend for key in by_case(head)})
 
     def _cut_short(self, project: Project) -> list[str]:
-        """What is left of a run that does not come to its end, and the command that records from it."""
+        """What is left of a recording that does not come to its end, and the command that records from it."""
         speed, device, done = self._config.speed, self.made.device, len(self.made.sessions)
-        if not speed.record:
-            kept = f"are in {speed.samples}" if speed.samples else "are not kept; --gemm-output=DIR keeps them"
-            what, whose = ("session is", "its") if done == 1 else ("sessions are", "their")
-            return [f"cut short on {device}: {done} {what} complete" + (f", {whose} samples {kept}" if done else "")]
-        asked, folder, place = speed.sessions or entry.SESSIONS, self._runner.samples, speed.baselines.absolute()
+        asked, folder, place = self._recorded, self._runner.samples, speed.baselines.absolute()
         first = f"the recording on {device} was cut short: {done} of {asked} sessions are complete"
         if not done:
             return [f"{first}, so there is nothing to record from"]
@@ -260,11 +237,3 @@ class _Measurement:
             words.append(f"--baselines={place}")
         words += ["--force"] * speed.force
         return [f"{first}; their samples are in {folder}", f"to record from these: {shlex.join(words)}"]
-
-    @contextlib.contextmanager
-    def _clock(self, phase: str) -> Iterator[None]:
-        """Adds up the seconds of a phase."""
-        started = time.perf_counter()
-        with trace.span(f"speed: {phase}"):
-            yield
-        self._seconds[phase] += time.perf_counter() - started

@@ -67,7 +67,6 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         ranking: candidates that the backend timed in order to select one, the fastest first.
         ranking_seconds: seconds a call of each of them, as the backend measured it.
         kernels: names of the kernels that ran.
-        candidates: seconds a call of other candidates measured in the same blocks, by name; see autotune regret.
         telemetry: clocks, power, load and such, by name with the unit in it (``sm_mhz_min``).
         phases: seconds that this process spent on the case: ``prepare``, ``judge``, ``time``.
         distribution: of the operands that were timed, "" where none were.
@@ -93,15 +92,13 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     ranking: tuple[str, ...] = ()
     ranking_seconds: tuple[float, ...] = ()
     kernels: tuple[str, ...] = ()
-    candidates: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
     telemetry: Mapping[str, float] = msgspec.field(default_factory=dict)
     phases: Mapping[str, float] = msgspec.field(default_factory=dict)
     distribution: str = ""
     least: float | None = None
 
     def __post_init__(self) -> None:
-        named = (("subject", self.subject), ("comparator", self.comparator), *self.candidates.items())
-        for name, readings in named:
+        for name, readings in (("subject", self.subject), ("comparator", self.comparator)):
             for seconds in readings:
                 if not 0.0 < seconds < math.inf:
                     raise ValueError(f"{name} has {seconds:g}, which is not a time")
@@ -229,8 +226,6 @@ class Judgement:
         weight: share of the comparator that was taken off, 0 for raw time, 1 for the ratio.
         sessions: processes that were looked at, those of the confirmation included.
         selection: what changed about the selected candidate ("was ..., is ..."), "" for nothing.
-        regret: how much longer than the fastest candidate the selected one takes, as a fraction; ``None`` unmeasured.
-        faster: that candidate's name, "" where the selected one is the fastest.
     """
 
     case: CaseId
@@ -246,8 +241,6 @@ class Judgement:
     weight: float = 0.0
     sessions: int = 0
     selection: str = ""
-    regret: float | None = None
-    faster: str = ""
 
 
 # -- as lines of JSON ----------------------------------------------------------------------------------------

@@ -19,8 +19,6 @@ from pytest_gemm.speed.data import Peaks
 REQUEST: Final = "request.json"
 SESSION: Final = "session.jsonl"
 NOW: Final = "now.txt"
-LEFT: Final = "left.txt"
-"""Seconds that the rest of a session takes, by what its windows took; absent before the first one."""
 UNWRITTEN: Final = "unwritten.json"
 """Why files of a session's failures could not be written, by the option that asks for them; absent without failures."""
 LOST: Final = 75
@@ -98,18 +96,14 @@ class TimedCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     Attributes:
         case: which.
         test: name of its test function; entries of the ledger may name it.
-        ranked: candidates of a backend that selects by timing, the one to time first and the others behind it: an
-            earlier process of the run has selected.
+        selected: candidate that an earlier process of the run has selected by timing; "" where none has.
         spared: candidates that the backend need not time to select one.
-        before: candidate that was selected for the baseline, or in the base environment; where another one is selected
-            now, it is timed beside that.
     """
 
     case: CaseId
     test: str = ""
-    ranked: tuple[str, ...] = ()
+    selected: str = ""
     spared: tuple[str, ...] = ()
-    before: str = ""
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -45,11 +45,6 @@ class Work:
     flops: float
     bytes: float
 
-    @property
-    def intensity(self) -> float:
-        """Operations per byte; 0 where no byte moves."""
-        return self.flops / self.bytes if self.bytes else 0.0
-
 
 def work(problem: Problem) -> Work:
     """Operations and least traffic of a problem.
@@ -135,7 +130,7 @@ MARGIN: Final = 1.3
 _ALIKE: Final = {"u8": "i8", "f8e5m2": "f8e4m3fn", "i4": "i8", "tf32": "f32"}
 
 
-def peak_rate(name: str, peaks: Peaks) -> float | None:
+def _measured_rate(name: str, peaks: Peaks) -> float | None:
     """The highest measured rate of products of a dtype, in FLOP/s; ``None`` where none was measured."""
     return peaks.flops.get(name) or peaks.flops.get(_ALIKE.get(name, "")) or None
 
@@ -151,7 +146,7 @@ def limit(work: Work, dtype_name: str, peaks: Peaks) -> tuple[float, Literal["co
     Returns:
         Seconds and peak; ``None`` where a peak that is needed was not measured.
     """
-    rate = peak_rate(dtype_name, peaks)
+    rate = _measured_rate(dtype_name, peaks)
     if rate is None or peaks.bandwidth <= 0.0:
         return None
     compute, memory = work.flops / rate, work.bytes / peaks.bandwidth
@@ -191,7 +186,7 @@ def excess(seconds: float, work: Work, dtype_name: str, peaks: Peaks, *, cache: 
         ``above-roofline`` for a rate above 1.3 times the bound (:data:`MARGIN`); ``None`` for a possible one, and
         where the peak was not measured.
     """
-    rates = [rate for rate in (peak_rate(dtype_name, peaks), _by_width(dtype_name, peaks)) if rate]
+    rates = [rate for rate in (_measured_rate(dtype_name, peaks), _by_width(dtype_name, peaks)) if rate]
     if rates and work.flops > MARGIN * max(rates) * seconds:
         rate, most = work.flops / seconds, max(rates)
         text = f"{rate / 1e12:.3g} TFLOP/s in {dtype_name} is {rate / most:.2f} times the {most / 1e12:.3g} TFLOP/s"

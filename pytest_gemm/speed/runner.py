@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -30,8 +30,7 @@ from pytest_gemm.run import progress
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.baseline import entry
 from pytest_gemm.speed.data import Peaks, Sample, Session, SessionError, read_session, session_text
-from pytest_gemm.speed.report import units
-from pytest_gemm.speed.request import LEFT, LOST, NOW, REQUEST, SESSION, UNWRITTEN, Group, Project, Request, TimedCase
+from pytest_gemm.speed.request import LOST, NOW, REQUEST, SESSION, UNWRITTEN, Group, Project, Request, TimedCase
 from pytest_gemm.storage import cache, files
 
 if TYPE_CHECKING:
@@ -95,10 +94,9 @@ class Runner:
         device: where all cases compute.
         scratch: for the folders of the sessions.
         tests: name of the test function of each case.
-        before: what was selected for the baseline, or in the base environment.
         failed: of each case that failed, the sample with the reason.
-        notes, lost: see :class:`rows.Run`.
-        ranked: candidates of the backends that select by timing, by group and case; the selected one is the first.
+        lost: see :class:`rows.Run`.
+        selected: candidates that the backends which select by timing have selected, by group and case.
         peaks: of the machine, once a session has measured them.
         samples: folder that keeps the sessions' files.
         commit: of the head.
@@ -110,11 +108,9 @@ class Runner:
     device: str
     scratch: Path
     tests: Mapping[CaseId, str] = dataclasses.field(default_factory=dict)
-    before: dict[CaseId, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     failed: dict[CaseId, Sample] = dataclasses.field(default_factory=dict)
-    notes: list[str] = dataclasses.field(default_factory=list)
     lost: dict[str, str] = dataclasses.field(default_factory=dict)
-    ranked: dict[str, dict[CaseId, tuple[str, ...]]] = dataclasses.field(default_factory=lambda: defaultdict(dict))
+    selected: dict[str, dict[CaseId, str]] = dataclasses.field(default_factory=lambda: defaultdict(dict))
     peaks: Peaks | None = None
 
     def __post_init__(self) -> None:
@@ -128,10 +124,7 @@ class Runner:
             earlier.unlink()
         self.commit = _commit(self.config.speed.root)
         self._count = itertools.count(1)
-
-    def jobs(self, cases: Sequence[CaseId]) -> int:
-        """How many processes compile and judge the cases before the sessions; 1: the first session does it."""
-        return min(self.config.jobs, -(-len(cases) // _WORTH_WHILE))
+        self._seconds_of_a_case = 0.0  # in the last session; 0.0 before the first has ended
 
     def compile(self, group: Group, cases: Sequence[CaseId]) -> None:
         """Have several processes compile and judge the cases at once; what fails needs no timing.
@@ -139,7 +132,7 @@ class Runner:
         Backends that select a candidate by timing do it here, in one process and alone on the device, and all sessions
         time that candidate: an estimate is then of one kernel, and the selection is reported once.
         """
-        jobs = self.jobs(cases)
+        jobs = min(self.config.jobs, -(-len(cases) // _WORTH_WHILE))
         # On a CPU Inductor's own rule selects; whether anything was timed shows once it is compiled.
         registry, on_device = self.config.registry, self.device != "cpu"
         tuned = {case for case in cases if on_device and honours(registry[case.backend], Capability.SELECTION)}
@@ -154,21 +147,14 @@ class Runner:
 
     def _select(self, group: Group, cases: Sequence[CaseId], crowded: Sequence[Sample]) -> None:
         """Have backends select their candidates; ``crowded`` is what they measured when all were at work at once."""
-        started = time.perf_counter()
         spared = {
             sample.case.whole: names
             for sample in crowded
-            if honours(self.config.registry[sample.case.backend], Capability.SPARED)
-            and (names := slow(sample, max(_SHORTEST_LIST, 1 + self.config.speed.regret)))
+            if honours(self.config.registry[sample.case.backend], Capability.SPARED) and (names := slow(sample))
         }
-        alone = [s for s in self._compile(group, cases, 1, "selecting candidates for", spared) if s.ranking]
-        for sample in alone:
-            if sample.selected:
-                ranked = (sample.selected[0], *(name for name in sample.ranking if name not in sample.selected))
-                self.ranked[group.name][sample.case.whole] = ranked
-        if alone:
-            seconds = time.perf_counter() - started
-            self.notes.append(f"selecting in {group.label} took {seconds:.0f} s: {_timed_alone(alone, spared)}")
+        for sample in self._compile(group, cases, 1, "selecting candidates for", spared):
+            if sample.ranking and sample.selected:
+                self.selected[group.name][sample.case.whole] = sample.selected[0]
 
     def _compile(
         self, group: Group, cases: Sequence[CaseId], jobs: int, what: str, spared: Mapping[CaseId, tuple[str, ...]]
@@ -214,13 +200,9 @@ class Runner:
 
         A selection is one observation as well: what a confirmation times is to have been selected twice.
         """
-        ranked = dict.fromkeys(case for case in (one.whole for one in cases) if case in self.ranked[group.name])
-        if todo := self.left(ranked):
+        selected = dict.fromkeys(case for case in (one.whole for one in cases) if case in self.selected[group.name])
+        if todo := self.left(selected):
             self.compile(group, todo)
-
-    def selected(self, group: Group) -> dict[CaseId, tuple[str, ...]]:
-        """What the backends that select by timing have selected."""
-        return {case: candidates[:1] for case, candidates in self.ranked[group.name].items()}
 
     def sessions(
         self, groups: Sequence[Group], cases: Sequence[CaseId], index: int, label: str, behind: int = 0
@@ -244,30 +226,31 @@ class Runner:
             wanted.append((group, replace(request, socket=descriptor, begins=group is groups[0])))
 
         def said(processes: Sequence[_Open]) -> str:
-            # Each file is read once: the process replaces it, or takes it away, between two reads.
-            lives = [left for one in processes if (left := one.left) is not None]
             now = next((now for one in processes if (now := one.now)), "starting")
-            rest = sum(lives) + behind * (processes[0].seconds + sum(lives)) if lives else None
+            one, each = processes[0], self._seconds_of_a_case
+            if not each and one.done:  # the first session: by the cases that it has behind it
+                each = one.seconds / one.done
+            whole = each * len(self.left(cases))
+            rest = max(0.0, whole - one.seconds) + behind * whole if each else None
             return f"{label}, {now}{progress.left(rest)}"
 
         processes = self._run(wanted, said, ends)
         return {group.name: self._ended(one, group, index) for group, one in zip(groups, processes, strict=True)}
 
     def _request(self, group: Group, cases: Sequence[CaseId], index: int) -> Request:
-        is_head, ranked = group.name == "head", self.ranked[group.name]
-        known = self.before.items() if is_head else ()
-        before = {case: names[0] for case, names in known if len(names) == 1 and not case.candidate}
+        selected = self.selected[group.name]
         wanted = (
-            TimedCase(case, self.tests.get(case, ""), ranked.get(case, ()), before=before.get(case, ""))
+            TimedCase(case, self.tests.get(case, ""), selected.get(case, ""))
             for case in self._shuffled(self.left(cases), index)
         )
-        commit = self.commit if is_head else ""
+        commit = self.commit if group.name == "head" else ""
         return Request(tuple(wanted), self.device, group.name, index, peaks=self.peaks, commit=commit)
 
     def _ended(self, one: _Open, group: Group, index: int) -> Session:
         session = one.result()
         if not session.peaks.disturbed:  # the next session tries again otherwise
             self.peaks = session.peaks
+        self._seconds_of_a_case = session.seconds / max(1, len(session.samples))
         self.note_failures(session.samples)
         try:
             text = session_text(session)
@@ -321,35 +304,14 @@ class Runner:
         return process, folder
 
 
-def slow(sample: Sample, fewest: int) -> tuple[str, ...]:
+def slow(sample: Sample) -> tuple[str, ...]:
     """The candidates that a backend need not time again when it is alone, by what it measured among others at work.
 
     Other load makes a time longer by chance: it is good enough to tell which candidate cannot be the fastest, and no
     better.  What failed among them is not here, and is tried again.
-
-    Args:
-        sample: of the case, with its ranking.
-        fewest: so many of the fastest are timed again in any case.
     """
     ranked = list(zip(sample.ranking, sample.ranking_seconds, strict=True))
-    return tuple(name for name, seconds in ranked[fewest:] if seconds > _FAR * ranked[0][1])
-
-
-def _timed_alone(samples: Iterable[Sample], spared: Mapping[CaseId, Sequence[str]]) -> str:
-    """How many candidates each backend timed alone, of how many that it had timed before."""
-    alone, others, cases = Counter[str](), Counter[str](), Counter[str]()
-    for sample in samples:
-        backend = sample.case.backend
-        alone[backend] += len(sample.ranking)
-        others[backend] += len(spared.get(sample.case.whole, ()))
-        cases[backend] += 1
-    parts = []
-    for backend, count in alone.items():
-        left_out = others[backend]
-        share = f"{count} of {count + left_out}" if left_out else f"all {count}"
-        why = f"; the others took over {_FAR}x of the fastest when several processes were at it" if left_out else ""
-        parts.append(f"{backend} timed {share} candidates of {units.plural(cases[backend], 'case')} alone{why}")
-    return ". ".join(parts)
+    return tuple(name for name, seconds in ranked[_SHORTEST_LIST:] if seconds > _FAR * ranked[0][1])
 
 
 class _Open:
@@ -392,14 +354,6 @@ class _Open:
     def seconds(self) -> float:
         """How long it has been at work."""
         return time.perf_counter() - self._started
-
-    @property
-    def left(self) -> float | None:
-        """Seconds that the rest takes, as far as its first readings show; ``None`` before them."""
-        if said := self._text(LEFT):
-            return float(said)
-        done, asked = self.done, len(self._request.cases)
-        return self.seconds * (asked - done) / done if 0 < done <= asked else None
 
     def _text(self, name: str) -> str:
         """What is in a file of the process; "" where there is none."""

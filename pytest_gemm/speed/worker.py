@@ -27,7 +27,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pytest_gemm.api.protocols import CandidateBackend
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.config import effect
 from pytest_gemm.config.config import CONFIG, GemmConfig
@@ -41,7 +40,7 @@ from pytest_gemm.speed import bench, roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
 from pytest_gemm.speed.imports import InstalledFirst, shared
 from pytest_gemm.speed.lockstep import Interleaving
-from pytest_gemm.speed.request import LEFT, LOST, NOW, SESSION, UNWRITTEN, WORKER, Request, TimedCase
+from pytest_gemm.speed.request import LOST, NOW, SESSION, UNWRITTEN, WORKER, Request, TimedCase
 from pytest_gemm.speed.timing import paired
 from pytest_gemm.storage import files
 from pytest_gemm.worker.keeper import KEEPER, Keeper
@@ -129,10 +128,8 @@ class Meter:
         self._started = time.perf_counter()
         self._interleaving = Interleaving(request.socket, first=request.begins)
         self._parent = os.getppid()
-        self._is_cross_checked = False
         self._lost: dict[str, str] = {}  # why a file could not be written, by the option that asks for it
         self._works: list[_Work] = []
-        self._begun = 0  # cases
         self._peaks = request.peaks or self._measured_peaks()
         self._write(session_line(self._head()))
 
@@ -141,7 +138,6 @@ class Meter:
         from pytest_gemm.run.orchestrator import Orchestrator  # which imports torch
 
         run = Orchestrator(self._config, self._judge, wanted.test)
-        self._begun += 1
         with self._at_work(case):
             if held := run.withheld(case):
                 self._keep(case.device, held, {})
@@ -237,8 +233,7 @@ class Meter:
                 return self._worker.run(built.number, given, How())
             ran = self._worker.run(built.number, given, How(Phase.TIME))
             name, comparator = self._comparator(case, given)
-            candidates = self._candidates(case, wanted, run, ran.proof.chosen, given)
-            self._worker.call(type(None), "keep", built.number, comparator, candidates, given=given)
+            self._worker.call(type(None), "keep", built.number, comparator, given=given)
             passed.append(functools.partial(_Work, case, self._worker, built.number, name, ran))
             return ran
 
@@ -250,14 +245,16 @@ class Meter:
         last: dict[str, Outcome] = {}
         found: list[Judged] = []
         # What is named was selected by the backend itself, even if the ledger withholds the candidate.
-        for judged in (self._judge.judge if wanted.ranked else run.judged)(case, timing=timing):
+        for judged in (self._judge.judge if wanted.selected else run.judged)(case, timing=timing):
             found.append(judged)
             outcome = judged.outcome
             compiled += outcome.seconds.compile
             pruned = outcome.status is Status.PRUNED
             if pruned and outcome.candidate and case.candidates.by_backend:
                 continue  # left out by autotuning, which is no case of its own
-            if wanted.ranked:  # which candidate it was is a fact of the case, as it is where autotuning has selected it
+            if (
+                wanted.selected
+            ):  # which candidate it was is a fact of the case, as it is where autotuning has selected it
                 status = Status.CRASHED if pruned else outcome.status
                 outcome = dataclasses.replace(outcome, case=case.id(), status=status)
             work = passed.pop() if passed else None
@@ -279,23 +276,6 @@ class Meter:
         for outcome in last.values():  # what is not timed: a case that failed, or a session that only judges
             seconds = tuple(timings[name] for name in ranking)
             self._keep(case.device, outcome, phases, ranking=ranking, ranking_seconds=seconds)
-
-    def _candidates(
-        self, case: Case, wanted: TimedCase, run: Orchestrator, chosen: Sequence[str], given: Operands
-    ) -> dict[str, int]:
-        """The candidates that are timed beside the selected one, with their numbers."""
-        found: dict[str, int] = {}
-        if not isinstance(case.backend, CandidateBackend):
-            return {}
-
-        def listed() -> Sequence[str]:
-            return self._worker.candidates(case.job(), given).names
-
-        withheld = functools.partial(run.withheld, case)
-        for name in others(wanted, chosen, self._config.speed.regret, listed, withheld):
-            with contextlib.suppress(Pruned, Unsupported):
-                found[name] = self._worker.prepare(case.job(name), given).number
-        return found
 
     def _comparator(self, case: Case, given: Operands) -> tuple[str, int]:
         """The comparator of a case, if one can compute it, and its number; none is timed beside itself."""
@@ -326,24 +306,10 @@ class Meter:
                     if len(work.windows) < _FEWEST_WINDOWS or work.phases["time"] < self.plan.max_seconds:
                         with self._interleaving.window(), self._at_work(work.case):
                             self._window(work)
-                        self._leave_word()
         for work in self._works:
             with self._at_work(work.case):
                 self._finish(work)
         self._works.clear()
-
-    def _leave_word(self) -> None:
-        """How long the rest takes: a case that has had no window, or was not judged yet, is like the others."""
-        wholes = []
-        for work in self._works:
-            if work.windows:
-                one = work.phases["time"] / len(work.windows)
-                wholes.append(max(min(self.windows * one, self.plan.max_seconds + one), _FEWEST_WINDOWS * one))
-        if wholes:
-            cases = len(self._works) + len(self.request.cases) - self._begun
-            left = cases * sum(wholes) / len(wholes) - sum(work.phases["time"] for work in self._works)
-            with contextlib.suppress(OSError):  # progress that cannot be told ends no session
-                _tell(self.folder / LEFT, f"{max(left, 0.0):.1f}")
 
     def _window(self, work: _Work) -> None:
         """Time one case for a while."""
@@ -352,10 +318,9 @@ class Meter:
         case, started = work.case, time.perf_counter()
         # The order of the readings is drawn anew in each window.
         plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
-        checks, self._is_cross_checked = not self._is_cross_checked, True
         try:
             with work.worker.watch(Activity(case.id(), Phase.TIME)):
-                readings = work.worker.call(paired.Readings, "window", work.number, plan, checks)
+                readings = work.worker.call(paired.Readings, "window", work.number, plan)
         except (Thrown, Died) as error:  # it has passed before, and does no longer
             status = Status.TIMED_OUT if isinstance(error, Died) and error.limit else Status.CRASHED
             if isinstance(error, Died):
@@ -424,41 +389,9 @@ def _as_timed(case: Case, wanted: TimedCase) -> Case:
     return dataclasses.replace(
         case,
         distributions=("rand",) if "rand" in distributions else distributions[:1],
-        candidates=CandidateSelection(wanted.ranked[0] if wanted.ranked else case.candidates.text or "winner"),
+        candidates=CandidateSelection(wanted.selected or case.candidates.text or "winner"),
         spared=frozenset(wanted.spared),
     )
-
-
-def others(
-    wanted: TimedCase,
-    chosen: Sequence[str],
-    regret: int,
-    listed: Callable[[], Sequence[str]],
-    withheld: Callable[[str], object],
-) -> list[str]:
-    """The candidates that are timed beside the selected one.
-
-    The one of the baseline, where another one is selected now and it is still a candidate.  Then as many as
-    ``--gemm-regret`` asks for: those that autotuning found nearly as fast; where it has timed none, some from all over
-    the list.
-
-    Args:
-        wanted: the case.
-        chosen: what is selected.
-        regret: value of ``--gemm-regret``.
-        listed: all candidates of the problem.
-        withheld: whether the ledger forbids to run a candidate.
-    """
-
-    def allowed(names: Sequence[str]) -> list[str]:
-        return [name for name in names if name not in chosen and not withheld(name)]
-
-    before = allowed([wanted.before]) if wanted.before and chosen else []
-    found = [name for name in before if name in wanted.ranked or name in listed()]
-    if regret:
-        names = allowed(wanted.ranked)
-        found += names[:regret] or CandidateSelection(str(regret)).of(allowed(listed()))
-    return list(dict.fromkeys(found))
 
 
 def _tell(file: Path, text: str) -> None:

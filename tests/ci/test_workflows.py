@@ -159,7 +159,7 @@ def test_recording_becomes_a_pull_request(runner: Runner) -> None:
     steps = runner.job(text, "record", **context)
     assert runner.steps[-1].status == 0, output(steps)
     assert runner.named("Record").outputs["verdict"] in {"passed", "failed"}, output(steps)
-    assert "cpp-linear" in (runner.workspace / "body.md").read_text(), output(steps)
+    assert '+{"problem": "linear:' in (runner.workspace / "body.md").read_text(), output(steps)
 
     git(runner.folder, "init", "-q", "--bare", "origin.git")
     git(runner.workspace, "remote", "add", "origin", str(runner.folder / "origin.git"))

@@ -40,9 +40,8 @@ NEEDS: Final = {
     r"\bpip install|-m pip ": "a package index",
     r"^git clone|^twine upload": "a network",
     r"^mkdocs serve": "somebody who ends it; .ci/lint builds the same site",
-    r"^git (init|add|commit)|^pytest test_speed\.py|baseline accept 'mine|baseline diff HEAD \.\.": (
-        "the steps before it on its page"
-    ),
+    r"^git (init|add|commit)|^pytest test_speed\.py|baseline accept 'mine": ("the steps before it on its page"),
+    r"^git diff": "a remote repository",
     r"-backends=vendor": "the distribution of its page; tests/examples has it",
     r"-p onnxruntime_backend": "ONNX Runtime; tests/examples runs it where it is installed",
     r"-p nvmath_backend": "a CUDA device and nvmath-python; tests/examples runs it where they are",
@@ -74,7 +73,6 @@ OPS: Final = {
 CHANGED: Final = [
     (r"LINE", r"\bLINE(,\.\.\.)?", SMALL, "a placeholder"),
     (r"COMMAND", "COMMAND", "explain", "a placeholder"),
-    (r"CASE", r"\bCASE\b", f"cpp-{SMALL}", "a placeholder"),
     (r"SESSIONS_DIR", "SESSIONS_DIR", "sessions", "a placeholder"),
     (r"baseline accept", "$", " --samples=slower", "the recording of its page was the last one"),
     (r"-n \S+", r"-n (auto|\d+)", "-n 0", "workers of xdist import PyTorch each; .ci/run has them"),
@@ -266,8 +264,6 @@ def _prepare(place: Place, programs: Programs) -> None:
         shutil.copytree(clone / "out", clone / name)
     shutil.copy(clone / "out" / "run.jsonl", clone / "more.jsonl")
     shutil.copytree(clone / "baselines" / "torch-2.13", clone / "baselines" / "torch-2.12")
-    key = read_session(min((clone / "sessions").glob("*.jsonl"))).hardware
-    shutil.copytree(clone / "baselines" / key, clone / "baselines" / "KEY")
     (clone / "site").mkdir()  # the page makes it in its workflow
     (clone / "site" / ".gitkeep").touch()
     (clone / "attention.toml").write_text(SHAPES)

@@ -174,12 +174,3 @@ def test_last_level_caches_of_the_cores_in_use_are_added(tmp_path: Path, on_core
     on_cores({3})
     assert processor.last_level_cache(tmp_path) == 32 << 20
     assert processor.last_level_cache(tmp_path / "nowhere") == 0
-
-
-def test_clocks_of_the_cores_in_use(monkeypatch: pytest.MonkeyPatch, on_cores: Callable[[set[int]], None]) -> None:
-    clocks = [types.SimpleNamespace(current=2000.5 + core) for core in range(4)]
-    monkeypatch.setattr("psutil.cpu_freq", lambda **_: clocks)
-    on_cores({1, 3})
-    assert processor.cpu_mhz() == (2001.5, 2003.5)
-    monkeypatch.setattr("psutil.cpu_freq", lambda **_: [])
-    assert processor.cpu_mhz() == ()

@@ -112,7 +112,7 @@ VALUES = wrong(
     ("--gemm-comparator=atan", "--gemm-comparator=atan", "did you mean 'aten'?"),
     ("--gemm-sessions=1000000", "10000 at most"),
     ("--gemm-set=speed.windows=2", "3 or more"),
-    ("--gemm-regret=-1",),
+    ("--gemm-record=forse", "did you mean 'force'?"),
     ("--gemm-record test_it.py", "put the option last"),
     ("--gemm-levl=full", "--gemm-levl=full", "did you mean '--gemm-level'?"),
     ("--gemm-verbose", "there is no option --gemm-verbose"),
@@ -139,7 +139,6 @@ COMBINATIONS = wrong(
     ("--gemm-backends=triton --gemm-set=cutlass.jobs=2", "--gemm-set=cutlass.jobs=2 has no effect"),
     ("--gemm-guard=pages --gemm-device=cuda", "--gemm-guard=pages has no effect", "computes on the CPU"),
     ("--gemm-backends=mine --gemm-comparator=mine", "--gemm-comparator=mine has no effect"),
-    ("--gemm-backends=mine --gemm-regret=2", "--gemm-regret=2 has no effect"),
     ("--gemm-set=speed.windows=16 --gemm-device=cuda", "--gemm-set=speed.windows=16 has no effect"),
     # No collected test is timed.
     *(
@@ -249,8 +248,6 @@ COMMANDS = wrong(
     ("baseline", "required", "COMMAND"),
     ("baseline shw", "invalid choice: 'shw'"),
     ("baseline show nowhere", "nowhere", "holds no baselines"),
-    ("baseline diff nowhere elsewhere", "nowhere"),
-    ("baseline prune nowhere key case", "nowhere/key", "does not exist"),
     ("baseline record nowhere", "nowhere", "holds no sessions"),
     ("baseline record nowhere --sessions=x", "--sessions", "'x'"),
     ("results nowhere.jsonl", "nowhere.jsonl"),

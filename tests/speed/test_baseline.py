@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import random
 import re
@@ -26,7 +25,7 @@ from pytest_gemm.speed.baseline import record as record_module
 from pytest_gemm.speed.baseline import store as store_module
 from pytest_gemm.speed.baseline.entry import Baseline, BaselineError
 from pytest_gemm.speed.baseline.store import Store
-from pytest_gemm.speed.data import Peaks, Sample, Session, sample_line, session_line, session_text
+from pytest_gemm.speed.data import Peaks, Sample, Session, session_text
 from pytest_gemm.speed.gate import estimates
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.storage import files
@@ -76,7 +75,7 @@ def file_of(store: Store) -> Path:
     return store.path("cpp")
 
 
-def record(store: Store, *entries: Baseline) -> store_module.Recorded:
+def record(store: Store, *entries: Baseline) -> list[store_module.Change]:
     return store.record(entries, slower=())
 
 
@@ -134,8 +133,8 @@ def test_files_are_sorted_by_case_and_hold_one_backend_each(store: Store) -> Non
     recorded = record(store, entry(LARGE), other, entry(SMALL), entry(MIDDLE))
     assert [one.case.problem for one in store.load("cpp").values()] == sorted([SMALL, MIDDLE, LARGE])
     assert store.backends() == ["cpp", "triton"]
-    assert set(store.load_all()) == {one.new.case for one in recorded.changes}
-    assert [one.kind for one in recorded.changes] == ["new"] * 4
+    assert set(store.load_all()) == {one.new.case for one in recorded}
+    assert [one.kind for one in recorded] == ["new"] * 4
 
 
 def test_lines_of_other_cases_stay_byte_by_byte(store: Store) -> None:
@@ -176,10 +175,10 @@ def test_a_slow_down_that_nobody_accepted_is_refused(store: Store, accept: Seque
     slow = days_later(entry(), 130.0)
     recorded = store.record([slow], slower={slow.case}, accept=accept, reason=reason)
     assert file_of(store).read_bytes() == before
-    (line,) = (line for line in recorded.lines() if line.startswith("refused"))
+    (line,) = (line for line in map(str, recorded) if line.startswith("refused"))
     assert f"to store it: pytest-gemm baseline accept cpp-{SMALL} --reason " in line
-    assert "100.5 us -> 130.7 us (+30.0%)" in line
-    assert not recorded.stored
+    assert "100 us -> 131 us (+30.0%)" in line
+    assert [one.kind for one in recorded] == ["refused"]
 
 
 @pytest.mark.parametrize("accept", [f"cpp-{SMALL}@tile[4]", "cpp-mm:f32:*"])
@@ -192,14 +191,14 @@ def test_an_accepted_slow_down_is_stored_with_its_reason(store: Store, accept: s
     now = store.load("cpp")[slow.case]
     assert (now.subject_us[0], now.reason, now.epoch) == (130.0, "größere accumulators \udcff", 2)
     assert "größere accumulators" in file_of(store).read_text(encoding="utf-8"), "as a reader of the file wants it"
-    (line,) = recorded.lines()
-    assert line.startswith(f"accepted cpp-{SMALL}@tile[4]: 100.5 us -> 130.7 us (+30.0%), accepted: größere")
+    (line,) = map(str, recorded)
+    assert line.startswith(f"accepted cpp-{SMALL}@tile[4]: 100 us -> 131 us (+30.0%), accepted: größere")
 
 
 def test_a_refusal_keeps_no_other_case_from_being_stored(store: Store) -> None:
     record(store, entry(SMALL), entry(LARGE))
     recorded = store.record([entry(SMALL, 150.0), entry(LARGE, 90.0)], slower={entry(SMALL).case})
-    assert [one.new.case.problem for one in recorded.refused] == [SMALL]
+    assert [one.new.case.problem for one in recorded if one.kind == "refused"] == [SMALL]
     assert store.load("cpp")[entry(LARGE).case].subject_us[0] == 90.0
 
 
@@ -208,7 +207,7 @@ def test_a_recording_within_the_judgement_replaces_faster_and_slower_alike(store
     for day, us in enumerate((90.0, 101.0), 2):
         recorded = record(store, days_later(entry(), us, day))
         assert store.load("cpp")[entry().case].subject_us[0] == us
-    assert recorded.lines() == [f"updated cpp-{SMALL}: 90.45 us -> 101.5 us (+12.2%)"]
+    assert list(map(str, recorded)) == [f"updated cpp-{SMALL}: 90.5 us -> 102 us (+12.2%)"]
 
 
 def test_a_slow_drift_is_measured_from_the_beginning_of_the_epoch(store: Store) -> None:
@@ -225,8 +224,7 @@ def test_a_slow_drift_is_measured_from_the_beginning_of_the_epoch(store: Store) 
     now = store.load("cpp")[case]
     assert figures(now.stored().first) == pytest.approx((130.65, 261.3))
     assert now.epochs[0] == entry().beginning(), "the first of all is kept"
-    assert [commit for _, _, commit in now.history] == ["abc123", "day4", "day5"]
-    assert [seconds for _, seconds, _ in now.history] == pytest.approx([100.5e-6, 130.65e-6, 131.655e-6], rel=1e-4)
+    assert [one.commit for one in now.epochs] == ["abc123", "day4"]
 
 
 @pytest.mark.parametrize(
@@ -244,8 +242,8 @@ def test_figures_that_do_not_compare_begin_an_epoch(
     record(store, entry())
     new = days_later(entry(), 150.0, **facts)
     recorded = store.record([new], slower={new.case} if slower else ())
-    assert recorded.lines() == [
-        f"restarted cpp-{SMALL}: 100.5 us -> 150.8 us, not comparable: {reason}; epoch 2 begins"
+    assert list(map(str, recorded)) == [
+        f"restarted cpp-{SMALL}: 100 us -> 151 us, not comparable: {reason}; epoch 2 begins"
     ]
     assert store.load("cpp")[new.case].epochs == (entry().beginning(), new.beginning(reason))
 
@@ -253,19 +251,7 @@ def test_figures_that_do_not_compare_begin_an_epoch(
 def test_a_slow_down_does_not_pass_as_a_change_of_comparator(store: Store) -> None:
     record(store, entry())
     new = days_later(entry(), 150.0, comparator="frozen")
-    assert store.record([new], slower={new.case}).refused
-
-
-def test_one_case_twice_in_a_recording_is_an_error(store: Store) -> None:
-    with pytest.raises(ValueError, match=f"duplicate case: cpp-{SMALL} comes 2 times"):
-        record(store, entry(), entry())
-
-
-@pytest.mark.parametrize("us", [math.nan, math.inf])
-def test_what_is_no_figure_is_not_stored(store: Store, us: float) -> None:
-    with pytest.raises(ValueError, match=r"(nan|inf) is no measurement"):
-        record(store, entry(us=us))
-    assert not store.backends()
+    assert [one.kind for one in store.record([new], slower={new.case})] == ["refused"]
 
 
 # -- files that are wrong ------------------------------------------------------------------------------------------
@@ -283,16 +269,12 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
     ("spoil", "words"),
     [
         (lambda line: line[:200], "torn or broken at column [0-9]+: .*; restore the line from git"),
-        (lambda _: "[" * 100_000, "torn or broken: brackets without end"),
-        (lambda _: "3", "Expected `object`, got `int`"),
         (lambda line: f"<<<<<<< HEAD\n{line}", "a conflict that git left; keep one"),
         (_replaced(LARGE, SMALL), f"cpp-{SMALL} stands on line 1 already .dates 2026-01-01.* keep one"),
         (_replaced('"spread"', '"sprad"'), "unknown field `sprad`.*newer pytest-gemm"),
         (_replaced('"spread": 0.01, ', ""), "missing required field `spread`"),
         (_replaced('"spread"', '"problem": "x", "spread"'), "duplicate key 'problem'"),
-        (_replaced("99.0", "NaN"), r"Expected `float` > 0.0 - at `\$.subject_us\[2\]`"),
         (_replaced("99.0", "0"), r"Expected `float` > 0.0 - at `\$.subject_us\[2\]`"),
-        (_replaced("99.0", "true"), r"Expected `float`, got `bool` - at `\$.subject_us\[2\]`"),
         (_replaced(", 99.0", ""), "subject_us and comparator_us have 3 and 4 sessions"),
         (
             _replaced('"median_us": 100.5', '"median_us": 90.5'),
@@ -314,8 +296,6 @@ def test_a_broken_line_is_named_and_never_written_over(store: Store, spoil: Call
     assert str(caught.value).startswith(f"{file_of(store)}:2: ")
     with pytest.raises(BaselineError):
         record(store, entry(MIDDLE), entry(backend="aten", us=5.0))
-    with pytest.raises(BaselineError):
-        store.delete(lambda _: True)
     assert file_of(store).read_text(encoding="utf-8") == broken
     assert store.path("aten").read_bytes() == healthy, "a recording is stored as a whole or not at all"
 
@@ -422,19 +402,6 @@ def test_a_full_disk_leaves_the_old_file(store: Store, monkeypatch: pytest.Monke
     assert [path.read_bytes() for path in store.place.iterdir()] == [before]
 
 
-# -- pruning, other hardware ---------------------------------------------------------------------------------------
-
-
-def test_baselines_are_deleted_with_a_file_that_has_no_other(store: Store) -> None:
-    triton = entry(backend="triton")
-    record(store, entry(SMALL), entry(LARGE), triton)
-    assert store.delete(lambda case: case != entry(SMALL).case) == [entry(LARGE).case, triton.case]
-    assert store.backends() == ["cpp"], "a file without a line goes"
-    elsewhere = Store(store.folder, "elsewhere")
-    assert elsewhere.delete(lambda _: True) == []
-    assert not elsewhere.place.exists()
-
-
 # -- sessions ------------------------------------------------------------------------------------------------------
 
 
@@ -467,7 +434,6 @@ def test_a_session_gives_one_figure_however_often_it_timed_the_case() -> None:
     assert one.comparator_us == pytest.approx((20.0, 22.0, 24.0))
     assert (one.comparator, one.selected) == ("aten", ("a", "b"))
     assert one.spread == pytest.approx(0.1)
-    assert one.speedup == pytest.approx(2.0)
     flops, moved = 2 * 16 * 64 * 64, 4 * (16 * 64 + 64 * 64 + 16 * 64)
     assert one.tflops == pytest.approx(flops / 11e-6 / 1e12)
     assert one.gbs == pytest.approx(moved / 11e-6 / 1e9)
@@ -523,12 +489,7 @@ GOOD = sessions([sample(1.0)], [sample(1.0)], [sample(1.0)])
             "",
             None,
         ),
-        (
-            [*GOOD, replace(GOOD[0], hardware="x")],
-            "mixed-sessions",
-            "hardware key: .* / x",
-            "mixed-sessions",
-        ),
+        ([*GOOD, replace(GOOD[0], hardware="x")], "mixed-sessions", "hardware key: .* / x", "mixed-sessions"),
         ([*GOOD, replace(GOOD[0], contract="x")], "mixed-sessions", "timing contract", "mixed-sessions"),
         ([*GOOD, replace(GOOD[0], commit="x")], "mixed-sessions", "commit: abc123 / x", "mixed-sessions"),
         ([*GOOD, replace(GOOD[0], software={})], "mixed-sessions", "torch 2.13.0", "mixed-sessions"),
@@ -551,7 +512,6 @@ def test_the_gate_gets_seconds_and_is_told_of_other_software(store: Store) -> No
     (now,) = sessions([])
     known = store.load("cpp")
     found = record_module.stored(known, now)
-    assert record_module.incomparable(known, now) == [other.case]
     assert list(found) == [entry().case]
     one = found[entry().case]
     assert figures(one.readings[1]) == pytest.approx((102.0, 204.0))
@@ -591,8 +551,8 @@ def test_a_recording_that_the_gate_finds_slower_needs_an_accept(store: Store, co
     slower = record_module.got_slower(known, slow, policy)
     assert list(slower) == [entry(SMALL).case]
     recorded = store.record(record_module.from_sessions(slow, k=count - busy)[0], slower=slower)
-    assert [one.new.case for one in recorded.refused] == list(slower)
-    assert [one.kind for one in recorded.stored] == ["updated"] * 2
+    assert [one.kind for one in recorded] == ["updated", "updated", "refused"]
+    assert [recorded[-1].new.case] == list(slower)
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])
@@ -606,14 +566,14 @@ def test_a_thin_baseline_that_got_slower_needs_an_accept_whatever_is_forced(stor
     record_module.record_sessions(store, thin, policy, k=len(thin), force=True)
     before = file_of(store).read_text(encoding="utf-8")
     done, refused = record_module.record_sessions(store, slow, policy, force=True)
-    assert [one.new.case for one in done.refused] == list(refused) == [entry().case]
+    assert [one.new.case for one in done if one.kind == "refused"] == list(refused) == [entry().case]
     assert "got slower" in refused[entry().case]
     assert file_of(store).read_text(encoding="utf-8") == before
     done, refused = record_module.record_sessions(store, slow, policy, force=True, accept=["cpp-*"], reason="safer")
-    assert ([one.kind for one in done.stored], refused) == (["accepted"], {})
+    assert ([one.kind for one in done], refused) == (["accepted"], {})
     # What is as fast replaces it without a word.
     done, refused = record_module.record_sessions(store, ran(150.5, 12), policy, force=True)
-    assert ([one.kind for one in done.stored], refused) == (["updated"], {})
+    assert ([one.kind for one in done], refused) == (["updated"], {})
 
 
 def test_only_what_force_can_mend_names_it(store: Store) -> None:
@@ -641,10 +601,6 @@ def test_a_link_stays_one_and_what_it_points_to_is_written(store: Store, tmp_pat
         assert store.load("cpp")[entry().case].median_us == pytest.approx(us, rel=0.01)
         assert target.read_bytes() == file_of(store).read_bytes()
     assert sorted(path.name for path in place.iterdir()) == ["cpp.jsonl"]
-    store.delete(lambda _: True)
-    assert link.is_symlink()
-    assert not target.exists()
-    assert store.load_all() == {}
 
 
 def test_a_link_in_the_place_of_the_lock_is_not_followed(
@@ -663,107 +619,6 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(
 # -- the command line ----------------------------------------------------------------------------------------------
 
 
-def git(repo: Path, *words: str) -> str:
-    settings = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "init.defaultBranch=main"]
-    done = subprocess.run(["git", "-C", repo, *settings, *words], capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def commit(repo: Path, message: str) -> None:
-    git(repo, "add", "-A")
-    git(repo, "commit", "-q", "-m", message)
-
-
-@pytest.fixture
-def repo(store: Store) -> Path:
-    """A git repository around the store, whose first revision ``start`` holds three cases."""
-    root = store.folder.parent
-    git(root, "init", "-q")
-    record(store, *(entry(problem) for problem in (SMALL, MIDDLE, LARGE)))
-    for folder in (store.folder, store.place):
-        (folder / "README.md").write_text("not a baseline", encoding="utf-8")
-    commit(root, "three cases")
-    git(root, "tag", "start")
-    return root
-
-
-def test_the_difference_of_two_states_is_sorted_by_change(
-    store: Store, repo: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    added = "mm:f32:nn:8x8x8"
-    store.record(
-        [
-            days_later(entry(SMALL), 80.0, selected=("tile-b",)),
-            days_later(entry(MIDDLE), 120.0),
-            days_later(entry(added), 2500.0),
-        ],
-        slower={entry(MIDDLE).case},
-        accept=["*"],
-        reason="a|b",
-    )
-    kept = [entry(problem).case for problem in (SMALL, MIDDLE, added)]
-    store.delete(lambda case: case not in kept)
-    words = ["diff", "start", store.folder, "--repo", repo]
-    assert run(capsys, *words).splitlines() == [
-        "case                         old       new  change        speed-up  note",
-        "cpp-mm:f32:nn:32x64x64  100.5 us  120.6 us  +20.0%  2.00x -> 2.00x  a|b",
-        "cpp-mm:f32:nn:16x64x64  100.5 us   80.4 us  -20.0%  2.00x -> 2.00x  selected - -> tile-b",
-        "cpp-mm:f32:nn:8x8x8            -  2.513 ms       -      - -> 2.00x  added",
-        "cpp-mm:f32:nn:64x64x64  100.5 us         -       -      2.00x -> -  removed",
-        "",
-        "4 of 4 case(s) differ",
-    ]
-    head, rule, first = run(capsys, *words, "--markdown").splitlines()[:3]
-    assert re.sub("-+", "-", rule) == "|:-|-:|-:|-:|-:|:-|"
-    assert [re.sub(" +", " ", line) for line in (head, first)] == [
-        "| case | old | new | change | speed-up | note |",
-        "| cpp-mm:f32:nn:32x64x64 | 100.5 us | 120.6 us | +20.0% | 2.00x -> 2.00x | a\\|b |",
-    ]
-    commit(repo, "faster")
-    assert run(capsys, *words) == run(capsys, "diff", "start", "HEAD", "--repo", repo)
-    assert run(capsys, "diff", "HEAD", store.folder, "--repo", repo) == "no difference in 3 case(s)\n"
-
-
-def test_what_does_not_compare_has_no_change(store: Store, repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record(store, days_later(entry(), 200.0, contract="beef"))
-    record(Store(store.folder, "other"), entry())
-    words = run(capsys, "diff", "start", store.folder, "--repo", repo).splitlines()
-    assert words[1].split(maxsplit=5)[:2] == [KEY, f"cpp-{SMALL}"], "with two machines, which is said"
-    assert "-  2.00x -> 2.00x  timed in another way (c0ffee -> beef)" in words[1]
-    unrelated = Store(repo / "unrelated", KEY)
-    record(unrelated, entry(contract="dead"))
-    words = run(capsys, "diff", "start", unrelated.folder, "--repo", repo).splitlines()
-    assert words[1].endswith("-  2.00x -> 2.00x  timed in another way (c0ffee -> dead)")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["diff", "nowhere", "start"], "nowhere: is neither a folder nor a revision"),
-        (["diff", "start", "baselines/" + KEY], "is the folder of one hardware key; give its parent, baselines"),
-        (["diff", "start", "start", "--inside", "elsewhere"], "start and start: hold no baselines; .*--inside"),
-        (["diff", "start", "broken"], "broken:baselines/.*/cpp.jsonl:1: torn"),
-        (["prune", "baselines", "amd-epic", "x"], f"amd-epic: does not exist; known: {KEY}"),
-        (["prune", "baselines", KEY, "cpp-mm:f32:nn:16x64x65"], "no case .*did you mean .*nothing was deleted"),
-        (["prune", "baselines", "../x", "x"], "cannot name a folder"),
-        (["show", "empty"], "empty: holds no baselines; record some: pytest perf --gemm-record"),
-    ],
-)
-def test_a_wrong_command_is_told_what_would_be_right(
-    repo: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(repo)
-    if "broken" in words:
-        (repo / "baselines" / KEY / "cpp.jsonl").write_text("{\n", encoding="utf-8")
-        commit(repo, "broken")
-        git(repo, "tag", "broken")
-    (repo / "empty").mkdir()
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["baseline", *words])
-    assert ended.value.code == 4
-    assert re.search(message, " ".join(capsys.readouterr().err.split()))
-
-
 def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -773,8 +628,9 @@ def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
         cli.main(["baseline", "record", str(folder)])
     assert "holds no sessions" in capsys.readouterr().err
     for one in sessions(*([sample(10.0 + 0.01 * i), sample(20.0, LARGE)] for i in range(6))):
-        end = '{"end": {"seconds": 1.0}}\n' if one.index < 5 else ""
-        text = session_line(one) + "".join(map(sample_line, one.samples)) + end
+        text = session_text(one)
+        if one.index == 5:
+            text = text.partition('{"end"')[0]
         (folder / f"cpu-head-{one.index:03}.jsonl").write_text(text, encoding="utf-8")
     words = ("record", folder, "--baselines", store.folder)
     assert cli.main(["baseline", *map(str, words)]) == 1
@@ -785,7 +641,7 @@ def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
     assert told in said
     assert "--gemm-" not in said
     assert store.load("cpp") == {}
-    assert f"new cpp-{SMALL}: 10.02 us" in run(capsys, *words, "--sessions", 5)
+    assert f"new cpp-{SMALL}: 10.0 us" in run(capsys, *words, "--sessions", 5)
     assert len(store.load("cpp")[CaseId("cpp", SMALL)].subject_us) == 5
 
 
@@ -822,18 +678,11 @@ def test_the_command_that_accepts_a_slower_case_works_as_printed(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (
-            ["cpp-*"],
-            "baselines: cpp-* is not slower than its baseline, so that nothing waits to be accepted; record it",
-        ),
-        (
-            ["cpp-*", "--baselines=other"],
-            "other: holds no baseline of cpp-* that could be slower; name its store with --baselines=DIR, or record it",
-        ),
-        ([f"cpp-{SMALL}", "cpp-*f16*"], "no case 'cpp-*f16*' in "),
+        (["cpp-*"], "is slower than its baseline, so that it could be accepted; record it with --gemm-record"),
+        (["cpp-*", "--baselines=other"], "other: no case 'cpp-*' of "),
         (["cpp-*", "--samples=other"], "other: holds no sessions (*.jsonl); record first, or name the samples folder"),
     ],
-    ids=["not-slower", "another-store", "no-case", "no-samples"],
+    ids=["not-slower", "another-store", "no-samples"],
 )
 def test_accept_stores_nothing_where_nothing_waits(
     words: list[str],
@@ -863,7 +712,9 @@ def test_accept_stores_the_slower_cases_that_it_names_and_no_others(
         words = ("record", tmp_path / name, "--baselines", store.folder, "--sessions=5", "--force")
         cli.main(["baseline", *map(str, words)])
     large = store.load("cpp")[CaseId("cpp", LARGE)]
-    capsys.readouterr()
+    with pytest.raises(SystemExit, match="4"):
+        cli.main(["baseline", "accept", "cpp-*f16*", "--reason=smaller tiles"])
+    assert f"it could be accepted; accept one of: cpp-{SMALL}" in " ".join(capsys.readouterr().err.split())
     said = run(capsys, "accept", "*", "--reason=smaller tiles")  # with the recording's store, sessions and force
     assert [line.split(":")[0] for line in said.splitlines()[1:]] == ["accepted cpp-mm"]
     assert store.load("cpp")[CaseId("cpp", LARGE)] == large
@@ -876,12 +727,8 @@ def test_kept_sessions_of_a_cpu_and_a_gpu_are_recorded_each_in_its_own_store(
     folder.mkdir()
     for one in sessions(*([sample(10.0 + 0.01 * i)] for i in range(5))):
         for hardware in ("amd-epyc-avx2-4c", "nvidia-h200-sm90-700w"):
-            text = session_line(replace(one, hardware=hardware))
-            text += "".join(map(sample_line, one.samples)) + '{"end": {"seconds": 1.0}}\n'
+            text = session_text(replace(one, hardware=hardware))
             (folder / f"{hardware}-{one.index}.jsonl").write_text(text, encoding="utf-8")
     said = run(capsys, "record", folder, "--baselines", store.folder, "--sessions", 5)
-    assert said.count(f"new cpp-{SMALL}: 10.02 us") == 2
+    assert said.count(f"new cpp-{SMALL}: 10.0 us") == 2
     assert store_module.hardware_keys(store.folder) == ["amd-epyc-avx2-4c", "nvidia-h200-sm90-700w"]
-
-
-# -- git -----------------------------------------------------------------------------------------------------------

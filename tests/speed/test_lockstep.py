@@ -73,13 +73,6 @@ def test_a_side_with_more_to_do_goes_on_alone_and_misses_nothing(rounds: list[in
     assert (busy.done.count("a"), busy.done.count("b")) == (sum(rounds), sum(others))
 
 
-def test_without_another_side_no_window_waits() -> None:
-    with contextlib.closing(lockstep.Interleaving(None, first=False)) as alone:
-        for _ in range(2):
-            with alone.round(), alone.window():
-                pass
-
-
 def test_neither_side_leaves_a_round_before_both_are_done() -> None:
     """Who has timed everything judges its results; that is work, too."""
     busy = both([2], [6])

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 import tempfile
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +35,7 @@ from pytest_gemm.speed.baseline import store
 from pytest_gemm.speed.check import SpeedCheck
 from pytest_gemm.speed.data import Sample, Session, read_session
 from pytest_gemm.speed.report.rows import Run
-from pytest_gemm.speed.request import LEFT, SESSION, Group, Project, Request, TimedCase
+from pytest_gemm.speed.request import SESSION, Group, Project, Request, TimedCase
 from pytest_gemm.speed.worker import Meter, _same
 from pytest_gemm.tools import cli
 
@@ -139,7 +136,7 @@ def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed
 
 def test_a_candidate_that_was_selected_by_timing_is_the_backend_s_own_way(tmp_path: Path) -> None:
     entry = Entry("deadly", "planted", {"backend": Globs(("several",)), "candidate": Globs(("medium",))}, crashes=True)
-    (sample,) = judged(tmp_path, case(), entry, ranked=("medium", "big"))
+    (sample,) = judged(tmp_path, case(), entry, selected="medium")
     assert (sample.status, sample.selected, sample.distribution) == (Status.PASSED, ("medium",), "rand")
 
 
@@ -160,70 +157,30 @@ def test_why_the_files_of_a_failure_were_not_written_reaches_the_run(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("timed", "judged", "left"),
+    ("each", "done", "rest"),
     [
-        ([], 0, None),
-        ([(2.0, 2), (0.0, 0)], 2, 2 * 7.0 - 2.0),  # 1 s a window, and after 6 s there is no further one
-        ([(0.2, 2), (0.2, 2)], 2, 2 * 3.2 - 0.4),  # 0.1 s a window, 32 windows
-        ([(0.2, 2)], 1, 2 * 3.2 - 0.2),  # one has not been judged yet
-        ([(60.0, 3)], 2, 0.0),
+        (0.0, 0, None),  # the first session, in its first case
+        (0.0, 1, 10.0 + 2 * 20.0),  # the first session
+        (15.0, 0, 20.0 + 2 * 30.0),  # another one
     ],
 )
-def test_a_session_says_how_long_its_other_windows_take(
-    tmp_path: Path, timed: list[tuple[float, int]], judged: int, left: float | None
+def test_progress_tells_how_long_this_session_and_those_behind_it_take(
+    each: float, done: int, rest: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    works = [SimpleNamespace(phases={"time": seconds}, windows=[None] * count) for seconds, count in timed]
-    meter: Any = SimpleNamespace(
-        _works=works,
-        _begun=judged,
-        windows=32,
-        folder=tmp_path,
-        plan=SimpleNamespace(max_seconds=6.0),
-        request=SimpleNamespace(cases=[None, None]),
-    )
-    Meter._leave_word(meter)
-    if left is None:
-        assert not (tmp_path / LEFT).exists()
-    else:
-        assert float((tmp_path / LEFT).read_text(encoding="utf-8")) == pytest.approx(left)
-
-
-def test_a_line_of_progress_is_whole_whenever_the_run_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session tells where it is while the run reads that: half a file once ended the run."""
     config: Any = SimpleNamespace(speed=SpeedConfig(), seed=0)
     runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cpu", tmp_path)
-    session = runner_module._Open(runner, Group("head"), Request((), "cpu"))
-    session._folder = tmp_path
-    work = SimpleNamespace(case=case(), phases={"time": 1.0}, windows=[None])
-    meter: Any = SimpleNamespace(_works=[work], _begun=1, windows=32, folder=tmp_path, _parent=os.getppid())
-    meter.plan, meter.request = SimpleNamespace(max_seconds=6.0), SimpleNamespace(cases=[None])
-    over = threading.Event()
+    runner._seconds_of_a_case = each
+    session: Any = SimpleNamespace(now=f"several {MM.line}", done=done, seconds=10.0)
+    lines: list[str] = []
 
-    def tells() -> None:
-        while not over.is_set():
-            with Meter._at_work(meter, case()):
-                Meter._leave_word(meter)
-
-    lines: set[str] = set()
-
-    def run(_wanted: object, progress: Callable[[Sequence[Any]], str], _ends: object) -> list[Any]:
-        until = time.monotonic() + 2.0
-        while time.monotonic() < until:
-            lines.add(progress([session]))
+    def run(_wanted: object, said: Callable[[list[Any]], str], _ends: object) -> list[Any]:
+        lines.append(said([session]))
         return []
 
     monkeypatch.setattr(runner, "_run", run)
-    monkeypatch.setattr("pytest_gemm.run.progress.left", lambda live: f"; {live}")
-    thread = threading.Thread(target=tells)
-    thread.start()
-    try:
-        runner.sessions([], [], 0, "screening")
-    finally:
-        over.set()
-        thread.join()
-    now = f"several {MM.line}"
-    assert lines <= {f"screening, {what}; {left}" for what in ("starting", now) for left in (None, 6.0)}
-    assert f"screening, {now}; 6.0" in lines
+    monkeypatch.setattr("pytest_gemm.run.progress.left", lambda seconds: f"; {seconds}")
+    runner.sessions([], [SEVERAL, COMPILER], 0, "screening", behind=2)
+    assert lines == [f"screening, several {MM.line}; {rest}"]
 
 
 def test_the_last_timed_results_are_compared_bit_for_bit() -> None:
@@ -236,14 +193,14 @@ class Ends:
     """Stands for what ends a test: keeps what it is told."""
 
     def __init__(self) -> None:
-        self.outcomes: list[tuple[Status, str]] = []
+        self.outcomes: list[tuple[Status, str, str]] = []
         self.asked_again = False
 
     def __call__(self, _: Case) -> None:
         self.asked_again = True
 
     def finish(self, _: Case, outcomes: list[Outcome]) -> None:
-        self.outcomes += [(outcome.status, outcome.candidate) for outcome in outcomes]
+        self.outcomes += [(one.status, one.candidate, one.distribution) for one in outcomes]
 
 
 @pytest.mark.parametrize("left_out", [Status.PRUNED, Status.KNOWN_FAILURE])
@@ -252,28 +209,13 @@ def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_tim
     left_out: Status, alone: bool
 ) -> None:
     other = Sample(CaseId("several", MM.line, "medium"), "cpu", left_out)
-    timed = Sample(CaseId("several", MM.line, "big"), "cpu", Status.PASSED, subject=(1e-3,) * 4)
+    timed = Sample(CaseId("several", MM.line, "big"), "cpu", Status.PASSED, subject=(1e-3,) * 4, distribution="int-2")
     made = Run(sessions=[Session("amd", samples=(other,) if alone else (other, timed))])
-    bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
     config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
     ends: Any = Ends()
-    SpeedCheck(config, ends, [made], lambda _: bench)(case(candidates=CandidateSelection("all")))
-    assert ends.outcomes == [(left_out, "medium") if alone else (Status.PASSED, "big")]
+    SpeedCheck(config, ends, [made], None)(case(candidates=CandidateSelection("all")))
+    assert ends.outcomes == [(left_out, "medium", "") if alone else (Status.PASSED, "big", "int-2")]
     assert ends.asked_again is (alone and left_out is Status.KNOWN_FAILURE)  # the judgement finds the entry
-
-
-@pytest.mark.parametrize("distribution", ["rand", "int-2", ""])
-def test_a_timed_outcome_names_the_distribution_that_was_timed(distribution: str) -> None:
-    readings = (1e-3,) * 4 if distribution else ()
-    status = Status.PASSED if distribution else Status.CRASHED
-    sample = Sample(CaseId("several", MM.line), "cpu", status, subject=readings, distribution=distribution)
-    made, found = Run(sessions=[Session("amd", samples=(sample,))]), []
-    made.failed = {} if distribution else {SEVERAL: sample}
-    bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
-    config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
-    ends: Any = SimpleNamespace(finish=lambda _, outcomes: found.extend(outcomes))
-    SpeedCheck(config, ends, [made], lambda _: bench)(case())
-    assert [outcome.distribution for outcome in found] == [distribution]
 
 
 # -- selecting ---------------------------------------------------------------------------------------------
@@ -323,24 +265,14 @@ def ranked(backend: str, seconds: Mapping[str, float]) -> Sample:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "fewest", "left_out"),
+    ("step", "spared"),
     [
-        ((1.0, 1.2, 1.49, 1.51, 3.0), 2, (3, 4)),
-        ((1.0, 1.2, 1.49, 1.51, 3.0), 4, (4,)),
-        ((1.0, 3.0, 4.0), 8, ()),
-        ((1.0, 1.1, 1.2), 1, ()),
-        ((), 2, ()),
+        (0.2, ("c8", "c9", "c10", "c11")),  # the first eight are timed again in any case
+        (0.055, ("c10", "c11")),  # and so is what took at most 1.5 times as long as the fastest
     ],
 )
-def test_what_is_far_behind_in_a_crowd_need_not_be_timed_alone(
-    seconds: tuple[float, ...], fewest: int, left_out: tuple[int, ...]
-) -> None:
-    sample = ranked("several", {f"c{i}": s for i, s in enumerate(seconds)})
-    assert runner_module.slow(sample, fewest) == tuple(f"c{i}" for i in left_out)
-
-
-def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_says_how_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_a_backend_that_times_itself_is_spared_candidates(
+    step: float, spared: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = Registry()
     registry.add(Timing())
@@ -348,27 +280,22 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
     speed = SpeedConfig(root=tmp_path)
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=2, wanted_candidates="")
     runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cuda", tmp_path)
-    crowd = {f"c{i}": 1.0 + 0.2 * i for i in range(12)}
+    crowd = {f"c{i}": 1.0 + step * i for i in range(12)}
     asked: list[dict[CaseId, Sequence[str]]] = []
 
     def compiling(*given: Any) -> list[Sample]:
-        jobs, spared = given[2], dict(*given[4:])
-        asked.append(spared)
-        mine = {name: s for name, s in crowd.items() if name not in spared.get(SEVERAL, ())}
+        jobs, left_out = given[2], dict(*given[4:])
+        asked.append(left_out)
+        mine = {name: s for name, s in crowd.items() if name not in left_out.get(SEVERAL, ())}
         # Alone, the second one is the fastest.
-        alone = mine if jobs > 1 else {name: s for name, s in mine.items() if name != "c0"} | {"c0": 9.0}
+        alone = mine if jobs > 1 else {name: s for name, s in mine.items() if name != "c0"}
         return [ranked("several", alone), ranked("compiler", crowd)]
 
     monkeypatch.setattr(runner, "_compile", compiling)
     head = Group("head")
     runner.compile(head, [SEVERAL, COMPILER, *(CaseId("several", f"x{i}") for i in range(4))])
-    assert asked == [{}, {SEVERAL: ("c8", "c9", "c10", "c11")}]
-    kept = runner.ranked["head"]
-    assert kept[SEVERAL] == ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c0")
-    assert len(kept[COMPILER]) == len(crowd)
-    (note,) = runner.notes
-    assert "several timed 8 of 12 candidates of 1 case alone; the others took over 1.5x of the fastest" in note
-    assert "compiler timed all 12 candidates of 1 case alone" in note
+    assert asked == [{}, {SEVERAL: spared}]
+    assert runner.selected["head"] == {SEVERAL: "c1", COMPILER: "c0"}
 
 
 # -- a run that is cut short -----------------------------------------------------------------------------
@@ -443,33 +370,3 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     assert cli.main([command, *words]) == 0
     ((key, stored),) = store.Store(tmp_path / "b", "amd").load("several").items()
     assert (key.problem, len(stored.subject_us)) == (MM.line, 3)
-
-
-@pytest.mark.parametrize(
-    ("record", "kept", "complete", "says"),
-    [
-        (True, False, 0, "0 of 5 sessions are complete, so there is nothing to record from"),
-        (False, False, 0, "cut short on cpu: 0 sessions are complete"),
-        (False, False, 1, "1 session is complete, its samples are not kept; --gemm-output=DIR keeps them"),
-        (False, True, 2, "2 sessions are complete, their samples are in "),
-    ],
-)
-def test_any_other_run_that_is_cut_short_says_how_far_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bool, kept: bool, complete: int, says: str
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(runner_module, "_Open", Answer)
-    monkeypatch.setattr(Answer, "left", [None] * complete + [KeyboardInterrupt()])
-    registry = Registry()
-    registry.add(Several())
-    samples = tmp_path / "mine" if kept else None
-    speed = SpeedConfig(record=record, sessions=5, baselines=tmp_path / "b", root=tmp_path, samples=samples)
-    config: Any = SimpleNamespace(
-        speed=speed, seed=0, registry=registry, jobs=1, wanted_candidates="", device_of=lambda _: "cpu", options=OPTIONS
-    )
-    display = Lines()
-    with pytest.raises(KeyboardInterrupt):
-        controller.measure(config, {SEVERAL: ""}, Project(str(tmp_path)), display)
-    (said,) = display.lines
-    assert says in said
-    assert not list(tmp_path.glob("pytest-gemm-samples-*"))

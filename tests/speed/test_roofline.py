@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -302,12 +300,3 @@ def test_a_peak_is_of_a_call_that_nothing_disturbed_or_is_missing(
     else:
         assert (found.flops, found.bandwidth) == ({}, 0.0)
         assert "the rate of f32 and the bandwidth could not be measured: others kept the cores busy" in found.disturbed
-
-
-def test_a_report_needs_no_torch() -> None:
-    code = (
-        "import sys; from pytest_gemm.speed import roofline; from pytest_gemm.speed.timing import paired; "
-        "from pytest_gemm.problem.problem import Problem; "
-        "roofline.work(Problem.parse('mm:f32:nn:8x8x8')); paired.Plan().contract(); sys.exit('torch' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -28,78 +28,27 @@ from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import controller, roofline
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import entry
-from pytest_gemm.speed.data import Sample, Session, read_session, session_text
-from pytest_gemm.speed.request import Group, Project, TimedCase
-from pytest_gemm.speed.worker import others
+from pytest_gemm.speed.data import Sample, Session, read_session
+from pytest_gemm.speed.request import Group, Project
 from pytest_gemm.storage import files
 from pytest_gemm.tools import cli
 
 _POPEN: Final = subprocess.Popen
 
-# Sessions that compile, judge and time, by a clock of their own.
+# Sessions that compile, judge and time; to measure the peaks would take seconds, and decides nothing here.
 TIMED = """
-import os
-import random
-
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Peaks
-from pytest_gemm.speed.timing import cpu, paired
-
-
-class Target:
-    cycle = 1
-
-    def __init__(self, timer, call, each):
-        self.timer, self.call, self.each = timer, call, each
-
-    def seconds(self, calls):
-        self.call()
-        self.timer.now += calls * self.each
-        return calls * self.each
-
-
-class Timer:
-    '''The time of the environment's variables, give or take what differs between processes.'''
-
-    now = 0.0
-
-    def targets(self, works):
-        noise = random.Random(os.getpid())
-        made = {}
-        for name, calls in works.items():
-            milliseconds = float(os.environ.get("SUBJECT_MS" if name == "subject" else "OTHER_MS", "1"))
-            made[name] = Target(self, calls[0], milliseconds * 1e-3 * noise.gauss(1.0, 0.003))
-        return made
-
-    def clock(self):
-        return self.now
-
-    def steady(self):
-        return True
-
-    def begin(self):
-        pass
-
-    def taken(self, name):
-        pass
-
-    def end(self):
-        return paired.Conditions({}, os.environ.get("DISTURBED", ""))
 
 
 def pytest_configure(config):
     if config.pluginmanager.has_plugin("gemm-speed-worker"):  # the run itself is in the process of the test
-        cpu.CpuTimer = Timer
         roofline.measure = lambda device, dtypes: Peaks({"f32": 1e15}, 1e15)
 """
 
 BACKENDS = """
 import os
 import signal
-
-from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability, Candidates
-from pytest_gemm.api.registry import Registry
 
 
 def correct(a, b):
@@ -116,39 +65,9 @@ def dies(a, b):
     return a @ b
 
 
-def loses(a, b):
-    if a.shape[-2] == 48:
-        os.environ["PLANTED_LOSS"] = "yes"
-        raise RuntimeError("planted: the context is gone")
-    return a @ b
-
-
-class Several:
-    name = "several"
-    devices = ("cpu",)
-
-    def availability(self, device):
-        return Availability()
-
-    def supports(self, problem, request=None):
-        return None
-
-    def candidates(self, problem, operands, request):
-        return Candidates(("big", "medium", "small"))
-
-    def prepare(self, problem, operands, request):
-        choice = request.candidate or "big"
-        registry = Registry()
-        registry.add_callable(choice, correct)
-        made = registry[choice].prepare(problem, operands, request)
-        made.proof = lambda: Proof(chosen=(choice,), generated=(choice,), executed=(choice,))
-        return made
-
-
 def pytest_gemm_register_backends(registry):
-    for one in (correct, wrong, dies, loses):
+    for one in (correct, wrong, dies):
         registry.add_callable(one.__name__, one)
-    registry.add(Several())
 """
 
 TEST = """
@@ -270,13 +189,6 @@ def cached(a, b):
 
 def pytest_gemm_register_backends(registry):
     registry.add_callable("cached", cached)
-
-
-def pytest_configure(config):
-    if config.pluginmanager.has_plugin("gemm-speed-worker"):
-        from pytest_gemm.speed import roofline
-
-        roofline.measure = lambda device, dtypes: roofline.Peaks()  # takes long, and decides nothing here
 """
 
 
@@ -287,11 +199,9 @@ def test_a_kernel_that_returns_an_earlier_result_is_red_and_pytorch_is_not(
     """The times are real: a call of the one is a copy of 16 KiB, of the other half a billion operations."""
     if roofline.units("cpu") is None:
         pytest.skip("this CPU is not known")
-    timing_project.makeconftest(CACHED)
+    timing_project.makeconftest(CACHED + TIMED)
     with_problems(timing_project, "mm:f32:nn:64x64x65536")
-    junit = timing_project.path / "junit.xml"
-    given = ("--gemm-allow=slower", "--gemm-output=out", f"--junit-xml={junit}")
-    result = run(timing_project, "--gemm-backends=cached,aten", *given)
+    result = run(timing_project, "--gemm-backends=cached,aten", "--gemm-allow=slower", "--gemm-output=out")
     assert result.ret == 1
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
@@ -300,9 +210,6 @@ def test_a_kernel_that_returns_an_earlier_result_is_red_and_pytorch_is_not(
             "no estimate, impossible: *",
         ]
     )
-    said = junit.read_text()
-    assert said.count('name="gemm_status" value="impossible"') == 1
-    assert said.count('name="gemm_status" value="passed"') == 1
     records = [json.loads(line) for line in (timing_project.path / "out" / "run.jsonl").read_text().splitlines()]
     assert {one["backend"]: one["status"] for one in records if "backend" in one} == {
         "cached": "impossible",
@@ -414,7 +321,7 @@ def test_the_printed_way_to_accept_a_slow_down_works_where_it_is_printed(
     # Nothing waits any longer.
     done = subprocess.run(["bash", "-c", printed.partition(";")[2]], capture_output=True, text=True, check=False)
     assert done.returncode == 4
-    assert "is not slower than its baseline, so that nothing waits to be accepted" in done.stderr
+    assert "is slower than its baseline, so that it could be accepted" in done.stderr
 
 
 @pytest.mark.slow
@@ -427,23 +334,6 @@ def test_a_process_that_dies_loses_its_case_and_no_other(timing_project: pytest.
     (session,) = kept(folder)  # of two processes, as one that can be recorded from
     assert session.complete
     assert {s.case.problem for s in session.samples if s.is_timed} == {LINES[0], LINES[2]}
-
-
-@pytest.mark.slow
-def test_a_case_that_the_ledger_forbids_is_not_run(timing_project: pytest.Pytester) -> None:
-    with_problems(timing_project, *LINES)
-    ledger = timing_project.path / "ledger.toml"
-    ledger.write_text(
-        '[[known-failure]]\nid = "deadly"\nbackend = "dies"\nreason = "planted"\ncrashes = true\n'
-        f'problem = "{LINES[1]}"\ntest = "test_speed"\n'
-    )
-    result = run(
-        timing_project, "--gemm-backends=dies", "--gemm-allow=slower", f"--gemm-known-failures={ledger}", sessions=1
-    )
-    result.stdout.fnmatch_lines(
-        ["*no estimate, known-failure: deadly: not run, it can kill the process: planted*", "*known failure deadly: 1*"]
-    )
-    assert "process died" not in result.stdout.str()
 
 
 @pytest.mark.slow
@@ -527,17 +417,6 @@ def test_a_baseline_that_is_torn_is_said_before_anything_is_measured(project: py
 
 
 @pytest.mark.slow
-def test_disturbed_sessions_are_not_recorded_and_decide_nothing(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DISTURBED", "others kept 2 cores busy")
-    result = run(project, "--gemm-backends=correct", "--gemm-record")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*not recorded: * others kept 2 cores busy*"])
-    assert not list(project.path.glob("baselines/*/*.jsonl"))
-
-
-@pytest.mark.slow
 def test_a_run_that_decides_nothing_is_red_unless_that_is_allowed(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -560,78 +439,32 @@ def test_a_run_that_decides_nothing_is_red_unless_that_is_allowed(
     result.stdout.fnmatch_lines([f"*{LINES[0]} on correct: undecided*", "FAILED: 1 undecided"])
 
 
-@pytest.mark.slow
-def test_what_is_45_times_slower_is_red_on_a_busy_machine(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(project, "--gemm-backends=correct", "--gemm-record", sessions=5).ret == 0
-    monkeypatch.setenv("DISTURBED", "others kept 2 cores busy")
-    monkeypatch.setenv("SUBJECT_MS", "45")
-    result = run(project, "--gemm-backends=correct")
-    assert result.ret == 11
-    result.stdout.fnmatch_lines([f"*{LINES[0]} on correct: slower, +*", "*far: *most were disturbed*"])
-
-
-@pytest.mark.slow
-def test_a_comparator_that_got_faster_is_one_fact_and_no_slower_case(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(project, "--gemm-backends=correct", "--gemm-record", sessions=5).ret == 0
-    monkeypatch.setenv("OTHER_MS", "0.93")
-    result = run(project, "--gemm-backends=correct", "--gemm-undecided=100", sessions=3)
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["*anchor*", "*1 undecided*"])
-
-
-@pytest.mark.slow
-@pytest.mark.study
-def test_regret_is_what_the_selected_candidate_loses_to_the_fastest_candidate(
-    timing_project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTHER_MS", "0.8")
-    record = timing_project.path / "bench.json"
-    result = run(
-        timing_project,
-        "--gemm-backends=several",
-        "--gemm-regret=2",
-        "--gemm-allow=slower",
-        f"--benchmark-json={record}",
-        sessions=1,
-    )
-    assert result.ret == 0
-    (bench,) = json.loads(record.read_text())["benchmarks"]
-    assert bench["extra_info"]["choice"] == "big"
-    assert bench["extra_info"]["regret"] == pytest.approx(0.25, abs=0.03)
-
-
 class Selecting(runner_module.Runner):
     """A runner whose sessions take as long as the last selected candidate: the next of ``selects`` each time."""
 
     def __init__(self, selects: Sequence[str]) -> None:
-        self.failed, self.before = {}, {}
-        self.ranked, self._selects, self.asked = {"head": {}}, iter(selects), 0
+        self.failed = {}
+        self.selected, self._selects, self.asked = {"head": {}}, iter(selects), 0
         self.compile(Group("head"), [])
 
     def compile(self, group: Group, _: Sequence[CaseId]) -> None:
         self.asked += 1
-        self.ranked[group.name] = {CASE: (next(self._selects), "old", "bad")}
+        self.selected[group.name] = {CASE: next(self._selects)}
 
     def sessions(
         self, groups: Sequence[Group], cases: Sequence[CaseId], index: int, label: str, behind: int = 0
     ) -> dict[str, Session]:
-        (one,) = self.selected(groups[0])[CASE]
-        times = {"old": 1e-5, "bad": 4e-5}
-        candidates = {} if one == "old" else {"old": (times["old"],) * 6}
-        subject = (times[one] * (1.0 + 1e-4 * index),) * 12
-        sample = Sample(CASE, "cuda", Status.PASSED, subject=subject, candidates=candidates, selected=(one,))
+        one = self.selected[groups[0].name][CASE]
+        subject = ({"old": 1e-5, "bad": 4e-5}[one] * (1.0 + 1e-4 * index),) * 12
+        sample = Sample(CASE, "cuda", Status.PASSED, subject=subject, selected=(one,))
         return {"head": Session("here", samples=(sample,))}
 
 
 @pytest.mark.parametrize(
     ("selects", "verdict", "told"),
     [
-        (["bad", "old"], Verdict.SAME, "was old, is bad in 1 of 6 sessions, which takes 300"),
-        (["bad", "bad"], Verdict.SLOWER, "was old, is bad, which takes 300"),
+        (["bad", "old"], Verdict.SAME, "was old, is bad in 1 of 6 sessions"),
+        (["bad", "bad"], Verdict.SLOWER, "was old, is bad"),
         (["old"], Verdict.SAME, ""),
     ],
 )
@@ -654,39 +487,12 @@ def test_a_selection_that_makes_a_case_slower_has_to_recur(
     config: Any = SimpleNamespace(speed=SpeedConfig(baselines=tmp_path), options=defaultdict(str))
     runner = Selecting(selects)
     measurement = controller._Measurement(config, runner, "cuda", [CASE], [Group("head")])
-    measurement.stored = {CASE: stored}
+    measurement.made.stored = {CASE: stored}
     measurement.judge()
     (judgement,) = measurement.made.judgements
     assert judgement.verdict is verdict, judgement.reason
-    assert judgement.selection.startswith(told)
-    assert bool(judgement.selection) is bool(told)
+    assert judgement.selection == told
     assert runner.asked == len(selects)
-
-
-@pytest.mark.parametrize(
-    ("before", "regret", "expected"),
-    [
-        ("c", 0, ["c"]),
-        ("b", 0, ["b"]),
-        ("a", 0, []),
-        ("deadly", 0, []),
-        ("gone", 0, []),
-        ("listed", 0, ["listed"]),
-        ("", 0, []),
-        ("", 1, ["b"]),
-        ("c", 2, ["c", "b"]),
-    ],
-)
-def test_the_candidate_of_the_baseline_is_timed_beside_another_one(
-    before: str, regret: int, expected: list[str]
-) -> None:
-    asked = TimedCase(CaseId("several", LINES[0]), ranked=("a", "b", "c", "deadly"), before=before)
-    assert others(asked, ("a",), regret, lambda: ("listed",), lambda name: name == "deadly") == expected
-
-
-def test_without_a_ranking_regret_is_of_candidates_from_all_over_the_list() -> None:
-    listed = [f"c{i}" for i in range(9)]
-    assert others(TimedCase(CaseId("several", LINES[0])), ("c0",), 2, lambda: listed, lambda _: None) == ["c1", "c8"]
 
 
 def lock_of(tmp: Path, name: str) -> Path:
@@ -731,17 +537,6 @@ def test_a_run_does_not_wait_for_another_one_for_ever(project: pytest.Pytester) 
     )
 
 
-@pytest.mark.slow
-def test_a_planted_link_in_the_place_of_the_lock_costs_its_target_nothing(project: pytest.Pytester) -> None:
-    precious = project.path / "precious"
-    precious.write_text("kept")
-    lock_of(project.path / "tmp", "cpu").symlink_to(precious)
-    result = project.run(sys.executable, *_TIMED)
-    assert precious.read_text() == "kept"
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: speed: the lock of cpu cannot be taken: *cpu.lock*"])
-
-
 def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -765,19 +560,14 @@ def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch
 def test_pages_and_samples_that_cannot_be_written_end_no_run(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "session_text", session_text)  # what the run changes is undone
+
+    def full(_: Session) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runner_module, "session_text", full)
     (project.path / "kept").mkdir()
     for name in ("report.html", "summary.md"):
         (project.path / "kept" / name).symlink_to("/dev/full")
-    full = """
-def full(*_):
-    raise OSError(28, "No space left on device")
-
-from pytest_gemm.speed import runner
-runner.session_text = full
-"""
-    with (project.path / "conftest.py").open("a") as file:
-        file.write(full)
     given = ("--gemm-allow=slower,no-baseline", "--gemm-output=kept")
     result = run(project, "--gemm-backends=correct", *given, sessions=1)
     assert result.ret == 15

@@ -33,8 +33,7 @@ SAMPLE = Sample(
     calls=3,
     selected=("tile-a",),
     kernels=("k0",),
-    candidates={"tile-b": (1e-3,)},
-    telemetry={"cpu_mhz_min": 2400.0},
+    telemetry={"others_cores": 0.1},
     phases={"time": 0.2},
 )
 FAILED = Sample(CaseId("cpp", "mm:f32:nn:4x4x4"), "cpu", Status.CRASHED, Reason("died", "it died", "run it again"))
@@ -113,8 +112,6 @@ def test_any_other_line_that_is_wrong_is_named(tmp_path: Path, lines: tuple[str,
         ({"subject": [0.0, 1.0]}, "subject has 0, which is not a time"),
         ({"windows": [1]}, "do not have the same number of readings"),
         ({"comparator": [1.0]}, "do not have the same number of readings"),
-        ({"comparator_name": ["aten"]}, r"Expected `str`, got `array` - at `\$.sample.comparator_name`"),
-        ({"status": "fine"}, r"Invalid enum value 'fine' - at `\$.sample.status`"),
         ({"case": {"backend": "cpp"}}, r"missing required field `problem` - at `\$.sample.case`"),
     ],
 )
@@ -125,11 +122,6 @@ def test_a_sample_that_cannot_be_is_named(tmp_path: Path, changes: dict[str, obj
         read_session(written(tmp_path / "s.jsonl", session_line(SESSION), text))
 
 
-def test_no_measurement_is_not_a_number() -> None:
-    with pytest.raises(ValueError, match="nan, which is not a time"):
-        sample_line(replace(SAMPLE, subject=(float("nan"),)))
-
-
 def test_recorded_time_passes_reading_by_reading() -> None:
     replay = Replay([0.5, 0.25])
     times = [replay.clock()]
@@ -137,25 +129,3 @@ def test_recorded_time_passes_reading_by_reading() -> None:
         replay.step()
         times.append(replay.clock())
     assert times == [0.0, 0.5, 0.75, 0.75]
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("[]\n", "Expected `object`, got `array`"),
-        ('{"session": []}\n', "Expected `object | null`, got `array` - at `$.session`"),
-        ('{"session": {"hardware": 1, "peaks": {}}}\n', "Expected `str`, got `int` - at `$.session.hardware`"),
-        (
-            '{"sample": {"case": {"backend": "b", "problem": "p"}, "status": "passed", "reason": null}}\n',
-            "missing required field `device` - at `$.sample`",
-        ),
-        ('{"end": {"seconds": "1"}}\n', "Expected `float`, got `str` - at `$.end.seconds`"),
-        (f"{99999 * '['}\n", "Expected `object`, got `array`"),
-    ],
-)
-def test_a_line_of_wrong_types_is_named(tmp_path: Path, line: str, says: str) -> None:
-    path = tmp_path / "cpu-head-000.jsonl"
-    path.write_text(line)
-    with pytest.raises(SessionError, match=r"000\.jsonl:1: not a line of a session: ") as caught:
-        read_session(path)
-    assert says in str(caught.value)

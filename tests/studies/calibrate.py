@@ -23,7 +23,7 @@ from scipy import stats
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
-from pytest_gemm.speed.data import Judgement, Sample, Session, SessionError, read_session
+from pytest_gemm.speed.data import Judgement, Sample, Session, read_session
 from pytest_gemm.speed.gate import estimates
 from pytest_gemm.speed.gate.design import Design, Readings
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
@@ -162,22 +162,13 @@ def load(folder: Path) -> list[Session]:
     """The sessions in a folder (``*.jsonl``), in order of time; interrupted ones are left out.
 
     Raises:
-        SessionError: for a file that is none, for a folder without any, and for sessions that cannot be compared.
+        ValueError: for a folder without any, and for sessions that cannot be compared.
     """
-    if not folder.is_dir():
-        raise SessionError(folder, 0, "no such folder", "name one with session files (*.jsonl)")
     sessions = [read_session(path) for path in sorted(folder.rglob("*.jsonl"))]
     sessions = [s for s in sessions if s.complete and s.samples]
-    if not sessions:
-        raise SessionError(folder, 0, "no complete session (*.jsonl) in it", "see why the sessions ended")
-    for name, found in (
-        ("hardware", {s.hardware for s in sessions}),
-        ("contract", {s.contract for s in sessions}),
-        ("device", {sample.device for s in sessions for sample in s.samples}),
-    ):
-        if len(found) > 1:
-            text = f"sessions of more than one {name}: {', '.join(sorted(found))}"
-            raise SessionError(folder, 0, text, "study each alone")
+    machines = {(s.hardware, s.contract, sample.device) for s in sessions for sample in s.samples}
+    if len(machines) != 1:
+        raise ValueError(f"{folder} needs sessions of one hardware key, contract and device, and has {machines}")
     return sorted(sessions, key=lambda s: (s.date, s.index))
 
 
@@ -461,10 +452,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the samples (default: 0)")
     parser.add_argument("--stored", type=int, default=12, help="sessions of a baseline (default: 12)")
     given = parser.parse_args(arguments)
-    if given.runs < 1:
-        parser.error(f"--runs={given.runs}: it takes at least 1")
-    if given.stored < (fewest := Policy().fewest_stored):
-        parser.error(f"--stored={given.stored}: a baseline takes at least {fewest}")
     try:
         study = calibrate(load(given.sessions), runs=given.runs, seed=given.seed, stored=given.stored)
     except ValueError as error:

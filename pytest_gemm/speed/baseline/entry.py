@@ -124,13 +124,6 @@ class Baseline(
         return statistics.median(self.subject_us)
 
     @property
-    def speedup(self) -> float | None:
-        """Median over the sessions of comparator over subject: above 1 the subject is faster."""
-        if not self.comparator_us:
-            return None
-        return statistics.median(c / s for s, c in zip(self.subject_us, self.comparator_us, strict=True))
-
-    @property
     def epoch(self) -> int:
         """Number of the current epoch, from 1."""
         return max(1, len(self.epochs))
@@ -144,12 +137,6 @@ class Baseline(
     def reason(self) -> str:
         """Why the current epoch began: the text of ``--reason`` for an accepted slow-down; "" for the first."""
         return self.start.reason
-
-    @property
-    def history(self) -> tuple[tuple[str, float, str], ...]:
-        """Date, seconds a call and commit of each epoch's beginning and, last, of this baseline; oldest first."""
-        known = [*(self.epochs or (self.start,)), *([] if self._starts_its_epoch else [self.beginning()])]
-        return tuple((one.date, one.subject_us * MICRO, one.commit) for one in known)
 
     @property
     def _starts_its_epoch(self) -> bool:
@@ -224,9 +211,7 @@ class Baseline(
         except json.JSONDecodeError as error:
             what = f"torn or broken at column {error.colno}: {error.msg.removesuffix(' starting at')}"
             raise BaselineError(path, number, what, RESTORE) from None
-        except RecursionError:
-            raise BaselineError(path, number, "torn or broken: brackets without end", RESTORE) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             remedy = _NEWER if "unknown field" in str(error) else RESTORE
             raise BaselineError(path, number, str(error), remedy) from None
         if wrong := _contradiction(line):
@@ -257,16 +242,8 @@ def _contradiction(line: Baseline) -> str:
 
 
 def _short(value: float | None, digits: int = _DIGITS) -> Any:
-    """A value with as many significant digits as a line shows; ``None`` stays.
-
-    Raises:
-        ValueError: for what is no measurement.
-    """
-    if value is None:
-        return None
-    if not math.isfinite(value):
-        raise ValueError(f"{value} is no measurement")
-    return float(f"{value:.{digits}g}")
+    """A value with as many significant digits as a line shows; ``None`` stays."""
+    return None if value is None else float(f"{value:.{digits}g}")
 
 
 def _median(estimates: Sequence[float]) -> float:

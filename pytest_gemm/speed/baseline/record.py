@@ -14,7 +14,7 @@ from pytest_gemm.core.outcome import Reason, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline.entry import MICRO, SESSIONS, Baseline
-from pytest_gemm.speed.baseline.store import Recorded, Store, names
+from pytest_gemm.speed.baseline.store import Change, Store, names
 from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session, by_case
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def stored(baselines: Mapping[CaseId, Baseline], now: Session) -> dict[CaseId, Stored]:
     """What the gate compares a run with.
 
-    A baseline that was timed in another way is left out, see :func:`incomparable`.  One of other software is compared,
-    and its note names the difference.  Of one that was recorded beside another comparator only the subject's time is
-    left.
+    A baseline that was timed in another way is left out; recording it again replaces it.  One of other software is
+    compared, and its note names the difference.  Of one that was recorded beside another comparator only the subject's
+    time is left.
 
     Args:
         baselines: of the run's hardware key.
@@ -46,11 +46,6 @@ def stored(baselines: Mapping[CaseId, Baseline], now: Session) -> dict[CaseId, S
         return one.without_comparator().stored("; ".join(filter(None, [note, beside])))
 
     return {case: seen(one) for case, one in baselines.items() if one.contract == now.contract}
-
-
-def incomparable(baselines: Mapping[CaseId, Baseline], now: Session) -> list[CaseId]:
-    """Cases whose baselines were timed in another way than the session; recording them again replaces these."""
-    return sorted(case for case, one in baselines.items() if one.contract != now.contract)
 
 
 def got_slower(
@@ -156,7 +151,7 @@ def record_sessions(
     force: bool = False,
     accept: Collection[str] = (),
     reason: str = "",
-) -> tuple[Recorded, dict[CaseId, str]]:
+) -> tuple[list[Change], dict[CaseId, str]]:
     """Store what sessions measured.
 
     Args:
@@ -176,14 +171,17 @@ def record_sessions(
     wanted = {case for case in slower if any(names(one, case) for one in accept)} if accept else timed.keys()
     objection = recordable(sessions, k=k, force=force)
     if objection is not None:
-        return Recorded(), dict.fromkeys(wanted, f"not recorded: {objection}")
+        return [], dict.fromkeys(wanted, f"not recorded: {objection}")
     least = min(len(sessions), k)
     # One disturbed session of a dozen is left out, and the case is recorded all the same.
     baselines, left_out = from_sessions(sessions, k=max(1, least - least // 4), policy=policy)
     entries = [one for one in baselines if one.case in wanted]
     done = store.record(entries, slower=slower.keys(), accept=accept, reason=reason)
     refused = {key: f"not recorded: {key}: {why}" for key, why in left_out.items() if not accept or key in wanted}
-    return done, refused | {one.new.case: f"not recorded: {one.new.case}: {one.reason}" for one in done.refused}
+    for one in done:
+        if one.kind == "refused":
+            refused[one.new.case] = f"not recorded: {one.new.case}: {one.reason}"
+    return done, refused
 
 
 def from_sessions(

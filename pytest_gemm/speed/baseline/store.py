@@ -5,10 +5,6 @@ digits, and a recording rewrites the lines of its own cases only.  ``docs/how-to
 people.
 
 Writing is atomic and serialised.  A file that cannot be read is never written over.
-
-    pytest-gemm baseline show [DIR]
-    pytest-gemm baseline diff OLD NEW          folders or git revisions
-    pytest-gemm baseline prune DIR HARDWARE CASE...
 """
 
 from __future__ import annotations
@@ -17,13 +13,10 @@ import contextlib
 import dataclasses
 import fnmatch
 import hashlib
-import itertools
-import operator
 import os
 import re
 import shlex
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -31,7 +24,8 @@ from msgspec.structs import replace
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason
-from pytest_gemm.speed.baseline.entry import Baseline, BaselineError, Kept, parse, read_text
+from pytest_gemm.speed.baseline.entry import MICRO, Baseline, BaselineError, Kept, parse, read_text
+from pytest_gemm.speed.report.units import seconds_text, signed
 from pytest_gemm.storage import files
 
 # -- what a recording did ------------------------------------------------------------------------------------------
@@ -64,13 +58,13 @@ class Change:
     @property
     def _times(self) -> str:
         now, then = self.new.median_us, self.old.median_us if self.old else self.new.median_us
-        times = f"{time_text(then)} -> {time_text(now)}"
-        return times if self.kind == "restarted" else f"{times} ({percent(now / then - 1.0)})"
+        times = f"{seconds_text(then * MICRO)} -> {seconds_text(now * MICRO)}"
+        return times if self.kind == "restarted" else f"{times} ({signed(now / then - 1.0)}%)"
 
     def __str__(self) -> str:
         case = f"{self.kind} {self.new.case}: "
         if self.kind == "new":
-            return f"{case}{time_text(self.new.median_us)}"
+            return f"{case}{seconds_text(self.new.median_us * MICRO)}"
         if self.kind == "refused":
             return f"{case}{self.reason}"
         if self.kind == "restarted":
@@ -78,58 +72,20 @@ class Change:
         return f"{case}{self._times}" + (f", accepted: {self.new.reason}" if self.kind == "accepted" else "")
 
 
-@dataclasses.dataclass(frozen=True)
-class Recorded:
-    """What a recording did.
-
-    Attributes:
-        changes: the new cases, those that had a line, and the refused ones, each in the order of the cases.
-    """
-
-    changes: tuple[Change, ...] = ()
-
-    @property
-    def refused(self) -> list[Change]:
-        """Cases whose old line stays, because they got slower without being accepted."""
-        return [one for one in self.changes if one.kind == "refused"]
-
-    @property
-    def stored(self) -> list[Change]:
-        """Cases that have a new line."""
-        return [one for one in self.changes if one.kind != "refused"]
-
-    def lines(self) -> list[str]:
-        """What happened to each case, for the terminal."""
-        return list(map(str, self.changes))
-
-
 def accept_command(cases: Iterable[CaseId]) -> str:
     """The command that stores cases of the last recording although they got slower."""
     return shlex.join(["pytest-gemm", "baseline", "accept", *map(str, cases), "--reason", "why it may be slower"])
 
 
-def time_text(us: float) -> str:
-    """A time for people, four digits."""
-    for factor, unit in ((1e6, "s"), (1e3, "ms")):
-        if us >= factor:
-            return f"{us / factor:.4g} {unit}"
-    return f"{us:.4g} us"
-
-
-def percent(change: float) -> str:
-    """A change in percent."""
-    return f"{100 * change:+.1f}%"
-
-
 # -- the store -----------------------------------------------------------------------------------------------------
 
-NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-SUFFIX: Final = ".jsonl"
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_SUFFIX: Final = ".jsonl"
 
 
 def hardware_keys(folder: Path) -> list[str]:
     """The hardware keys that a folder of baselines has files for, sorted."""
-    return sorted({path.parent.name for path in folder.glob(f"*/*{SUFFIX}") if not path.name.startswith(".")})
+    return sorted({path.parent.name for path in folder.glob(f"*/*{_SUFFIX}") if not path.name.startswith(".")})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +103,7 @@ class Store:
     wait: float = 60.0
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.hardware):
+        if not _NAME.fullmatch(self.hardware):
             raise ValueError(f"hardware key {self.hardware!r} cannot name a folder: use letters, digits, '-', '_', '.'")
 
     @property
@@ -161,17 +117,14 @@ class Store:
         Raises:
             ValueError: for a name that is none of a file.
         """
-        if not NAME.fullmatch(backend):
+        if not _NAME.fullmatch(backend):
             raise ValueError(f"backend {backend!r} cannot name a file: use letters, digits, '-', '_', '.'")
-        return self.place / f"{backend}{SUFFIX}"
+        return self.place / f"{backend}{_SUFFIX}"
 
     def backends(self) -> list[str]:
         """Backends that have baselines here, sorted."""
-        return sorted(
-            path.name.removesuffix(SUFFIX)
-            for path in self.place.glob(f"*{SUFFIX}")
-            if NAME.fullmatch(path.name.removesuffix(SUFFIX)) and path.exists()  # a link may point to nothing
-        )
+        files = (path for path in self.place.glob(f"*{_SUFFIX}") if path.exists())  # a link may point to nothing
+        return sorted(path.stem for path in files if _NAME.fullmatch(path.stem))
 
     def _kept(self, backend: str) -> dict[CaseId, Kept]:
         path = self.path(backend)
@@ -190,18 +143,9 @@ class Store:
         names = self.backends() if backends is None else backends
         return {case: one for backend in names for case, one in self.load(backend).items()}
 
-    def nearest(self) -> list[str]:
-        """The other hardware keys that have baselines, the most alike first: by the words that they begin with."""
-        words = self.hardware.split("-")
-
-        def likeness(key: str) -> int:
-            return sum(1 for _ in itertools.takewhile(bool, map(operator.eq, words, key.split("-"))))
-
-        return sorted((key for key in hardware_keys(self.folder) if key != self.hardware), key=likeness, reverse=True)
-
     def no_baseline(self, record: str = "pytest perf --gemm-record") -> Reason:
         """Why a case of this hardware key has no baseline, and the command that records one."""
-        others = self.nearest()
+        others = [key for key in hardware_keys(self.folder) if key != self.hardware]
         names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         elsewhere = f"; there are some for {names}, which do not compare" if others and not self.backends() else ""
         return Reason("no-baseline", f"no baseline is stored on {self.hardware}{elsewhere}", f"record it: {record}")
@@ -215,8 +159,8 @@ class Store:
         slower: Collection[CaseId],
         accept: Collection[str] = (),
         reason: str = "",
-    ) -> Recorded:
-        """Store baselines; the lines of all other cases stay as they are.
+    ) -> list[Change]:
+        """Store baselines, and return what became of each; the lines of all other cases stay as they are.
 
         Several processes may record at once: each reads the files again when its turn comes.  A process that is
         killed leaves every file as it was or as it was to become.
@@ -230,12 +174,8 @@ class Store:
         Raises:
             BaselineError: when a file cannot be read or written.  A file that cannot be read stays as it is, and so
                 do the others.
-            ValueError: when a case is given twice.
         """
         given = sorted(entries, key=lambda one: one.case)
-        for case, count in Counter(one.case for one in given).items():
-            if count > 1:
-                raise ValueError(f"duplicate case: {case} comes {count} times in one recording")
         reason = " ".join(reason.split())
         changes: list[Change] = []
         if given:
@@ -252,21 +192,7 @@ class Store:
                 for backend in sorted({one.backend for one in stored}):
                     self._write(backend, files[backend])
         changes.sort(key=lambda one: (one.kind == "refused", one.kind != "new"))
-        return Recorded(tuple(changes))
-
-    def delete(self, unwanted: Callable[[CaseId], bool]) -> list[CaseId]:
-        """Delete the baselines of some cases, and return these."""
-        if not self.place.is_dir():
-            return []
-        gone: list[CaseId] = []
-        with self._lock():
-            files = {backend: self._kept(backend) for backend in self.backends()}
-            for backend, kept in files.items():
-                found = [case for case in kept if unwanted(case)]
-                if found:
-                    gone += found
-                    self._write(backend, {case: one for case, one in kept.items() if case not in found})
-        return sorted(gone)
+        return changes
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -279,7 +205,7 @@ class Store:
             self.place.mkdir(parents=True, exist_ok=True)
             lock = files.private_folder() / f"baselines-{digest}.lock"
             with files.locked(lock, self.wait):
-                for left in self.place.glob(f".*{SUFFIX}.tmp"):
+                for left in self.place.glob(f".*{_SUFFIX}.tmp"):
                     left.unlink()
                 yield
         except files.LockTimeoutError as error:
@@ -289,18 +215,15 @@ class Store:
             raise BaselineError(self.place, 0, f"cannot be locked: {error.strerror}", "make it writable") from None
 
     def _write(self, backend: str, kept: Mapping[CaseId, Kept]) -> None:
-        """Put a file in place whole; one without a line is deleted.  The lock is held.
+        """Put a file in place whole.  The lock is held.
 
         A link stays one: what it points to is replaced.
         """
         path = Path(os.path.realpath(self.path(backend)))
         text = "".join(kept[case].text + "\n" for case in sorted(kept))
         try:
-            if kept:
-                # What the command line could not decode becomes a JSON escape.
-                files.replace(path, text.encode("utf-8", "backslashreplace"))
-            else:
-                path.unlink()
+            # What the command line could not decode becomes a JSON escape.
+            files.replace(path, text.encode("utf-8", "backslashreplace"))
             _sync_folder(path.parent)
         except OSError as error:
             raise BaselineError(path, 0, f"cannot be written: {error.strerror}", "what stood there stays") from None

@@ -241,11 +241,8 @@ class _Pairs(NamedTuple):
 
     @classmethod
     def of(cls, base: Sequence[Reading], head: Sequence[Reading]) -> _Pairs:
-        """The sessions that have a partner, by their number, or by position where they have none."""
-        left, right = (
-            {position if r.session is None else r.session: r for position, r in enumerate(some)}
-            for some in (base, head)
-        )
+        """The sessions that have a partner, by their number."""
+        left, right = ({r.session: r for r in some} for some in (base, head))
         both = sorted(left.keys() & right.keys())
         return cls([left[n] for n in both], [right[n] for n in both])
 
@@ -305,10 +302,9 @@ def _median_case(pairs: Iterable[_Pairs], learnt: Learnt, policy: Policy) -> Vie
     """
     by_pair: dict[int, list[float]] = {}
     for one in pairs:
-        for position, (before, after) in enumerate(zip(*one, strict=True)):
+        for before, after in zip(*one, strict=True):
             change = math.log((after.comparator or math.nan) / (before.comparator or math.nan))
-            number = position if after.session is None else after.session
-            by_pair.setdefault(number, []).append(change)
+            by_pair.setdefault(after.session, []).append(change)
     if len(by_pair) < 2:
         return None
     medians = [statistics.median(some) for some in by_pair.values()]

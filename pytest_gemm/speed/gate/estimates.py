@@ -37,13 +37,13 @@ class Reading:
         subject: seconds a call, the session's estimate.
         comparator: the same of the comparator, ``None`` without one.
         disturbed: why it does not count; "" when it does.
-        session: number of the session within its group, by which base and head are paired; ``None``: by position.
+        session: number of the session within its group, by which base and head are paired.
     """
 
     subject: float
     comparator: float | None = None
     disturbed: str = ""
-    session: int | None = None
+    session: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

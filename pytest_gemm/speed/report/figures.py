@@ -5,16 +5,15 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_gemm.core.text import printable
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import Judgement, Peaks
+from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.report import units
-from pytest_gemm.speed.report.rows import Past, Winner, entrant
+from pytest_gemm.speed.report.rows import Winner, entrant
 
 # Okabe and Ito (2008), as in page.css: colours that colour-blind readers can tell apart.
 GREY: Final = "#8c8c8c"
@@ -26,7 +25,6 @@ _VERDICTS: Final = {  # colour and marker
     "no-baseline": ("#cc79a7", "s"),
     "same": (GREY, "o"),
 }
-_MARKERS: Final = "o^sDvP"
 # Percent; changes and intervals beyond end at the edge, and the table has the numbers.
 _REACH: Final = 30.0
 _ROW: Final = 0.22  # inches
@@ -144,76 +142,3 @@ def bars(
 def _scaled(rate: float, unit: str) -> tuple[float, str]:
     """Scale and unit of an axis that reaches up to ``rate``."""
     return (1e12, f"T{unit}") if rate >= 1e12 else (1e9, f"G{unit}")
-
-
-def rooflines(
-    dtype: str, winners: Sequence[Winner], problems: Mapping[str, Problem], measured: Peaks, colours: Mapping[str, str]
-) -> str:
-    """Rate against arithmetic intensity of the problems of a dtype."""
-    works = {w.problem: roofline.work(problems[w.problem]) for w in winners}
-    peak, bandwidth = roofline.peak_rate(dtype, measured) or 0.0, measured.bandwidth
-    scale, unit = _scaled(peak, units.operations(problems[winners[0].problem]))
-    ends = [*(work.intensity for work in works.values()), peak / bandwidth]
-    corners = [min(ends) / 2, peak / bandwidth, max(ends) * 2]
-
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
-        axes.loglog(corners, [min(at * bandwidth, peak) / scale for at in corners], color="black", linewidth=1.5)
-        for number, name in enumerate(colours):
-            ours = [w for w in winners if name in w.seconds_by]
-            rates = [works[w.problem].flops / w.seconds_by[name] / scale for w in ours]
-            at = [works[w.problem].intensity for w in ours]
-            axes.plot(at, rates, _MARKERS[number % 6], color=colours[name], label=printable(name), markersize=5)
-        axes.set_title(f"{dtype}: {units.rate_text(peak, unit[1:])}, {units.rate_text(bandwidth, 'B/s')}", loc="left")
-        axes.set_xlabel("operations per byte")
-        axes.set_ylabel(unit)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter("")
-        axes.grid(color="#dde1e6")
-        axes.legend(frameon=False)
-
-    return svg(f"Roofline plot of {dtype}: rate against arithmetic intensity.", 3.6, draw)
-
-
-def history(
-    told: Sequence[tuple[Judgement, Sequence[Past]]], problems: Mapping[str, Problem], dates: Iterable[str]
-) -> str:
-    """Times of cases relative to their first baseline, one pair of axes each, all on one scale.
-
-    Args:
-        told: judgement and baselines of each case, oldest first.
-        problems: by line.
-        dates: of the run's sessions.
-    """
-    today, columns = max(dates, default=""), 4
-    lines = -(-len(told) // columns)
-
-    def draw(figure: Any) -> None:
-        every = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
-        for axes, (j, past) in zip(every, told, strict=False):
-            first = past[0].seconds
-            course = [(p.date, 100 * (p.seconds / first - 1)) for p in past]
-            axes.plot(*zip(*((_day(date), change) for date, change in course), strict=True), ".-", color=GREY)
-            since = ""
-            if j.seconds:
-                colour, marker = _VERDICTS[str(j.verdict)]
-                change = 100 * (j.seconds / first - 1)
-                axes.plot(_day(today or past[-1].date), change, marker, color=colour, markersize=5)
-                since = f"\n{change:+.1f}% since {past[0].date[:10]} ({past[0].commit or 'commit unknown'})"
-            problem = problems[j.case.problem]
-            title = f"{entrant(j.case)}, {kind_of(problem)}\n{_rest(problem)}{since}"
-            axes.set_title(printable(title), fontsize=6, loc="left")
-            axes.grid(axis="y", color="#dde1e6")
-            axes.tick_params(labelsize=6)
-        for axes in [*every][len(told) :]:
-            axes.set_axis_off()
-        figure.supylabel("change of the time, %", fontsize=7)
-        figure.autofmt_xdate()
-
-    label = f"Times of {units.plural(len(told), 'case')} from {told[0][0].case} across their baselines."
-    return svg(label, 1.3 * lines + 0.4, draw)
-
-
-def _day(text: str) -> datetime:
-    return datetime.fromisoformat(text[:10])

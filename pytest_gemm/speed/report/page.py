@@ -10,19 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_gemm.core.outcome import Verdict
-from pytest_gemm.speed import roofline
 from pytest_gemm.speed.report import figures
 from pytest_gemm.speed.report.figures import kind_of
-from pytest_gemm.speed.report.rows import VERDICTS, Row, Run, Winner, change_text, columns, comparator_of
+from pytest_gemm.speed.report.rows import VERDICTS, Run, Winner, columns, comparator_of
 from pytest_gemm.speed.report.templates import render
 from pytest_gemm.speed.report.text import lines
 
 _FOREST_ROWS: Final = 50
 _BAR_SHAPES: Final = 20
-_HISTORIES: Final = 24
-_LEAST_CELLS: Final = 2
-# Speed-ups at which the colour changes: symmetric about 1 on a logarithmic scale, finest where it matters.
-_EDGES: Final = (0.5, 0.67, 0.8, 0.91, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)
 
 
 def page(run: Run, title: str) -> str:
@@ -31,22 +26,19 @@ def page(run: Run, title: str) -> str:
     Styles, script and figures are inside, and a content security policy forbids to load anything else.
 
     Args:
-        run: what is reported; :attr:`Run.history` and :attr:`Run.peaks` may be empty, their figures are left out
-            then and the page says so.
+        run: what is reported.
         title: of the page, plain text.
     """
-    found, fastest = run.rows, run.winners
-    subjects = list(dict.fromkeys(row.entrant for row in found))
-    comparator = comparator_of(found)
-    names = dict.fromkeys(itertools.chain(subjects, *(w.seconds_by for w in fastest)))
+    subjects = list(dict.fromkeys(row.entrant for row in run.rows))
+    comparator = comparator_of(run.rows)
+    names = dict.fromkeys(itertools.chain(subjects, *(w.seconds_by for w in run.winners)))
     palette = itertools.cycle(figures.PALETTE)
     colours = {name: next(palette) if name in subjects else figures.GREY for name in names}  # comparators are grey
     text = render(
         "page.html.jinja",
         run=run,
         title=title,
-        columns=columns(run, found),
-        change_text=change_text,
+        columns=columns(run, run.rows),
         verdict_words=VERDICTS,
         notes=lines(run, "disturbed", "notes"),
         untimed=lines(run, "untimed"),
@@ -54,12 +46,9 @@ def page(run: Run, title: str) -> str:
         comparator="the comparator" if comparator == "comparator" else comparator,
         means={mean.entrant: mean for mean in run.means},
         statistics=statistics,
-        edges=_EDGES,
         ran=_ran(run),
         **_verdicts(run),
-        **_rates(run, colours),
-        **_speedups(run),
-        **_histories(run),
+        bars=_bars(run, colours),
     )
     return text + "\n"
 
@@ -68,14 +57,11 @@ def _verdicts(run: Run) -> dict[str, Any]:
     """The forest plots, the largest slow-down first."""
     compared = [row.judgement for row in run.rows if row.judgement.change is not None]
     compared.sort(key=lambda judgement: -(judgement.change or 0.0))
-    same = [j for j in compared if j.verdict is Verdict.SAME]
     moved = [j for j in compared if j.verdict is not Verdict.SAME]
     return {
-        "compared": bool(compared),
         "why_nothing": Counter(f"{row.judgement.verdict}: {row.judgement.reason.text}" for row in run.rows),
         "moved": [figures.forest(piece, run.delta) for piece in _chunks(moved, _FOREST_ROWS)],
-        "same": [figures.forest(piece, run.delta) for piece in _chunks(same, _FOREST_ROWS)],
-        "same_count": len(same),
+        "same": len(compared) - len(moved),
     }
 
 
@@ -86,67 +72,18 @@ def _chunks(items: Sequence[Any], most: int) -> Iterable[Sequence[Any]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def _rates(run: Run, colours: Mapping[str, str]) -> dict[str, Any]:
-    """Bars by op, dtypes and layout, and roofline plots by dtype."""
+def _bars(run: Run, colours: Mapping[str, str]) -> list[str]:
+    """The figures of rates, by op, dtypes and layout."""
     problems = {row.problem.line: row.problem for row in run.rows}
     attainable = {row.problem.line: row.attainable for row in run.rows if row.attainable}
     by_kind: dict[str, list[Winner]] = defaultdict(list)
-    by_dtype: dict[str, list[Winner]] = defaultdict(list)
     for winner in run.winners:
-        problem = problems[winner.problem]
-        by_kind[kind_of(problem)].append(winner)
-        dtype = roofline.dtype_name(problem)
-        if roofline.peak_rate(dtype, run.peaks) and run.peaks.bandwidth:
-            by_dtype[dtype].append(winner)
-    return {
-        "has_roofline": bool(attainable),
-        "bars": [
-            figures.bars(piece, problems, attainable, colours)
-            for group in by_kind.values()
-            for piece in _chunks(group, _BAR_SHAPES)
-        ],
-        "rooflines": [
-            figures.rooflines(dtype, group, problems, run.peaks, colours) for dtype, group in by_dtype.items()
-        ],
-    }
-
-
-def _speedups(run: Run) -> dict[str, Any]:
-    """Speed-ups as tables of M by N x K: a grid of numbers is a table, which can be read aloud and copied."""
-    grids: dict[str, dict[str, dict[tuple[str, str], Row]]] = defaultdict(lambda: defaultdict(dict))
-    for row in run.rows:
-        if row.speedup:
-            shape = row.problem.shape
-            m = f"{shape.batch}x{shape.m}" if shape.batch is not None else str(shape.m)
-            kind = ":".join([kind_of(row.problem), *row.problem.line.split(":")[4:]])
-            grids[kind][row.entrant][m, f"{shape.n}x{shape.k}"] = row
-    shown = {kind: by for kind, by in grids.items() if any(len(cells) >= _LEAST_CELLS for cells in by.values())}
-    return {
-        "grids": {
-            kind: [
-                (who, sorted({nk for _, nk in cells}, key=_sizes), sorted({m for m, _ in cells}, key=_sizes), cells)
-                for who, cells in by.items()
-            ]
-            for kind, by in shown.items()
-        },
-        "left_out": sum(len(cells) for kind, by in grids.items() if kind not in shown for cells in by.values()),
-    }
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split("x")))
-
-
-def _histories(run: Run) -> dict[str, Any]:
-    told = [(row.judgement, past) for row in run.rows if (past := list(run.history.get(row.judgement.case, ())))]
-    told.sort(key=lambda item: -abs(math.log((item[0].seconds or item[1][-1].seconds) / item[1][0].seconds)))
-    shown = told[:_HISTORIES]
-    problems = {row.problem.line: row.problem for row in run.rows}
-    dates = [session.date for session in run.sessions]
-    return {
-        "history": figures.history(shown, problems, dates) if shown else "",
-        "histories": (len(shown), len(told)),
-    }
+        by_kind[kind_of(problems[winner.problem])].append(winner)
+    return [
+        figures.bars(piece, problems, attainable, colours)
+        for group in by_kind.values()
+        for piece in _chunks(group, _BAR_SHAPES)
+    ]
 
 
 def _ran(run: Run) -> dict[object, dict[str, None]]:

@@ -13,6 +13,7 @@ from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
+from pytest_gemm.speed.baseline.entry import Baseline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session
 from pytest_gemm.speed.report.units import Interval, interval, operations, percent, rate_text, seconds_text, signed
 
@@ -30,20 +31,6 @@ VERDICTS: Mapping[Verdict, str] = {
 }
 
 
-class Past(NamedTuple):
-    """A stored baseline of a case.
-
-    Attributes:
-        date: ISO 8601.
-        seconds: median over the sessions of the subject's estimate, seconds a call.
-        commit: that was measured, "" where unknown.
-    """
-
-    date: str
-    seconds: float
-    commit: str
-
-
 @dataclasses.dataclass
 class Run:
     """What a run measured on one device, what follows, and what the reports need of it.
@@ -57,9 +44,8 @@ class Run:
         mode: what the time was compared with: stored baselines, another environment, or nothing.
         anchor: what is to be said of the machine as a whole, ``None`` where its comparators stayed.
         notes: further sentences about the run.
-        history: earlier baselines of a case, oldest first; the last one is what it was compared with.
+        stored: baselines of the cases.
         seconds: wall-clock time of the whole run.
-        harness_seconds: the part of it that is neither compiling, judging nor timing a case.
         record: the command that records this run's cases.
         delta: slow-down that is tolerated, as a fraction; 0 where it is not to be shown.
         fatal: verdicts that fail a test.
@@ -79,9 +65,8 @@ class Run:
     mode: Mode = "baseline"
     anchor: Reason | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
-    history: Mapping[CaseId, Sequence[Past]] = dataclasses.field(default_factory=dict)
+    stored: Mapping[CaseId, Baseline] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
-    harness_seconds: float = 0.0
     record: str = "pytest perf --gemm-record"
     delta: float = 0.0
     fatal: Collection[Verdict] = ()
@@ -260,8 +245,7 @@ class Winner:
         problem: the problem line.
         entrant: backend (with its candidate), or the comparator.
         seconds: its time, median over the sessions.
-        runner_up: the second, "" where no other was timed.
-        lead: time of the runner-up over the winner's, ``None`` where no other was timed.
+        lead: time of the second over the winner's, ``None`` where no other was timed.
         clear: whether the interval against each of the others excludes a tie; with a single session, which gives no
             interval, whether the lead is at least 2%.  Never where a case has disturbed sessions only.
         seconds_by: time by entrant, fastest first.
@@ -270,7 +254,6 @@ class Winner:
     problem: str
     entrant: str
     seconds: float
-    runner_up: str
     lead: Interval | None
     clear: bool
     seconds_by: Mapping[str, float]
@@ -379,12 +362,11 @@ def _winner(problem: str, entrants: Mapping[str, Mapping[int, Sample]]) -> Winne
     for other in others:
         common = estimates[first].keys() & estimates[other].keys()
         ratios = [estimates[other][session] / estimates[first][session] for session in sorted(common)]
-        leads.append(interval(ratios) if ratios else Interval(medians[other] / medians[first], sessions=0))
+        leads.append(interval(ratios) if ratios else Interval(medians[other] / medians[first]))
     return Winner(
         problem=problem,
         entrant=first,
         seconds=seconds[first],
-        runner_up=others[0] if others else "",
         lead=leads[0] if leads else None,
         clear=bool(leads) and all(map(_is_clear, leads)) and not any(map(is_doubtful, entrants.values())),
         seconds_by={who: seconds[who] for who in ranked},
@@ -435,14 +417,9 @@ def columns(run: Run, found: Iterable[Row]) -> dict[str, Column]:
             lambda row: row.speedup.middle if row.speedup else None,
         ),
         "change": Column(AGAINST[run.mode], lambda row: change_text(row.judgement), lambda row: row.judgement.change),
-        "detectable": Column(
-            "detectable",
-            lambda row: "-" if row.judgement.minimum_effect is None else percent(row.judgement.minimum_effect),
-            lambda row: row.judgement.minimum_effect,
-        ),
         "why": Column("why", lambda row: f"{row.judgement.reason.code}: {row.judgement.reason}"),
     }
-    left_out = {"verdict", "change", "detectable"} if run.mode == "none" else set()
+    left_out = {"verdict", "change"} if run.mode == "none" else set()
     return {name: column for name, column in all_columns.items() if name not in left_out}
 
 

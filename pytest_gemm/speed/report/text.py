@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import statistics
-import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -19,22 +18,17 @@ from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.core.text import escaped
 from pytest_gemm.core.text import table as text_table
+from pytest_gemm.speed.baseline.entry import MICRO, Baseline
 from pytest_gemm.speed.baseline.store import accept_command
 from pytest_gemm.speed.data import Judgement, Sample
-from pytest_gemm.speed.report import units
-from pytest_gemm.speed.report.rows import VERDICTS, Mode, Past, Row, Run, columns, entrant, is_doubtful
+from pytest_gemm.speed.report.rows import VERDICTS, Mode, Row, Run, columns, entrant, is_doubtful
 from pytest_gemm.speed.report.templates import render
 
 # -- the terminal --------------------------------------------------------------------------------------------
 
 
-def table(run: Run, width: int = 120) -> list[str]:
-    """The terminal report: a line for each case, then the summary.
-
-    Args:
-        run: what is reported.
-        width: of the lines below the table, in characters.
-    """
+def table(run: Run) -> list[str]:
+    """The terminal report: a line for each case, then the summary."""
     if not (found := run.rows):
         return ["no case was timed", *summary(run)]
     first = {(w.problem, w.entrant) for w in run.winners if w.clear}
@@ -55,20 +49,11 @@ def table(run: Run, width: int = 120) -> list[str]:
     cells = {name: some for name, some in cells.items() if any(cell != "-" for cell in some)}
     numbers = [i for i, name in enumerate(cells) if shown[name].value]
     body = text_table([shown[name].title for name in cells], [*zip(*cells.values(), strict=True)], numbers)
-    return [*body, *textwrap.wrap(legend, width), "", *_wrapped(summary(run), width)]
-
-
-def _wrapped(lines: Iterable[str], width: int) -> Iterable[str]:
-    """Lines of at most ``width`` characters; commands, which are indented by two, stay in one piece."""
-    wrapper = textwrap.TextWrapper(width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-    for line in lines:
-        yield from [line] if line.startswith("  pytest ") else wrapper.wrap(line)
+    return [*body, legend, "", *summary(run)]
 
 
 # -- the lines below the table -------------------------------------------------------------------------------
 
-# Regret below this is what two runs of autotuning differ by.
-_REGRET: Final = 0.05
 _FINDINGS: Final = ("disturbed", "untimed", "selection", "effects", "winners", "means", "notes", "cost")
 
 
@@ -95,7 +80,6 @@ def lines(run: Run, *parts: str) -> list[str]:
         timed=[sample for sample in samples if sample.is_timed],
         doubtful=[case for case, some in run.trusted.items() if is_doubtful(some)],
         untimed_cases=_untimed(run),
-        least_regret=_REGRET,
         statistics=statistics,
         phases=phases,
         commands=_commands(run),
@@ -137,7 +121,7 @@ def _commands(run: Run) -> list[tuple[str, str]]:
 
 
 def failure(
-    judgement: Judgement, rerun: str, *, stored: Past | None = None, mode: Mode = "baseline", record: str = ""
+    judgement: Judgement, rerun: str, *, stored: Baseline | None = None, mode: Mode = "baseline", record: str = ""
 ) -> str:
     """What pytest shows for a case that fails: what, how much, against what, how it was confirmed, how to rerun.
 
@@ -155,7 +139,7 @@ def failure(
         entrant=entrant(judgement.case),
         rerun=rerun,
         stored=stored,
-        then=stored.seconds if then is None and stored else then,
+        then=stored.median_us * MICRO if then is None and stored else then,
         mode=mode,
         record=record,
         accept=accept_command([judgement.case]),
@@ -174,33 +158,15 @@ def markdown(run: Run, title: str) -> str:
         title: of the page, plain text.
     """
     moved = [row for verdict in list(VERDICTS)[:3] for row in run.rows if row.judgement.verdict is verdict]
-    counts = run.counts()
     commits = dict.fromkeys(session.commit for session in run.sessions if session.commit)
     software = ", ".join(f"{name} {version}" for name, version in run.software.items())
-    contested = [
-        [
-            _code(w.problem),
-            _code(w.entrant) + ("" if w.clear else " (too close to call)"),
-            units.seconds_text(w.seconds),
-            _code(w.runner_up),
-            str(w.lead),
-        ]
-        for w in run.contested
-    ]
     text = render(
         "summary.md.jinja",
         run=run,
         title=title,
         facts=[run.hardware, software, f"commit {', '.join(commits)}" if commits else ""],
-        counts=_joined(
-            ["cases", *map(str, VERDICTS)],
-            [[str(len(run.judgements)), *(str(counts.get(verdict, 0)) for verdict in VERDICTS)]],
-            range(len(VERDICTS) + 1),
-        ),
         moved=_markdown_table(run, moved, is_open=True) if moved else "",
-        contested=_joined(["problem", "fastest", "time", "second", "lead"], contested, (2, 4)) if contested else "",
-        contested_count=len(contested),
-        lines=lines(run, *_FINDINGS, "gate"),
+        lines=lines(run, "counts", *_FINDINGS, "gate"),
         commands=_commands(run),
         cases=_markdown_table(run, run.rows, is_open=False) if run.rows else "",
     )
@@ -218,8 +184,7 @@ def _joined(head: Sequence[str], body: Iterable[Sequence[str]], right: Iterable[
 
 def _markdown_table(run: Run, shown: Sequence[Row], *, is_open: bool) -> str:
     """A table of some rows; an open one has the reasons, and has its verdicts in bold."""
-    left_out = {"detectable"} if is_open else {"detectable", "why"}
-    wanted = {name: column for name, column in columns(run, shown).items() if name not in left_out}
+    wanted = {name: column for name, column in columns(run, shown).items() if is_open or name != "why"}
     marked: dict[str, Callable[[str], str]] = {"problem": _code, "backend": _code, "why": escaped}
     if is_open:
         marked["verdict"] = "**{}**".format

@@ -68,13 +68,11 @@ class Interval:
     Attributes:
         middle: geometric mean over the sessions.
         low, high: ends of the interval, ``None`` with fewer than two sessions.
-        sessions: how many estimates it rests on.
     """
 
     middle: float
     low: float | None = None
     high: float | None = None
-    sessions: int = 1
 
     def __str__(self) -> str:
         """``1.23x ±1.2%``; the half width is relative, and absent with a single session."""
@@ -97,6 +95,6 @@ def interval(ratios: Sequence[float]) -> Interval:
     n = len(logs)
     middle = statistics.fmean(logs)
     if n < 2:
-        return Interval(math.exp(middle), sessions=n)
+        return Interval(math.exp(middle))
     half = float(special.stdtrit(n - 1, 0.975)) * statistics.stdev(logs) / math.sqrt(n)
-    return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half), n)
+    return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half))

@@ -56,9 +56,8 @@ class CpuTimer(Timer):
 
     Telemetry: ``waited_cores``, for how many cores' worth of time this process's threads were ready to run and did not,
     because others ran there; ``others_cores``, how many cores' worth of work somebody else did on the cores that the
-    main thread may run on (of which ``stolen_cores`` by the hypervisor for other machines), ``own_cores``,
-    ``preemptions`` (involuntary context switches) and ``cpu_mhz_min``, ``cpu_mhz_max`` over these cores at both ends.
-    What the system does not tell is left out.
+    main thread may run on (of which ``stolen_cores`` by the hypervisor for other machines).  What the system does not
+    tell is left out.
 
     Args:
         proc: where procfs is mounted.
@@ -67,7 +66,6 @@ class CpuTimer(Timer):
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._before: dict[str, float] = {}
-        self._clocks: tuple[float, ...] = ()
 
     def targets(self, works: Mapping[str, Calls]) -> Mapping[str, Target]:
         """Nothing has to be made ready."""
@@ -75,17 +73,15 @@ class CpuTimer(Timer):
 
     def begin(self) -> None:
         """Read the counters."""
-        self._before, self._clocks = self._counters(), processor.cpu_mhz()
+        self._before = self._counters()
 
     def end(self) -> Conditions:
         """Read the counters again."""
         after = self._counters()
         spent = {name: after[name] - then for name, then in self._before.items() if name in after}
-        telemetry, disturbed, wall = {"preemptions": spent["preemptions"]}, [], spent["wall"]
-        if clocks := self._clocks + processor.cpu_mhz():
-            telemetry |= {"cpu_mhz_min": min(clocks), "cpu_mhz_max": max(clocks)}
+        telemetry, disturbed, wall = {}, [], spent["wall"]
         if wall <= 0.0:
-            return Conditions(telemetry)
+            return Conditions({})
         own = spent["own"] / wall
         if "waited" in spent:
             lost = max(0.0, spent["waited"]) / wall
@@ -96,7 +92,7 @@ class CpuTimer(Timer):
                 disturbed.append(f"others used {lost:.2f} cores that it waited for")
         if "busy" in spent:
             others = max(0.0, spent["busy"] / wall - own)
-            telemetry |= {"own_cores": own, "others_cores": others, "stolen_cores": spent["stolen"] / wall}
+            telemetry |= {"others_cores": others, "stolen_cores": spent["stolen"] / wall}
             # The kernel counts in ticks: a tick at either end may belong to the time before or after.
             if others - 2.0 / processor.TICKS / wall > LOAD_OF_OTHERS:
                 disturbed.append(f"others used {others:.2f} of its cores")
@@ -109,7 +105,7 @@ class CpuTimer(Timer):
         if (lost := processor.waited(self._proc)) is not None:
             found["waited"] = lost
         own = usage.ru_utime + usage.ru_stime
-        return found | {"wall": time.perf_counter(), "own": own, "preemptions": float(usage.ru_nivcsw)}
+        return found | {"wall": time.perf_counter(), "own": own}
 
 
 def cores() -> int:

@@ -9,7 +9,6 @@ import importlib
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -24,16 +23,11 @@ class GpuState:
     """What a GPU reports of itself; ``None`` for what it does not.
 
     Attributes:
-        sm_mhz, memory_mhz: clocks.
-        watts: power that it draws.
-        celsius: its temperature.
+        sm_mhz: clock of its multiprocessors.
         reasons: bits for why the clock is what it is, see :data:`_REASONS`.
     """
 
     sm_mhz: float | None = None
-    memory_mhz: float | None = None
-    watts: float | None = None
-    celsius: float | None = None
     reasons: int = 0
 
 
@@ -58,9 +52,6 @@ def _nvml_reader(uuid: str) -> Callable[[], GpuState]:
     nvml: Any = importlib.import_module("pynvml")
     nvml.nvmlInit()
     gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    # The function's name before and after driver 535.
-    reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-    reasons = reasons or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
 
     def ask(question: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -69,13 +60,9 @@ def _nvml_reader(uuid: str) -> Callable[[], GpuState]:
             return None
 
     def read() -> GpuState:
-        milliwatts = ask(nvml.nvmlDeviceGetPowerUsage)
         return GpuState(
             sm_mhz=ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-            memory_mhz=ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
-            watts=None if milliwatts is None else milliwatts / 1e3,
-            celsius=ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
-            reasons=ask(reasons) or 0,
+            reasons=ask(nvml.nvmlDeviceGetCurrentClocksEventReasons) or 0,
         )
 
     return read
@@ -228,8 +215,8 @@ class CudaTimer(Timer):
 
     Every reading ends with a wait for the device, so that the wall clock limits the time.
 
-    Telemetry: ``graph`` (1 or 0), ``sm_mhz_min``, ``sm_mhz_max``, ``memory_mhz_min``, ``watts_max``, ``celsius_max``,
-    and for each reason that held the clock the share of readings that gave it (``sw_power_cap_share``).
+    Telemetry: ``graph`` (1 or 0), ``sm_mhz_min``, ``sm_mhz_max``, and for each reason that held the clock the share of
+    readings that gave it (``sw_power_cap_share``).
 
     Args:
         runtime: CUDA.
@@ -292,13 +279,11 @@ class CudaTimer(Timer):
         # The reading before the first sample covers the warm-up as well; none is of an idle device.
         states, telemetry = self._states, {"graph": float(self.graphs)}
 
-        def known(field: str, *names: str) -> list[float]:
-            found = [getattr(state, field) for target, state in states if not names or target in names]
-            return [value for value in found if value is not None]
+        def clocks(*names: str) -> list[float]:
+            return [s.sm_mhz for target, s in states if s.sm_mhz is not None and (not names or target in names)]
 
-        for field, ends in (("sm_mhz", (min, max)), ("memory_mhz", (min,)), ("watts", (max,)), ("celsius", (max,))):
-            for end in ends if (values := known(field)) else ():
-                telemetry[f"{field}_{end.__name__}"] = end(values)
+        if found := clocks():
+            telemetry |= {"sm_mhz_min": min(found), "sm_mhz_max": max(found)}
         shares = {bit: sum(bool(s.reasons & bit) for _, s in states) / len(states) for bit in _REASONS if states}
         telemetry |= {f"{_REASONS[bit]}_share": share for bit, share in shares.items() if share}
         disturbed = [
@@ -306,7 +291,7 @@ class CudaTimer(Timer):
             for bit in _THROTTLES
             if shares.get(bit)
         ]
-        mine, other = known("sm_mhz", SUBJECT), known("sm_mhz", COMPARATOR)
+        mine, other = clocks(SUBJECT), clocks(COMPARATOR)
         if shares.get(_SW_POWER_CAP) and mine and other:
             a, b = statistics.median(mine), statistics.median(other)
             if abs(a - b) > _CLOCKS_DIFFER * min(a, b):
@@ -314,7 +299,7 @@ class CudaTimer(Timer):
         return Conditions(telemetry, "; ".join(disturbed))
 
 
-# -- operand sets, and other instruments --------------------------------------------------------------------------
+# -- operand sets ----------------------------------------------------------------------------------------------
 
 
 def l2_cache_bytes() -> int:
@@ -342,57 +327,3 @@ def rotation(bytes_of_operands: int, device: str) -> int:
     if device != "cuda":
         return 1
     return min(_MOST_SETS, max(1, math.ceil(2 * l2_cache_bytes() / max(1, bytes_of_operands))))
-
-
-# Trials of a call from Python, an odd number.
-_LATENCIES: Final = 21
-
-
-def latency(calls: Calls) -> float:
-    """Seconds from a call in Python until the device has finished it, the median of some: what a user waits for.
-
-    It holds what a graph leaves out: PyTorch's guards, the launches, the wait.  An advisory estimate, taken unpaired.
-    """
-    import torch
-
-    found = []
-    for call in itertools.islice(itertools.cycle(calls), _LATENCIES):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        found.append(time.perf_counter() - started)
-    return statistics.median(found)
-
-
-def cross_check(calls: Calls, seconds: float) -> float | None:
-    """The timer against a second instrument: ``seconds`` a call over the device time that the profiler sees.
-
-    About 1: between the nodes of a graph the device pauses for about a microsecond, which the profiler does not count.
-    Far below 1 the timer missed work; far above it timed something else than kernels.
-
-    Args:
-        calls: what was timed.
-        seconds: a call, as timed.
-
-    Returns:
-        ``None`` where no profiler sees a device.
-    """
-    from pytest_gemm.api import device_kernels
-
-    if not device_kernels.works():
-        return None
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    rounds = math.ceil(10 / len(calls))
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-        for call in itertools.chain.from_iterable([calls] * rounds):
-            call()
-        torch.cuda.synchronize()
-    events = [e for e in profiler.events() if e.device_type.name == "CUDA"]
-    microseconds = float(sum(e.time_range.elapsed_us() for e in events))
-    return seconds / (microseconds * 1e-6 / (rounds * len(calls))) if microseconds else None

@@ -29,7 +29,6 @@ Calls = Sequence[Call]
 
 SUBJECT: Final = "subject"
 COMPARATOR: Final = "comparator"
-_CANDIDATE: Final = "candidate "
 
 # Raise this number with every change of this module that changes an estimate.
 _VERSION: Final = 1
@@ -88,7 +87,6 @@ class Readings:
     Attributes:
         subject: seconds a call, one for each reading in order of time.
         comparator: the same, as long; empty without one.
-        candidates: the same of other candidates, half as long: one reading in each block.
         windows: how many of the subject's readings each window holds, for readings that were merged.
         calls: of the subject in one reading.
         retaken: blocks that were thrown away and measured again.
@@ -98,7 +96,6 @@ class Readings:
 
     subject: tuple[float, ...]
     comparator: tuple[float, ...] = ()
-    candidates: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     windows: tuple[int, ...] = ()
     calls: int = 0
     retaken: int = 0
@@ -127,7 +124,6 @@ def merged(windows: Sequence[Readings]) -> Readings:
     return Readings(
         subject=joined(attrgetter("subject")),
         comparator=joined(attrgetter("comparator")),
-        candidates={name: joined(lambda one, name=name: one.candidates[name]) for name in good[0].candidates},  # type: ignore[misc]  # mypy does not see the default
         windows=tuple(len(one.subject) for one in good),
         calls=good[0].calls,
         retaken=sum(one.retaken for one in windows),
@@ -203,7 +199,6 @@ _Block = Mapping[str, Sequence[float]]
 def measure(
     subject: Calls,
     comparator: Calls | None,
-    candidates: Mapping[str, Calls] | None = None,
     *,
     timer: Timer,
     plan: Plan | None = None,
@@ -214,7 +209,6 @@ def measure(
     Args:
         subject: what is timed; several calls for several sets of operands, one after the other.
         comparator: what is timed beside it; ``None`` for nothing: a block is two readings of the subject then.
-        candidates: further candidates by name, timed once in the middle of each block.
         timer: for where the calls compute.
         plan: ``None`` for the defaults.
         calls: how many calls fill a reading, by name.  What it lacks is measured and entered, so that a case that is
@@ -230,7 +224,6 @@ def measure(
     works = {SUBJECT: subject}
     if comparator is not None:
         works[COMPARATOR] = comparator
-    works |= {_CANDIDATE + name: some for name, some in (candidates or {}).items()}
     targets = timer.targets(works)
     started = timer.clock()
     for target in targets.values():
@@ -257,18 +250,14 @@ def measure(
             f"in {outliers} of {len(blocks)} blocks the {series.anchor} took over {plan.guard:.0%} longer than its "
             f"median, after {retaken} retaken"
         )
-    telemetry = {**conditions.telemetry, "blocks": float(len(blocks)), "blocks_outlying": float(outliers)}
-    if comparator is not None:
-        telemetry["comparator_calls"] = float(calls[COMPARATOR])
     found = {name: tuple(itertools.chain.from_iterable(block[name] for block in blocks)) for name in works}
     return Readings(
         subject=found[SUBJECT],
         comparator=found.get(COMPARATOR, ()),
-        candidates={name: found[_CANDIDATE + name] for name in candidates or ()},
         calls=calls[SUBJECT],
         retaken=retaken,
         disturbed="; ".join(disturbed),
-        telemetry=telemetry,
+        telemetry=conditions.telemetry,
     )
 
 
@@ -325,14 +314,12 @@ class _Blocks:
         return plan.retakes
 
     def _block(self) -> _Block:
-        """One block: ABBA or BAAB, the other candidates in its middle, with as much of the block before as after."""
-        candidates = [name for name in self._targets if name.startswith(_CANDIDATE)]
-        self._random.shuffle(candidates)
+        """One block: ABBA or BAAB."""
         pair = [name for name in (SUBJECT, COMPARATOR) if name in self._targets]
         if self._random.random() < 0.5:
             pair.reverse()
         found: dict[str, list[float]] = defaultdict(list)
-        for name in (*pair, *candidates, *reversed(pair)):
+        for name in (*pair, *reversed(pair)):
             target, calls = self._targets[name]
             found[name].append(target.seconds(calls) / calls)
             self._timer.taken(name)
