@@ -6,15 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from oracle import computed, is_right, make, refuses_line, scales
+from oracle import computed, is_right, make, scales
 
 from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.backends.inductor.backend import InductorBackend
-from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.machine import isa as isa_module
-from pytest_gemm.machine import processor
 from pytest_gemm.numerics import epilogue
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.distributions import distributions_for
@@ -37,32 +33,6 @@ from pytest_gemm.speed.roofline import work
 def test_a_quantised_line_reads_both_ways(line: str) -> None:
     assert str(Problem.parse(line)) == line
     assert work(Problem.parse(line)).bytes > 0
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("qlinear:u8-i8-f32:nt:3x4x5:bias", "one of static dynamic"),
-        ("qlinear:u8-i8-u8:nt:3x4x5:quant.static", "add requant"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:quant.static+requant", "drop requant"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:sum-0.5_3:quant.static", "sum-0.5_3 on a float result.*write sum"),
-        ("qlinear:u8-i8-u8:nt:3x4x5:sum-0.5_-1:quant.static+requant", "no zero point of u8.*from 0 to 255"),
-        ("qlinear:u8-i8-u8:nt:3x4x5:sum-0_3:quant.static+requant", "'0_3' does not fit sum"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:relu+add:quant.static", "add sum and then relu"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:add+gelu:quant.static", "add sum and then relu"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:quant.static-0.5_256", "from 0 to 255"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:quant.static-0.5_1.5", "above 0 and an integer"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:quant.static:b.argument", "drop b.argument"),
-        ("qlinear:i8-i8-f32:nt:3x4x5:quant.static:a.7bit", "a.7bit is for products in u8"),
-        ("woq_int4:bf16-i4-bf16:nt:3x64x65:quant.group-32", "no multiple of the group"),
-        ("mm:f32:nn:3x4x5:sum", "mm takes no sum; these do: qlinear"),
-        ("woq_int8:bf16-i8-bf16:nt:3x64x128:program.concat", "N=64 is not the columns of 3 equal weights"),
-        ("woq_int8:bf16-i8-bf16:nt:3x48x128:b.argument:program.concat", "drop b.argument"),
-        ("mm:f32:nn:3x6x5:program.concat", "use woq_int8"),
-    ],
-)
-def test_a_quantised_line_that_means_nothing_is_refused(line: str, complaint: str) -> None:
-    refuses_line(line, complaint)
 
 
 # -- mutants, caught: each computes the program in f32 with one mistake ----------------------------------
@@ -252,13 +222,6 @@ def from_codes(
     return (operands.a.double() @ w).to(operands.a.dtype)
 
 
-@pytest.mark.parametrize("mistake", [{"shift": 7}, {"group": 1}, {"group": -1}, {"swap": True}], ids=str)
-def test_a_mutant_about_4_bit_weights_is_caught(mistake: dict[str, int]) -> None:
-    operands = make(INT4, "int-2")
-    assert agrees(operands, from_codes(operands))
-    assert not agrees(operands, from_codes(operands, **mistake))  # type: ignore[arg-type]  # swap is a bool
-
-
 def test_a_weight_rounded_to_bf16_needs_the_contract_that_says_so() -> None:
     operands = make("woq_int4:bf16-i4-bf16:nt:33x64x1024:quant.group-32", "rand")
     rounded = from_codes(operands, narrow=True)
@@ -269,58 +232,6 @@ def test_a_weight_rounded_to_bf16_needs_the_contract_that_says_so() -> None:
 
 
 # -- who computes it ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("line", "code"), [
-    ("qlinear:u8-i8-f16:nt:17x64x128:quant.static", "dtype"),
-    ("qlinear:u8-i8-f32:nt:17x64x128:add:quant.dynamic", "dynamic"),
-    ("qlinear:u8-i8-f32:nt:17x8x128:quant.static", "few-columns"),
-    ("woq_int4:f32-i4-f32:nt:17x64x128:quant.group-32", "dtype"),
-    ("woq_int4:bf16-i4-bf16:nt:17x48x128:quant.group-32", "int4-shape"), (INT4, "isa"),
-    ("woq_int8:f16-i8-f16:nt:17x192x128:program.concat", "dtype"),
-])  # fmt: skip
-def test_cpp_refuses_what_the_lowerings_do_not_take(line: str, code: str) -> None:
-    refusal = InductorBackend.supports(CppBackend(), Problem.parse(line), BuildRequest(isa="avx2"))
-    assert refusal is not None
-    assert refusal.reason.code == code
-
-
-def test_cpp_claims_4_bit_weights_where_code_may_use_avx512() -> None:
-    problem = Problem.parse("woq_int4:bf16-i4-bf16:nt:17x64x128:quant.group-32")
-    for isa in ("avx512", "amx"):  # whatever this CPU executes
-        assert InductorBackend.supports(CppBackend(), problem, BuildRequest(isa=isa)) is None
-    own = CppBackend().supports(problem)
-    assert (own is None) == ("avx512" in isa_module.isas(processor.cpu().flags))
-
-
-@pytest.mark.parametrize("line", [LINE, INT4, "da8w8:i8-i8-f32:nt:64x64x128:quant.rowwise"])
-def test_the_backends_of_cuda_refuse_quantised_weights(line: str) -> None:
-    refusal = TritonBackend().supports(Problem.parse(line))
-    assert refusal is not None
-    assert refusal.reason.code == "op"
-
-
-@pytest.mark.parametrize("line", [
-    "qlinear:u8-i8-f32:nt:17x65x127:bias+gelu:quant.static-0.02_7:a.7bit",
-    "qlinear:u8-i8-i8:nt:17x65x127:quant.dynamic+requant-0.37_3:a.7bit",
-    "qlinear:u8-i8-u8:nt:17x65x127:bias+sum-0.25_5+relu:quant.static+requant-0.37_3:a.7bit",
-    "qlinear:u8-i8-i8:nt:17x65x127:sum-0.3_-4:quant.dynamic+requant-0.5_-3:a.7bit",
-    "da8w8:i8-i8-bf16:nt:2x9x64x127:bias:quant.rowwise",
-    "da8w8:i8-i8-f32:nt:3x0x16x32:quant.rowwise",
-    "woq_int4:bf16-i4-bf16:nt:9x64x256:quant.group-64",
-    "woq_int4:f32-i4-f32:nt:3x16x128:relu:quant.group-32",
-])  # fmt: skip
-def test_aten_computes_it(line: str) -> None:
-    backend = AtenBackend()
-    assert backend.supports(Problem.parse(line)) is None
-    if refusal := backend.unsupported(Problem.parse(line), "cpu"):
-        pytest.skip(str(refusal))  # of this release
-    for distribution in ("int-2", "rand"):
-        operands = make(line, distribution)
-        prepared = backend.prepare(operands.problem, operands)
-        actual = prepared.run(operands)
-        assert agrees(operands, actual, prepared.contract)
-        assert prepared.proof().executed
 
 
 THIRDS = "woq_int8:bf16-i8-bf16:nt:17x192x128:relu:program.concat"
@@ -372,19 +283,3 @@ def test_compiled_aten_packs_4_bit_weights_in_the_program_and_refuses_8_bits() -
     assert refusal.reason.code == "not-frozen"
     operands = make("woq_int4:bf16-i4-bf16:nt:3x16x64:quant.group-32", "int-2")
     assert agrees(operands, compiled.prepare(operands.problem, operands).run(operands), Contract("f32"))
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("line", [
-    "qlinear:u8-i8-f32:nt:9x16x64:bias:quant.static-0.02_7",
-    "da8w8:i8-i8-f32:nt:9x16x64:quant.rowwise",
-])  # fmt: skip
-def test_one_compiled_program_serves_every_distribution(line: str) -> None:
-    """The packed weight, the scales' products and the column sums follow from the new constants."""
-    backend = CppBackend(selection="one", threads=1)
-    for distribution in ("int-2", "rand"):
-        operands = make(line, distribution)
-        prepared = backend.prepare(operands.problem, operands)
-        assert agrees(operands, prepared.run(operands), prepared.contract)
-        assert prepared.proof().objection() is None
-    assert backend.log.compiles == 1, backend.log.unbindable
