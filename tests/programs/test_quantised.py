@@ -18,22 +18,7 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step
-from pytest_gemm.programs.program import args, build
-from pytest_gemm.speed.roofline import work
-
-# -- the line ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("line", [
-    "qlinear:u8-i8-f32:nt:17x64x128:bias+add+relu:quant.static-0.02_128",
-    "qlinear:u8-i8-u8:nt:17x64x128:gelu:quant.dynamic+requant-0.37_3:a.7bit",
-    "qlinear:u8-i8-i8:nt:17x64x128:sum-0.3_-4+relu:quant.static+requant",
-    "da8w8:i8-i8-bf16:nt:2x17x64x128:bias:quant.rowwise", "woq_int4:bf16-i4-bf16:nt:17x64x128:quant.group-32",
-])  # fmt: skip
-def test_a_quantised_line_reads_both_ways(line: str) -> None:
-    assert str(Problem.parse(line)) == line
-    assert work(Problem.parse(line)).bytes > 0
-
+from pytest_gemm.programs.program import args
 
 # -- mutants, caught: each computes the program in f32 with one mistake ----------------------------------
 
@@ -82,9 +67,6 @@ def test_a_correct_program_is_accepted(line: str) -> None:
         operands = make(line, distribution)
         contract = Contract("f32", "eager")
         assert agrees(operands, computed(operands, exactly), contract), distribution
-        mine = operands.clone()
-        assert torch.equal(computed(mine, exactly), computed(operands, exactly))
-        assert mine.guards_intact()
 
 
 def mutants(operands: Operands) -> dict[str, torch.Tensor]:
@@ -159,30 +141,22 @@ def requantised(operands: Operands, how: Callable[[torch.Tensor], torch.Tensor])
     return (how(c / step.numbers[0]) + step.numbers[1]).clamp(info.min, info.max).to(torch.int8)
 
 
-@pytest.mark.parametrize(
-    ("how", "right"),
-    [
-        (torch.round, True),
-        (torch.trunc, False),
-        (torch.floor, False),
-        (lambda y: torch.floor(y + 0.5), False),  # ties upwards
-        (lambda y: torch.round(y).clamp(-100, 100), False),
-    ],
-)
+@pytest.mark.parametrize(("how", "right"), [
+    (torch.round, True), (torch.trunc, False), (torch.floor, False),
+    (lambda y: torch.floor(y + 0.5), False),  # ties upwards
+    (lambda y: torch.round(y).clamp(-100, 100), False),
+])  # fmt: skip
 def test_an_8_bit_result_is_rounded_to_nearest_even_and_saturated(
     how: Callable[[torch.Tensor], torch.Tensor], right: bool
 ) -> None:
-    line = (
-        "qlinear:u8-i8-i8:nt:64x65x64:quant.static+requant-0.5_-4"  # an even zero point: both orders round ties alike
-    )
-    assert (
-        all(agrees(o := make(line, distribution), requantised(o, how)) for distribution in ("int-2", "rand", "int-1"))
-        is right
-    )
+    # An even zero point: both orders round ties alike.
+    line = "qlinear:u8-i8-i8:nt:64x65x64:quant.static+requant-0.5_-4"
+    found = [make(line, distribution) for distribution in ("int-2", "rand", "int-1")]
+    assert all(agrees(operands, requantised(operands, how)) for operands in found) is right
 
 
 @pytest.mark.parametrize(("value", "scale", "zero", "low", "high"), [
-    (2.25, "0.5", 3, 8, 8),  # 4.5 + 3: RNE gives 4 before the zero point and 8 after it: 7 or 8
+    (2.25, "0.5", 3, 7, 8),  # 4.5 + 3: RNE gives 4 before the zero point and 8 after it: 7 or 8
     (2.0, "0.5", 3, 7, 7), (-100.0, "0.5", 3, 0, 0), (200.0, "0.5", 3, 255, 255),
     (0.37 * 4.5, "0.37", 2, 6, 7),  # the reciprocal's rounding straddles the half
     (0.37 * 4.6, "0.37", 2, 7, 7),
@@ -191,8 +165,7 @@ def test_codes_on_either_side_of_a_half(value: float, scale: str, zero: int, low
     problem = Problem.parse(f"qlinear:u8-i8-u8:nt:1x1x1:quant.static+requant-{scale}_{zero}")
     x = torch.tensor([value], dtype=torch.float64)
     codes, _ = epilogue.requantised(problem, epilogue.Span(x, x))
-    expected = (min(low, 7) if value == 2.25 else low, high)
-    assert (float(codes.lo), float(codes.hi)) == expected
+    assert (float(codes.lo), float(codes.hi)) == (low, high)
 
 
 def test_scales_of_a_are_told_apart_from_those_of_b() -> None:
@@ -205,51 +178,37 @@ def test_scales_of_a_are_told_apart_from_those_of_b() -> None:
 
 # -- 4 bits -------------------------------------------------------------------------------------------
 
-INT4 = "woq_int4:bf16-i4-bf16:nt:9x64x256:quant.group-64"
 
-
-def from_codes(
-    operands: Operands, *, shift: int = 8, group: int = 0, swap: bool = False, narrow: bool = False
-) -> torch.Tensor:
-    """The product of 4-bit weights, with mistakes: another zero code, groups off by some k, nibbles exchanged."""
+def rounded_weights(operands: Operands) -> torch.Tensor:
+    """The product of 4-bit weights that are rounded to bf16 after their scales."""
     assert operands.quantisation is not None
-    codes = operands.b.double()
-    if swap:
-        codes = codes.unflatten(1, (-1, 2)).flip(2).flatten(1)
-    each = operands.quantisation.double().repeat_interleave(operands.problem.group_size, 0).roll(group, 0)
-    w = (codes - shift) * each[..., 0] + each[..., 1]
-    w = w.bfloat16().double() if narrow else w
-    return (operands.a.double() @ w).to(operands.a.dtype)
+    each = operands.quantisation.double().repeat_interleave(operands.problem.group_size, 0)
+    weights = ((operands.b.double() - 8) * each[..., 0] + each[..., 1]).bfloat16()
+    return (operands.a.double() @ weights.double()).to(operands.a.dtype)
 
 
 def test_a_weight_rounded_to_bf16_needs_the_contract_that_says_so() -> None:
+    contract = Contract("f32", input_error=2.0**-8, input_bits=8)
     operands = make("woq_int4:bf16-i4-bf16:nt:33x64x1024:quant.group-32", "rand")
-    rounded = from_codes(operands, narrow=True)
-    assert not agrees(operands, rounded)
-    assert agrees(operands, rounded, Contract("f32", input_error=2.0**-8, input_bits=8))
-    exact = make(INT4, "int-2")  # whose weights are integers of few bits
-    assert agrees(exact, from_codes(exact, narrow=True), Contract("f32", input_error=2.0**-8, input_bits=8))
-
-
-# -- who computes it ----------------------------------------------------------------------------------
+    assert not agrees(operands, rounded_weights(operands))
+    assert agrees(operands, rounded_weights(operands), contract)
+    exact = make("woq_int4:bf16-i4-bf16:nt:9x64x256:quant.group-64", "int-2")  # whose weights are integers of few bits
+    assert agrees(exact, rounded_weights(exact), contract)
 
 
 THIRDS = "woq_int8:bf16-i8-bf16:nt:17x192x128:relu:program.concat"
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda t: {**t, "b0": t["b1"], "b1": t["b0"]},
-    lambda t: {**t, "scale1": t["scale2"], "scale2": t["scale1"]},
-    lambda t: {**t, "b2": t["b0"]},
-    None,
-])  # fmt: skip
-def test_three_weights_are_three_products_side_by_side(spoil: Callable[..., dict[str, torch.Tensor]] | None) -> None:
+def test_three_weights_are_three_products_side_by_side() -> None:
     operands = make(THIRDS, "rand")
-    tensors = args(operands.problem, operands)
+    contract, tensors = Contract("f32", "eager"), args(operands.problem, operands)
     assert tensors["b1"].data_ptr() - tensors["b0"].data_ptr() == 64 * 128  # a view of B: nothing is copied
-    actual = build(operands.problem)(**(spoil(tensors) if spoil else tensors))
-    assert agrees(operands, actual, Contract("f32", "eager")) == (spoil is None)
-    assert agrees(operands, computed(operands, torch.mm), Contract("f32", "eager"))
+    assert agrees(operands, computed(operands), contract)
+    assert agrees(operands, computed(operands, torch.mm), contract)
+    for one, other in (("b0", "b1"), ("scale1", "scale2")):
+        exchanged = {one: tensors[other], other: tensors[one]}
+        assert not agrees(operands, computed(operands, **exchanged), contract)
+    assert not agrees(operands, computed(operands, b2=tensors["b0"]), contract)
 
 
 @pytest.mark.slow
