@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -118,28 +117,6 @@ class Trial:
     problems: tuple[Problem, ...]
     distributions: tuple[str, ...]
     seed: int = 0
-
-    def to_text(self) -> str:
-        """The trial as one line of JSON; :meth:`from_text` reads it."""
-        lines = [problem.line for problem in self.problems]
-        return json.dumps({"problems": lines, "distributions": self.distributions, "seed": self.seed})
-
-    @classmethod
-    def from_text(cls, text: str) -> Trial:
-        """Read a trial.
-
-        Raises:
-            ValueError: when it is none, or none any more: the grammar may have changed since.
-        """
-        try:
-            data = json.loads(text)
-            problems = tuple(map(Problem.parse, data["problems"]))
-            found = cls(problems, tuple(map(str, data["distributions"])), int(data["seed"]))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a trial: {text}") from error
-        if not (found.problems and found.distributions) or not set(found.distributions) <= DISTRIBUTIONS.keys():
-            raise ValueError(f"not a trial: {text}")
-        return found
 
 
 def size_of(trial: Trial) -> tuple[int, ...]:

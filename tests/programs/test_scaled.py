@@ -76,9 +76,6 @@ def judged(
     return verdict_module.compare(actual, found, operands.problem, operands), found
 
 
-# -- the grammar -------------------------------------------------------------------------------------
-
-
 # -- operands ----------------------------------------------------------------------------------------
 
 
