@@ -21,7 +21,6 @@ from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzzing import fuzzer as fuzz
 from pytest_gemm.fuzzing.fuzzer import PRODUCT
 from pytest_gemm.fuzzing.strategies import Trial
-from pytest_gemm.problem.axes import HUGE
 from pytest_gemm.record.writer import OfTest
 from pytest_gemm.run import known
 from pytest_gemm.run.progress import Display
@@ -140,7 +139,6 @@ class FuzzCheck:
             lambda trial: self.trials.judge(backend, trial),
             seed=self.config.seed,
             ops=self.config.ops,
-            huge=self.config.level == HUGE,
             tell=tell,
         )
         found = fuzzer.findings

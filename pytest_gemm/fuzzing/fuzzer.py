@@ -125,7 +125,6 @@ class Fuzzer:
         judge: gives the outcomes of a trial, as the ledger leaves them.
         seed: the same seed draws the same trials.
         ops: names of ops to draw from; empty: all.
-        huge: draw problems with a long dimension.
         tell: is called with each trial and each defect.
         clock: seconds, never going back.
     """
@@ -135,7 +134,6 @@ class Fuzzer:
     judge: Callable[[Trial], Sequence[Outcome]]
     seed: int = 0
     ops: tuple[str, ...] = ()
-    huge: bool = False
     tell: Callable[[Findings, Defect | None], object] = lambda *_: None
     clock: Callable[[], float] = time.monotonic
 
@@ -143,7 +141,7 @@ class Fuzzer:
         self.findings = Findings(self.backend.name, self.device)
         self._shrink_seconds = self._shrink_until = 0.0
         self._covered: dict[Key, Defect] = {}
-        self._drawn = _random(trials(self.backend, ops=self.ops, huge=self.huge))
+        self._drawn = _random(trials(self.backend, ops=self.ops))
         self._memory: dict[Trial, list[Outcome]] = {}
         self._shrinking: Defect | None = None
 

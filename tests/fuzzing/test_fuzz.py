@@ -14,10 +14,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core.case_id import CaseId
@@ -27,7 +26,6 @@ from pytest_gemm.fuzzing import strategies
 from pytest_gemm.fuzzing.check import Trials
 from pytest_gemm.fuzzing.fuzzer import Defect, Findings, Fuzzer, failure, summary
 from pytest_gemm.fuzzing.strategies import Trial
-from pytest_gemm.judging import sampled
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands.distributions import distributions_for
@@ -70,17 +68,6 @@ def test_every_op_can_be_drawn(op: str) -> None:
         assert Problem.parse(problem.line) == problem
 
     drawn()
-
-
-@settings(max_examples=30, database=None, suppress_health_check=list(HealthCheck))
-@given(strategies.trials(AtenBackend(), huge=True))
-def test_a_huge_problem_has_a_long_dimension_and_can_be_judged(trial: Trial) -> None:
-    for problem in trial.problems:
-        shape = problem.shape
-        batch = 1 if shape.batch is None else shape.batch
-        assert sampled.applies(problem, "sampled") or 0 in problem.result_shape  # empty at another dynamic size
-        assert batch * max(shape.m * shape.n, shape.m * shape.k, shape.n * shape.k) <= 2**33
-    assert len(trial.distributions) <= 2
 
 
 @settings(max_examples=60, database=None)
