@@ -30,7 +30,9 @@ def scales(o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     return o.scale_a, o.scale_b
 
 
-def computed(o: Operands, product: Callable[..., torch.Tensor] | None = None, **changed: torch.Tensor) -> torch.Tensor:
+def computed(
+    o: Operands, product: Callable[..., torch.Tensor] | None = None, /, **changed: torch.Tensor
+) -> torch.Tensor:
     """The problem's program in eager PyTorch, with another product in it or of other tensors.
 
     Of several linears all results, as they are judged.
