@@ -75,7 +75,6 @@ class Findings:
         problems: lines of the problems judged.
         cases: outcomes, by status; shrinking is not counted.
         known: outcomes by the entry of the ledger that explains them.
-        unsupported: outcomes that turned out to be unsupported, by reason.
         mistrusted: problems whose data could tell nothing.
         defects: what is new.
         compile_seconds: of all compiles, shrinking included.
@@ -88,7 +87,6 @@ class Findings:
     problems: set[str] = dataclasses.field(default_factory=set)
     cases: Counter[Status] = dataclasses.field(default_factory=Counter)
     known: Counter[str] = dataclasses.field(default_factory=Counter)
-    unsupported: Counter[str] = dataclasses.field(default_factory=Counter)
     mistrusted: list[str] = dataclasses.field(default_factory=list)
     defects: list[Defect] = dataclasses.field(default_factory=list)
     compile_seconds: float = 0.0
@@ -245,8 +243,6 @@ class Fuzzer:
             found.cases[outcome.status] += 1
             if outcome.known_failure:
                 found.known[outcome.known_failure] += 1
-            elif outcome.status is Status.UNSUPPORTED and outcome.reason is not None:
-                found.unsupported[outcome.reason.text] += 1
             elif outcome.status is Status.MISTRUSTED and outcome.problem not in found.mistrusted:
                 found.mistrusted.append(f"{outcome.problem}, distribution {outcome.distribution}, seed {outcome.seed}")
 

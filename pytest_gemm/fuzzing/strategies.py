@@ -274,7 +274,6 @@ def _fitting(form: Form, shape: Shape) -> Shape:
     op, sizes = form.op, {"m": shape.m, "n": shape.n, "k": shape.k}
     if op.quantises_a:
         sizes = {name: max(1, size) for name, size in sizes.items()}
-        shape = dataclasses.replace(shape, batch=max(1, shape.batch) if shape.batch is not None else None)
     unit = 128 if "group" in op.scales else 32 if form.dtypes.a.is_packed else op.summands
     sizes["k"] = -(-sizes["k"] // unit) * unit
     if op.quantises_a and form.dtypes.a.name == "bf16":

@@ -133,7 +133,7 @@ class Comparisons:
     @property
     def is_open(self) -> bool:
         """Whether the conditions hold for every possible number of threads, and so for all that are likely."""
-        return all(one.holds(number) for one in self.conditions for number in range(_MOST_THREADS))
+        return all(one.holds(number) for one in self.conditions for number in range(THREADS[1]))
 
     def match(self, *values: str) -> bool:
         """Whether the conditions hold for a number, given as text."""
@@ -164,7 +164,8 @@ class Releases:
 
 
 SIZES: Final = ("m", "n", "k", "batch")
-_MOST_THREADS: Final = 4096
+# Possible numbers of threads: a condition that none of them meets is a mistake.
+THREADS: Final = (1, 4096)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
 
 from pytest_gemm.core.case_id import MODES, Device
 from pytest_gemm.core.outcome import Status
 from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.ledger.computes import COMPUTES
-from pytest_gemm.ledger.entry import SIZES, Comparison, Comparisons, Entry, Globs, LedgerError, Releases
+from pytest_gemm.ledger.entry import SIZES, THREADS, Comparison, Comparisons, Entry, Globs, LedgerError, Releases
 from pytest_gemm.machine.isa import ISA_NAMES
 from pytest_gemm.machine.processor import cpu
 from pytest_gemm.problem.dtypes import DTYPES
@@ -27,6 +29,8 @@ from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import STEPS, Step
 from pytest_gemm.storage.datafile import Key, TableFile, WrongValue, is_any, is_text, is_texts, shown
 
+# The oldest release of torch that this package supports.
+_OLDEST: Final = Version("2.11")
 # How many known words a message lists.
 _LISTED: Final = 24
 _STATUSES: Final = {status.value: status for status in Status if status.is_failure}
@@ -48,7 +52,7 @@ def read(path: Path, backends: Collection[str] | None) -> tuple[Entry, ...]:
         LedgerError: with file and line, when it cannot be read or an entry makes no sense.
     """
     file = TableFile(path, "known-failure", LedgerError)
-    keys = {**_KEYS, "backend": _globs(lambda: backends or (), required=_BACKEND)}
+    keys = {**_KEYS, "backend": _globs(lambda: backends or (), single=True, required=_BACKEND)}
     found: dict[str, Entry] = {}
     lines: dict[str, int] = {}
     for table in file.tables():
@@ -86,6 +90,7 @@ def _entry(file: TableFile, table: Mapping[str, Any], keys: Mapping[str, Key]) -
 def _globs(
     known: Words = lambda: (),
     *,
+    single: bool = False,
     required: str = "",
     check: Callable[[str], None] | None = None,
 ) -> Key:
@@ -93,6 +98,7 @@ def _globs(
 
     Args:
         known: the words, one of which each pattern matches; none: any.
+        single: whether a case has one of these words, rather than any number.
         required: as of :class:`Key`.
         check: raises :class:`WrongValue` for a wrong pattern, given without its ``!``.
     """
@@ -105,6 +111,8 @@ def _globs(
                 raise _no_match(bare, words)
             if check is not None:
                 check(bare)
+        if single and words and not any(found.match(word) for word in ("", *words)):
+            raise WrongValue(f"{shown(value)}: what matches is excluded", "delete one of the patterns")
         return found
 
     return Key(_is_globs, "write a pattern between quotes, or a list of them", required, read)
@@ -163,14 +171,22 @@ def _check_line(bare: str) -> None:
 # -- conditions on numbers -------------------------------------------------------------------------------------
 
 
-def _read_comparisons(value: Any) -> Comparisons:
-    try:
-        found = tuple(map(_comparison, value if isinstance(value, list) else [value]))
-    except (TypeError, ValueError):
-        raise WrongValue(f"{shown(value)} is no comparison") from None
-    if not found:
-        raise WrongValue("is empty")
-    return Comparisons(found)
+def _comparisons(least: int, most: int, what: str) -> Key:
+    """Conditions on a number between two limits, of which one at least meets them all."""
+
+    def read(value: Any) -> Comparisons:
+        try:
+            found = tuple(map(_comparison, value if isinstance(value, list) else [value]))
+        except (TypeError, ValueError):
+            raise WrongValue(f"{shown(value)} is no comparison") from None
+        if not found:
+            raise WrongValue("is empty")
+        if not _can_hold(found, least, most):
+            raise WrongValue(f"{shown(value)}: no {what} is that")
+        return Comparisons(found)
+
+    remedy = 'write for example ">=4", "==1" or "%16!=0", or a list of which all must hold'
+    return Key(is_any, remedy, read=read)
 
 
 def _comparison(value: Any) -> Comparison:
@@ -178,6 +194,15 @@ def _comparison(value: Any) -> Comparison:
     if isinstance(value, int) and not isinstance(value, bool):
         return Comparison("==", value)
     return Comparison.parse(value)
+
+
+def _can_hold(conditions: Collection[Comparison], least: int, most: int) -> bool:
+    """Whether a number between two limits meets all conditions."""
+    # The least one follows a bound.  From there on remainders repeat, and each "!=" leaves out one number more.
+    span = min(math.lcm(*(one.modulus or 1 for one in conditions)), 1_000_000) + len(conditions) + 1
+    bounds = {least, *(one.number for one in conditions if one.modulus is None and one.number > least)}
+    numbers = (number for bound in bounds for number in range(bound, min(most, bound + span) + 1))
+    return any(all(one.holds(number) for one in conditions) for number in numbers)
 
 
 # -- other values ----------------------------------------------------------------------------------------------
@@ -195,9 +220,13 @@ def _read_statuses(value: Any) -> frozenset[Status]:
 
 def _read_releases(value: str) -> Releases:
     try:
-        return Releases(SpecifierSet(value))
+        found = Releases(SpecifierSet(value))
     except InvalidSpecifier:
         raise WrongValue(f"{shown(value)} is no version range", 'write for example ">=2.12,<2.14"') from None
+    releases = (f"{major}.{minor}.{micro}" for major in (2, 3) for minor in range(100) for micro in range(20))
+    if not any(found.match(release) for release in releases if Version(release) >= _OLDEST):
+        raise WrongValue(f"{shown(value)}: no release from {_OLDEST} on is in this range")
+    return found
 
 
 def _is_filled(value: object) -> bool:
@@ -209,9 +238,6 @@ def _is_filled(value: object) -> bool:
 # The keys that are no conditions.
 _PLAIN: Final = ("id", "reason", "link", "status", "computes", "says", "unstated", "crashes")
 _TEXT: Final = "write a text between quotes"
-_NUMBER: Final = Key(
-    is_any, 'write for example ">=4", "==1" or "%16!=0", or a list of which all must hold', read=_read_comparisons
-)
 _BACKEND: Final = 'name a backend, for example backend = "cpp"'
 _KEYS: Final[Mapping[str, Key]] = {
     "id": Key(_is_filled, _TEXT, 'give it a name, for example id = "cpp-bf16-tail"'),
@@ -220,14 +246,14 @@ _KEYS: Final[Mapping[str, Key]] = {
     "backend": _globs(required=_BACKEND),
     "test": _globs(),
     "distribution": _globs(),
-    "device": _globs(lambda: [device.value for device in Device]),
+    "device": _globs(lambda: [device.value for device in Device], single=True),
     "problem": _globs(check=_check_line),
     "candidate": _globs(),
-    "mode": _globs(lambda: MODES),
-    "guard": _globs(lambda: ("end", "begin")),
+    "mode": _globs(lambda: MODES, single=True),
+    "guard": _globs(lambda: ("end", "begin"), single=True),
     "isa": _globs(_isas),
-    "threads": _NUMBER,
-    "run_threads": _NUMBER,
+    "threads": _comparisons(*THREADS, "number of threads"),
+    "run_threads": _comparisons(*THREADS, "number of threads"),
     "status": Key(is_any, f"known: {' '.join(_STATUSES)}", read=_read_statuses),
     "computes": _globs(lambda: COMPUTES),
     "says": _globs(),
@@ -237,10 +263,10 @@ _KEYS: Final[Mapping[str, Key]] = {
     "crashes": Key(lambda value: isinstance(value, bool), "write true or false"),
 }
 _WHERE: Final[Mapping[str, Key]] = {
-    "op": _globs(lambda: OPS),
-    "dtypes": _globs(lambda: _DTYPES),
-    "layout": _globs(lambda: _LAYOUTS),
+    "op": _globs(lambda: OPS, single=True),
+    "dtypes": _globs(lambda: _DTYPES, single=True),
+    "layout": _globs(lambda: _LAYOUTS, single=True),
     "epilogue": _globs(check=_check_step),
     "flags": _globs(lambda: FLAGS),
-    **dict.fromkeys(SIZES, _NUMBER),
+    **{size: _comparisons(0, 2**63 - 1, "size") for size in SIZES},
 }

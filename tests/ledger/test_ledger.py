@@ -11,6 +11,7 @@ import pytest
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.ledger import reader
 from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Environment, Globs, LedgerError
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.problem.problem import Problem
@@ -182,6 +183,7 @@ SECOND = HEAD + OTHER
     (SECOND + 'problem = ["mm:*",\n"x"]', 9, ["problem 'x'", "is missing; a line is op:dtypes"]),
     (SECOND + 'threads = ["many"]', 9, ["threads ['many'] is no comparison", '">=4"']),
     (SECOND + 'where = { threads = ">1" }', 9, ["unknown key 'threads' in where (it belongs beside where: thr"]),
+    (SECOND + 'threads = ["<2", "!=1"]', 9, ["threads ['<2', '!=1']: no number of threads is that"]),
     (SECOND + 'crashes = "yes"', 9, ["crashes is 'yes'", "true or false"]),
     (SECOND + 'crashes = true\ndistribution = "x"', 10, ["distribution beside crashes = true", "delete distrib"]),
     (SECOND + 'problem = "mm:f99:nn:1x1x1"', 9, ["problem 'mm:f99:nn:1x1x1'", "unknown dtype 'f99'"]),
@@ -189,8 +191,11 @@ SECOND = HEAD + OTHER
     (SECOND + 'isa = ["avx51"]', 9, ["isa 'avx51' matches nothing (did you mean 'avx512"]),
     (SECOND + 'mode = "aotti"', 9, ["mode 'aotti' matches nothing (did you mean 'aoti'?)", "known: eager static"]),
     (SECOND + 'guard = "start"', 9, ["guard 'start' matches nothing", "known: end begin"]),
+    (SECOND + 'device = ["cpu", "!cpu"]', 9, ["device ['cpu', '!cpu']: what matches is excluded"]),
     (SECOND + 'problem = "lineer:bf16:*"', 9, ["op 'lineer' matches nothing (did you mean 'linear'?)"]),
     (SECOND + 'problem = "mm:bf61:*"', 9, ["dtypes 'bf61' matches nothing"]),
+    (SECOND + 'where = { k = [">64", "<32"] }', 9, ["k ['>64', '<32']: no size is that"]),
+    (SECOND + 'torch = ">=2.14,<2.12"', 9, ["torch '>=2.14,<2.12': no release from 2.11 on is in this range"]),
     (SECOND + "id.x = 1", 9, ["is not TOML"]),
     (SECOND.replace("second", "first"), 6, ["id 'first' stands on line 2 already", "ids are unique"]),
     (SECOND.replace('id = "second"\n', ""), 5, ["id is missing", 'id = "cpp-bf16-tail"']),
@@ -239,6 +244,10 @@ def test_a_backend_is_one_that_there_is(tmp_path: Path) -> None:
         LedgerError, match=r"toml:4: backend 'ccp' matches nothing \(did you mean 'cpp'\?\); known: aten cpp"
     ):
         Ledger.load(file, ("aten", "cpp"))
+
+
+def test_the_oldest_release_is_the_one_that_the_package_asks_for() -> None:
+    assert f'"torch>={reader._OLDEST}"' in (SHIPPED.parent.parent / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
