@@ -37,9 +37,9 @@ def computed(
 
     Of several linears all results, as they are judged.
     """
-    made = program.build(o.problem, product)(**(program.args(o.problem, o) | changed))
-    (result,) = program.gathered(o.problem, made if isinstance(made, tuple) else (made,))
-    assert isinstance(result, torch.Tensor)
+    result: torch.Tensor = program.build(o.problem, product)(**(program.args(o.problem, o) | changed))
+    if o.problem.several:
+        (result,) = program.gathered(o.problem, tuple(result))
     return result
 
 
