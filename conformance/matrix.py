@@ -14,14 +14,13 @@ from pytest_gemm.problem.axes import unique
 from pytest_gemm.problem.problem import Problem
 
 CASES = Path(__file__).with_name("cases")
-# The family of the tests that ask for more than the right product.
-_OTHER_TESTS = ("caches",)
+# Files beside those of plain products: lists of values, and the tests that ask for more than the right product.
+_OTHERS = ("axes", "caches")
 
 
 def families() -> tuple[str, ...]:
     """Names of the families of plain products."""
-    names = sorted(path.stem for path in CASES.glob("*.toml") if path.stem != "axes")
-    return tuple(name for name in names if name not in _OTHER_TESTS)
+    return tuple(sorted(path.stem for path in CASES.glob("*.toml") if path.stem not in _OTHERS))
 
 
 def family(name: str, level: str, *sets: str, device: str = "") -> tuple[Problem, ...]:

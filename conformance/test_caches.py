@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,13 +62,8 @@ def others_with_the_operands_of(problem: Problem) -> tuple[Problem, ...]:
         asked.append(dataclasses.replace(problem, dtypes=dataclasses.replace(problem.dtypes, out=out)))
     elif problem.passes and problem.passes[-1].kind is not StepKind.BINARY:
         asked.append(problem.without(problem.epilogue.index(problem.passes[-1])))
-    asked += _aliased_otherwise(problem)
+    own = tuple(flag for flag in problem.flags if flag not in {"b.alias", "b.alias_t", "r0.alias"})
+    with contextlib.suppress(ProblemError):  # there is no residual that A could be, or A has another shape
+        flags = own if own != problem.flags else (*own, "r0.alias")
+        asked.append(dataclasses.replace(problem, flags=flags))
     return tuple(other for other in unique(asked) if other != problem)
-
-
-def _aliased_otherwise(problem: Problem) -> Iterator[Problem]:
-    """The problem with operands of their own, where one is another as well; else with A as its first residual."""
-    flags = tuple(flag for flag in problem.flags if flag not in {"b.alias", "b.alias_t", "r0.alias"})
-    with contextlib.suppress(ProblemError):  # there is no residual, or A has another shape
-        flags = flags if flags != problem.flags else (*flags, "r0.alias")
-        yield dataclasses.replace(problem, flags=flags)

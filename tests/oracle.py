@@ -30,9 +30,26 @@ def scales(o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     return o.scale_a, o.scale_b
 
 
-def computed(o: Operands, product: Callable[..., torch.Tensor] | None = None, **changed: torch.Tensor) -> torch.Tensor:
-    """The problem's program in eager PyTorch, with another product in it or of other tensors."""
+def computed(
+    o: Operands, product: Callable[..., torch.Tensor] | None = None, /, **changed: torch.Tensor
+) -> torch.Tensor:
+    """The problem's program in eager PyTorch, with another product in it or of other tensors.
+
+    Of several linears all results, as they are judged.
+    """
     result: torch.Tensor = program.build(o.problem, product)(**(program.args(o.problem, o) | changed))
+    if o.problem.several:
+        (result,) = program.gathered(o.problem, tuple(result))
+    return result
+
+
+def on_meta(o: Operands) -> torch.Tensor:
+    """The result of the problem's program by PyTorch's own checks of shapes, without a device."""
+    tensors = {
+        name: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        for name, x in program.args(o.problem, o).items()
+    }
+    result: torch.Tensor = program.build(o.problem)(**tensors)
     return result
 
 

@@ -61,7 +61,7 @@ def dynamic_dimensions(problem: Problem) -> dict[str, dict[int, str]]:
 def _sizes(problem: Problem) -> dict[str, tuple[str, ...]]:
     """What each dimension of the program's tensors is: one of ``m n k batch``, or "" for anything else."""
     op, has_batch = problem.op, problem.shape.batch is not None
-    batch = ("batch",) if has_batch and not problem.grouped else ()
+    batch = ("batch",) if has_batch and not problem.op.grouped else ()
     result: tuple[str, ...] = (*batch, "m", "n")
     if op.several:
         result = ("m", "n") if problem.step("gated") is not None else result

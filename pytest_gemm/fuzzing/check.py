@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,14 +21,12 @@ from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzzing import fuzzer as fuzz
 from pytest_gemm.fuzzing.fuzzer import PRODUCT
 from pytest_gemm.fuzzing.strategies import Trial
-from pytest_gemm.problem.axes import HUGE
 from pytest_gemm.record.writer import OfTest
 from pytest_gemm.run import known
 from pytest_gemm.run.progress import Display
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case, Judged
-    from pytest_gemm.judging.judge import Judge
     from pytest_gemm.run.orchestrator import Orchestrator
     from pytest_gemm.worker.process import Workers
 
@@ -52,47 +50,33 @@ class Trials:
         self._config, self._workers, self._count = config, workers, 0
 
     def judge(self, backend: Backend, trial: Trial, rerun: Rerun | None = None) -> list[Outcome]:
-        """The outcomes of a trial, as the ledger leaves them.
+        """The outcomes of a trial, as the ledger leaves them: one problem after the other.
 
         Args:
             backend: whose kernels they are.
             trial: what to judge.
             rerun: how to run it again; with it, what fails is kept in the failures folder of ``--gemm-output``.
         """
+        from pytest_gemm.judging.case import Case
+        from pytest_gemm.run.orchestrator import Orchestrator
+
         self._count += 1
         if self._workers is not None and self._count % _TRIALS == 0:
             self._workers.close()
-        return list(judged(self._config, self._judge, backend, trial, rerun))
-
-
-def judged(
-    config: GemmConfig, judge: Judge, backend: Backend, trial: Trial, rerun: Rerun | None = None
-) -> Iterator[Outcome]:
-    """The outcomes of a trial, as the ledger leaves them: one problem after the other.
-
-    Args:
-        config: of the run.
-        judge: judges.
-        backend: whose kernels they are.
-        trial: what to judge.
-        rerun: how to run it again; with it, what fails is kept in the failures folder of ``--gemm-output``.
-    """
-    from pytest_gemm.judging.case import Case
-    from pytest_gemm.run.orchestrator import Orchestrator
-
-    device, candidates = config.device_of(backend), CandidateSelection(config.wanted_candidates)
-    cases = [Case(backend, problem, trial.distributions, trial.seed, device, candidates) for problem in trial.problems]
-    run = Orchestrator(config, judge, PRODUCT)
-    for case in cases:
-        if (held := run.withheld(case)) is not None:
-            yield held
-            continue
-        found: list[Judged] = []
-        for one in _with_own_defects(case, run):
-            found += run.explained(case, [one])[0]
-            yield found[-1].outcome
-        if rerun is not None:
-            run.keep(case, found, rerun)
+        device, candidates = self._config.device_of(backend), CandidateSelection(self._config.wanted_candidates)
+        run, outcomes = Orchestrator(self._config, self._judge, PRODUCT), list[Outcome]()
+        for problem in trial.problems:
+            case = Case(backend, problem, trial.distributions, trial.seed, device, candidates)
+            if (withheld := run.withheld(case)) is not None:
+                outcomes.append(withheld)
+                continue
+            found: list[Judged] = []
+            for one in _with_own_defects(case, run):
+                found += run.explained(case, [one])[0]
+            outcomes += [one.outcome for one in found]
+            if rerun is not None:
+                run.keep(case, found, rerun)
+        return outcomes
 
 
 def _with_own_defects(case: Case, run: Orchestrator) -> Iterator[Judged]:
@@ -109,37 +93,27 @@ def _with_own_defects(case: Case, run: Orchestrator) -> Iterator[Judged]:
         yield Judged(crash)
 
 
+@dataclasses.dataclass
 class FuzzCheck:
     """Fuzzes for one test.
 
-    Args:
+    Attributes:
         config: what the run was asked for.
         trials: judges.
         display: where progress is shown.
         uncaptured: a block in which the terminal can be written to.
         here: folder that the command of a rerun is typed in.
-
-    Attributes:
         judged: the defects, for the report and the run record.
         lines: for the summary of the run.
     """
 
-    def __init__(
-        self,
-        config: GemmConfig,
-        trials: Trials,
-        display: Display,
-        uncaptured: Callable[[], AbstractContextManager[None]],
-        here: Path,
-    ) -> None:
-        self._config = config
-        self._trials = trials
-        self._display = display
-        self._uncaptured = uncaptured
-        self._here = here
-        self._seconds = self._until = 0.0
-        self.judged = OfTest()
-        self.lines: list[str] = []
+    config: GemmConfig
+    trials: Trials
+    display: Display
+    uncaptured: Callable[[], AbstractContextManager[None]]
+    here: Path
+    judged: OfTest = dataclasses.field(default_factory=OfTest)
+    lines: list[str] = dataclasses.field(default_factory=list)
 
     def __call__(self, backend: Backend, seconds: float) -> None:
         """Fuzz ``backend`` for ``seconds``.
@@ -147,56 +121,52 @@ class FuzzCheck:
         Raises:
             pytest's own failure: with every defect, each in its smallest form and with its rerun line.
         """
-        self._seconds, self._until = seconds, time.monotonic() + seconds
+        until = time.monotonic() + seconds
+
+        def tell(found: fuzz.Findings, defect: fuzz.Defect | None) -> None:
+            with self.uncaptured():
+                if defect is not None:
+                    self.display.line(fuzz.found_line(defect))
+                    return
+                left = until - time.monotonic()
+                rest = f"{left:.0f} s of {seconds:g} s left" if left > 0 else "its time is up"
+                counts = f"{found.trials} trials, {sum(found.cases.values())} cases, {len(found.defects)} defects"
+                self.display.progress(f"fuzzing {found.backend}: {counts}; {rest}")
+
         fuzzer = fuzz.Fuzzer(
             backend,
-            self._config.device_of(backend),
-            lambda trial: self._trials.judge(backend, trial),
-            seed_=self._config.seed,
-            ops=self._config.ops,
-            huge=self._config.level == HUGE,
-            store=fuzz.database(),
-            tell=self._tell,
+            self.config.device_of(backend),
+            lambda trial: self.trials.judge(backend, trial),
+            seed=self.config.seed,
+            ops=self.config.ops,
+            tell=tell,
         )
+        found = fuzzer.findings
         try:
             fuzzer.run(seconds)
         finally:  # what was found by then, also after Ctrl-C
-            with self._uncaptured():
-                self._display.clear()
-            found = fuzzer.findings
+            with self.uncaptured():
+                self.display.clear()
             self.lines += fuzz.summary(found)
             outcomes = [dataclasses.replace(d.outcome, test=d.outcome.test or PRODUCT) for d in found.defects]
             self.judged.outcomes += outcomes
-        self._save(backend, found.defects)
-        if not set(found.cases) - {Status.UNSUPPORTED} and "unjudged" not in self._config.allow:
+        if self.config.artifacts is not None:
+            self._save(backend, found.defects)
+        if not set(found.cases) - {Status.UNSUPPORTED} and "unjudged" not in self.config.allow:
             text = f"fuzzing judged no case of {backend.name}: it supports no problem that was drawn"
             pytest.fail(f"{text}; --gemm-allow=unjudged accepts that", pytrace=False)
         if found.defects:
             pytest.fail("\n".join(fuzz.failure(defect, self.rerun) for defect in found.defects), pytrace=False)
 
-    def _save(self, backend: Backend, defects: Iterable[fuzz.Defect]) -> None:
-        """What ``--gemm-output`` asks for, of each in its smallest form, which is judged once more for it."""
-        if self._config.artifacts is None:
-            return
+    def _save(self, backend: Backend, defects: list[fuzz.Defect]) -> None:
+        """Keep the files of each failure in its smallest form, which is judged once more for them."""
         for defect in defects:
             trial = defect.trial
-            if not any(one.status.is_failure for one in self._trials.judge(backend, trial, self.rerun(defect))):
+            if not any(one.status.is_failure for one in self.trials.judge(backend, trial, self.rerun(defect))):
                 self.lines.append(f"  {trial.problems[0].line}: passed when it was run again for its artifacts")
-
-    def _tell(self, found: fuzz.Findings, defect: fuzz.Defect | None) -> None:
-        with self._uncaptured():
-            if defect is not None:
-                self._display.line(fuzz.found_line(defect))
-            else:
-                left = self._until - time.monotonic()
-                rest = f"{left:.0f} s of {self._seconds:g} s left" if left > 0 else "its time is up"
-                self._display.progress(
-                    f"fuzzing {found.backend}: {found.trials} trials, {sum(found.cases.values())} cases, "
-                    f"{len(found.defects)} defects; {rest}"
-                )
 
     def rerun(self, defect: fuzz.Defect) -> Rerun:
         """How to run a defect's trial again: its problems in one process, with its distributions in their order."""
-        options = effect.rerun_options(self._config, defect.outcome.backend, timed=False)
+        options = effect.rerun_options(self.config, defect.outcome.backend, timed=False)
         options = (*options, f"--gemm-distributions={','.join(defect.trial.distributions)}")
-        return Rerun(test_target(suite("conformance") / "test_products.py", PRODUCT, self._here), options)
+        return Rerun(test_target(suite("conformance") / "test_products.py", PRODUCT, self.here), options)

@@ -1,12 +1,8 @@
-"""Fuzzing: draw trials until the time is up, shrink what fails, remember it, and go on behind it.
+"""Fuzzing: draw trials until the time is up, shrink what fails, and go on with what has not failed yet.
 
 Hypothesis draws (``strategies``) and shrinks.  Each draw is a search of its own: a search after a failure counts what
 is known by now and looks for something else.  A *defect* is told from others by op, dtypes, status and reason code.
 What fails alike in another shape is counted, not shrunk again.
-
-Shrunk trials are kept in the database of the user's Hypothesis profile (``.hypothesis/examples`` by default), as text
-and not as Hypothesis' own choices, so that they outlive a change of the strategies.  The next run begins with them, and
-forgets those that pass.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import jinja2
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings
@@ -28,10 +24,6 @@ from pytest_gemm.api.protocols import Backend
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.fuzzing.strategies import Trial, forms, size_of, trials
-
-if TYPE_CHECKING:
-    from hypothesis.database import ExampleDatabase
-
 
 # The tests that run a trial again, and under whose names the ledger knows its cases.
 PRODUCT: Final = "test_product"
@@ -59,7 +51,6 @@ class Defect:
         shrinks: how many trials were judged to make it smaller.
         complete: whether the shrinking came to its own end, not to that of its time.
         again: how many more trials failed alike.
-        before: whether an earlier run had found it.
         keys: of what was drawn, and of everything that was found on the way to the smallest form.
     """
 
@@ -69,7 +60,6 @@ class Defect:
     shrinks: int = 0
     complete: bool = True
     again: int = 0
-    before: bool = False
     keys: list[Key] = dataclasses.field(default_factory=list)
 
 
@@ -85,11 +75,9 @@ class Findings:
         problems: lines of the problems judged.
         cases: outcomes, by status; shrinking is not counted.
         known: outcomes by the entry of the ledger that explains them.
-        unsupported: outcomes that turned out to be unsupported, by reason.
         mistrusted: problems whose data could tell nothing.
         defects: what is new.
         compile_seconds: of all compiles, shrinking included.
-        mended: trials of earlier runs that pass now.
     """
 
     backend: str
@@ -99,11 +87,9 @@ class Findings:
     problems: set[str] = dataclasses.field(default_factory=set)
     cases: Counter[Status] = dataclasses.field(default_factory=Counter)
     known: Counter[str] = dataclasses.field(default_factory=Counter)
-    unsupported: Counter[str] = dataclasses.field(default_factory=Counter)
     mistrusted: list[str] = dataclasses.field(default_factory=list)
     defects: list[Defect] = dataclasses.field(default_factory=list)
     compile_seconds: float = 0.0
-    mended: list[str] = dataclasses.field(default_factory=list)
 
 
 @st.composite
@@ -127,93 +113,47 @@ def _key(outcome: Outcome) -> Key:
     return op, dtypes, str(outcome.status), outcome.reason.code if outcome.reason else ""
 
 
+@dataclasses.dataclass
 class Fuzzer:
     """Fuzzes one backend.
 
-    Args:
+    Attributes:
         backend: whose kernels are judged.
         device: where it computes; for the report.
         judge: gives the outcomes of a trial, as the ledger leaves them.
-        seed_: the same seed draws the same trials.
+        seed: the same seed draws the same trials.
         ops: names of ops to draw from; empty: all.
-        huge: draw problems with a long dimension.
-        store: where shrunk trials are kept, ``None``: nowhere.
         tell: is called with each trial and each defect.
         clock: seconds, never going back.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        device: str,
-        judge: Callable[[Trial], Sequence[Outcome]],
-        *,
-        seed_: int = 0,
-        ops: tuple[str, ...] = (),
-        huge: bool = False,
-        store: ExampleDatabase | None = None,
-        tell: Callable[[Findings, Defect | None], object] = lambda *_: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.findings = Findings(backend.name, device)
-        self._backend = backend
-        self._judge_trial = judge
-        self._seed = seed_
-        self._ops = ops
-        self._store = store
-        self._tell = tell
-        self._clock = clock
-        self._until = 0.0
+    backend: Backend
+    device: str
+    judge: Callable[[Trial], Sequence[Outcome]]
+    seed: int = 0
+    ops: tuple[str, ...] = ()
+    tell: Callable[[Findings, Defect | None], object] = lambda *_: None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.findings = Findings(self.backend.name, self.device)
         self._shrink_seconds = self._shrink_until = 0.0
         self._covered: dict[Key, Defect] = {}
-        self._drawn = _random(trials(backend, ops=ops, huge=huge))
+        self._drawn = _random(trials(self.backend, ops=self.ops))
         self._memory: dict[Trial, list[Outcome]] = {}
         self._shrinking: Defect | None = None
 
     def run(self, seconds: float) -> Findings:
         """Draw and judge until ``seconds`` have passed: one trial at least, and the one at hand to its end."""
-        started = self._clock()
-        self._until = started + seconds
+        started = self.clock()
         self._shrink_seconds = max(min(_SHRINK_SECONDS, seconds), _SHRINK_SHARE * seconds)
-        self._replay()
         number = 0
-        can_draw = bool(forms(self._backend, self._ops))
-        while can_draw and (not self.findings.trials or self._clock() < self._until):
+        can_draw = bool(forms(self.backend, self.ops))
+        while can_draw and (not self.findings.trials or self.clock() < started + seconds):
             self._search(number)
             number += 1
-        self.findings.seconds = self._clock() - started
+        self.findings.seconds = self.clock() - started
         return self.findings
-
-    # -- what earlier runs found -------------------------------------------------------------------
-
-    @property
-    def _place(self) -> bytes:
-        return f"pytest-gemm/{self._backend.name}/{self.findings.device}".encode()
-
-    def _replay(self) -> None:
-        """Judge what is kept: it is still wrong, or is forgotten."""
-        if self._store is None:
-            return
-        for kept in sorted(self._store.fetch(self._place)):
-            if self._clock() >= self._until:
-                return
-            try:
-                trial = Trial.from_text(kept.decode())
-            except ValueError:  # of another version of the grammar
-                self._store.delete(self._place, kept)
-                continue
-            if self._ops and trial.problems[0].op.name not in self._ops:
-                continue
-            outcomes = self._judged(trial, count=True)
-            failed = [o for o in outcomes if o.status in _FAILED]
-            if failed:
-                line = trial.problems[0].line
-                self._keep(Defect(failed[0], trial, line, before=True, keys=[*map(_key, failed)]))
-            elif all(o.status in {Status.PASSED, Status.PRUNED, Status.UNSUPPORTED} for o in outcomes):
-                self._store.delete(self._place, kept)
-                self.findings.mended.append(trial.problems[0].line)
-
-    # -- searching ---------------------------------------------------------------------------------
 
     def _search(self, number: int) -> None:
         """Draw one trial, judge it, and shrink it if it fails in a new way."""
@@ -221,7 +161,7 @@ class Fuzzer:
 
         # One valid example a call: Hypothesis follows each random example with variations of it otherwise, and every
         # one of them would be a compile.  And so a draw depends on its number alone, not on what came of others.
-        @seed(random.Random(f"{self._seed} {number}").getrandbits(64))
+        @seed(random.Random(f"{self.seed} {number}").getrandbits(64))
         @settings(
             max_examples=1,
             database=None,
@@ -256,10 +196,10 @@ class Fuzzer:
             return self._still_fails(self._shrinking, trial)
         if trial in self._memory:
             return False
-        for outcome in self._judged(trial, count=True):
+        for outcome in self._judged(trial, is_drawn=True):
             key = _key(outcome)
             if outcome.status in _FAILED and key not in self._covered:
-                self._shrink_until = self._clock() + self._shrink_seconds
+                self._shrink_until = self.clock() + self._shrink_seconds
                 self._shrinking = Defect(outcome, trial, trial.problems[0].line, keys=[key])
                 return True
             if outcome.status in _FAILED:
@@ -269,10 +209,10 @@ class Fuzzer:
     def _still_fails(self, defect: Defect, trial: Trial) -> bool:
         """Whether a trial fails like the defect, and not like another one that is known."""
         if trial not in self._memory:
-            if self._clock() >= self._shrink_until:
+            if self.clock() >= self._shrink_until:
                 raise _TimeIsUp
             defect.shrinks += 1
-        for outcome in self._judged(trial, count=False):
+        for outcome in self._judged(trial, is_drawn=False):
             key = _key(outcome)
             # Op and dtypes may become smaller.
             if outcome.status in _FAILED and key[2:] == defect.keys[0][2:] and key not in self._covered:
@@ -282,19 +222,17 @@ class Fuzzer:
                 return True
         return False
 
-    # -- keeping -----------------------------------------------------------------------------------
-
-    def _judged(self, trial: Trial, *, count: bool) -> list[Outcome]:
+    def _judged(self, trial: Trial, *, is_drawn: bool) -> list[Outcome]:
         """The outcomes of a trial, judged once: what a flaky kernel does the second time is not asked."""
         if trial in self._memory:
             return self._memory[trial]
-        outcomes = list(self._judge_trial(trial))
+        outcomes = list(self.judge(trial))
         # Only what failed is asked for again.
         self._memory[trial] = [outcome for outcome in outcomes if outcome.status in _FAILED]
         self.findings.compile_seconds += sum(outcome.seconds.compile for outcome in outcomes)
-        if count:
+        if is_drawn:
             self._count(trial, outcomes)
-            self._tell(self.findings, None)
+            self.tell(self.findings, None)
         return outcomes
 
     def _count(self, trial: Trial, outcomes: Sequence[Outcome]) -> None:
@@ -305,24 +243,14 @@ class Fuzzer:
             found.cases[outcome.status] += 1
             if outcome.known_failure:
                 found.known[outcome.known_failure] += 1
-            elif outcome.status is Status.UNSUPPORTED and outcome.reason is not None:
-                found.unsupported[outcome.reason.text] += 1
             elif outcome.status is Status.MISTRUSTED and outcome.problem not in found.mistrusted:
                 found.mistrusted.append(f"{outcome.problem}, distribution {outcome.distribution}, seed {outcome.seed}")
 
     def _keep(self, defect: Defect) -> None:
-        """A defect is done with: tell it, remember it, and do not look for it again."""
+        """A defect is done with: tell it, and do not look for it again."""
         self._covered = {**dict.fromkeys(defect.keys, defect), **self._covered}
         self.findings.defects.append(defect)
-        if self._store is not None:
-            self._store.save(self._place, defect.trial.to_text().encode())
-        self._tell(self.findings, defect)
-
-
-def database() -> ExampleDatabase | None:
-    """Where the user's Hypothesis keeps examples; ``None`` where it keeps none, as in its profile for CI."""
-    found: ExampleDatabase | None = settings().database
-    return found
+        self.tell(self.findings, defect)
 
 
 # -- texts -----------------------------------------------------------------------------------------
@@ -334,9 +262,7 @@ def failure(defect: Defect, rerun: Callable[[Defect], text_module.Rerun]) -> str
     case = dataclasses.replace(defect.outcome.case, problem=line)
     *lines, command = text_module.failure(dataclasses.replace(defect.outcome, case=case), rerun(defect)).splitlines()
     how = f"drawn as {defect.drawn}, made smaller in {defect.shrinks} trial(s)"
-    if defect.before:
-        how = "found by an earlier run, and kept"
-    elif not defect.complete:
+    if not defect.complete:
         how += ", not to the end: its time was up"
     if defect.again:
         how += f"; {defect.again} more failed alike"

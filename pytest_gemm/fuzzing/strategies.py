@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -36,7 +35,6 @@ except ModuleNotFoundError as error:
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.judging.sampled import applies
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.problem.axes import unique
 from pytest_gemm.problem.dtypes import DTYPES, DTypes
@@ -75,13 +73,6 @@ _ELEMENTS: Final = 1 << 16
 _WORK: Final = 1 << 22
 
 
-# Long dimensions of huge problems, and what these are cut to.
-LONG: Final = (65601, 2**19 + 8, 2**21 + 1, 2**23 + 8, 2**25 + 16)
-_HUGE_ELEMENTS: Final = 2**32 + 2**29
-_HUGE_WORK: Final = 2**38
-_HUGE_DISTRIBUTIONS: Final = 2
-
-
 def _steps(name: str) -> Iterator[Step]:
     """A step with some of its parameters; none for a view, whose sizes depend on the result."""
     spec = STEPS[name]
@@ -118,28 +109,6 @@ class Trial:
     problems: tuple[Problem, ...]
     distributions: tuple[str, ...]
     seed: int = 0
-
-    def to_text(self) -> str:
-        """The trial as one line of JSON; :meth:`from_text` reads it."""
-        lines = [problem.line for problem in self.problems]
-        return json.dumps({"problems": lines, "distributions": self.distributions, "seed": self.seed})
-
-    @classmethod
-    def from_text(cls, text: str) -> Trial:
-        """Read a trial.
-
-        Raises:
-            ValueError: when it is none, or none any more: the grammar may have changed since.
-        """
-        try:
-            data = json.loads(text)
-            problems = tuple(map(Problem.parse, data["problems"]))
-            found = cls(problems, tuple(map(str, data["distributions"])), int(data["seed"]))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a trial: {text}") from error
-        if not (found.problems and found.distributions) or not set(found.distributions) <= DISTRIBUTIONS.keys():
-            raise ValueError(f"not a trial: {text}")
-        return found
 
 
 def size_of(trial: Trial) -> tuple[int, ...]:
@@ -249,7 +218,7 @@ def _group(op: Op, step: Step) -> str:
 
 
 def problems(
-    backend: Backend | None = None, *, ops: Iterable[str] = (), work: int = _WORK, huge: bool = False
+    backend: Backend | None = None, *, ops: Iterable[str] = (), work: int = _WORK
 ) -> st.SearchStrategy[Problem]:
     """Problems of every op that operands exist for, or of those that a backend supports.
 
@@ -257,15 +226,12 @@ def problems(
         backend: draw only what it ``supports``; ``None``: everything.
         ops: names of ops to draw from; empty: all.
         work: how many products M N K (times the batch) a problem may have at most; longer K are cut to it.
-        huge: one dimension is among :data:`LONG`, whatever ``work``: tensors have up to 2^32 elements and more.
 
     Returns:
         A strategy; an empty one where the backend supports nothing.
     """
     by_op: dict[str, list[Form]] = {}
     for form in forms(backend, ops):
-        if huge and form.op.quantises_a:  # judged in full alone
-            continue
         by_op.setdefault(form.op.name, []).append(form)
     if not by_op:
         return st.nothing()
@@ -273,15 +239,13 @@ def problems(
     @st.composite
     def one(draw: st.DrawFn) -> Problem:
         form = draw(st.sampled_from(by_op[draw(st.sampled_from(list(by_op)))]))
-        return _problem(draw, form, work, huge=huge)
+        return _problem(draw, form, work)
 
     made = one().filter(lambda problem: bool(distributions_for(problem)))
-    if huge:  # some are judged in full, whatever their size
-        made = made.filter(lambda problem: applies(problem, "sampled"))
     return made if backend is None else made.filter(lambda problem: backend.supports(problem, DEFAULT) is None)
 
 
-def _problem(draw: st.DrawFn, form: Form, work: int, *, huge: bool) -> Problem:
+def _problem(draw: st.DrawFn, form: Form, work: int) -> Problem:
     """One problem, field by field; what contradicts an earlier field is left out, not drawn again."""
     op = form.op
     layout = draw(st.sampled_from(form.layouts))
@@ -292,8 +256,7 @@ def _problem(draw: st.DrawFn, form: Form, work: int, *, huge: bool) -> Problem:
     for step in _STEPS:
         if takes(op, step.name):
             groups.setdefault(_group(op, step), []).append(step)
-    shape = _beyond(draw, op, m, n, k, batch) if huge else _within(m, n, k, batch, work)
-    problem = _plain(op, form.dtypes, layout, _fitting(form, shape))
+    problem = _plain(op, form.dtypes, layout, _fitting(form, _within(m, n, k, batch, work)))
     passes = groups.pop("")
     changes: list[Step | str] = [
         step for group in groups.values() for step in draw(st.lists(st.sampled_from(group), max_size=1))
@@ -311,7 +274,6 @@ def _fitting(form: Form, shape: Shape) -> Shape:
     op, sizes = form.op, {"m": shape.m, "n": shape.n, "k": shape.k}
     if op.quantises_a:
         sizes = {name: max(1, size) for name, size in sizes.items()}
-        shape = dataclasses.replace(shape, batch=max(1, shape.batch) if shape.batch is not None else None)
     unit = 128 if "group" in op.scales else 32 if form.dtypes.a.is_packed else op.summands
     sizes["k"] = -(-sizes["k"] // unit) * unit
     if op.quantises_a and form.dtypes.a.name == "bf16":
@@ -329,20 +291,6 @@ def _within(m: int, n: int, k: int, batch: int | None, work: int) -> Shape:
     return Shape(m, n, min(k, max(1, work // max(1, m * n * count))), batch)
 
 
-def _beyond(draw: st.DrawFn, op: Op, m: int, n: int, k: int, batch: int | None) -> Shape:
-    """These sizes with one that is long, and the longest of the others halved until the problem can be judged."""
-    sizes = {name: max(1, size) for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)) if size is not None}
-    long = draw(st.sampled_from(sorted(sizes.keys() - ({"batch"} if op.several else set()))))
-    sizes[long] = draw(st.sampled_from(LONG))
-    while True:
-        count = sizes.get("batch", 1)
-        m, n, k = sizes["m"], sizes["n"], sizes["k"]
-        if count * max(m * n, m * k, k * n) <= _HUGE_ELEMENTS and count * m * n * k <= _HUGE_WORK:
-            return Shape(m, n, k, sizes.get("batch"))
-        longest = max((name for name in sizes if name != long), key=lambda name: sizes[name])
-        sizes[longest] = -(-sizes[longest] // 2)
-
-
 def distributions(problem: Problem) -> st.SearchStrategy[tuple[str, ...]]:
     """Some of the distributions that apply to a problem, each once; at least one."""
     # Not "unique" to Hypothesis: it draws each from those that are left, and one less changes the others.
@@ -352,18 +300,15 @@ def distributions(problem: Problem) -> st.SearchStrategy[tuple[str, ...]]:
     )
 
 
-def trials(
-    backend: Backend | None = None, *, ops: Iterable[str] = (), work: int = _WORK, huge: bool = False
-) -> st.SearchStrategy[Trial]:
+def trials(backend: Backend | None = None, *, ops: Iterable[str] = (), work: int = _WORK) -> st.SearchStrategy[Trial]:
     """Problems with distributions and a seed; several M where one artifact serves them all.
 
     Args:
         backend: draw only what it ``supports``; ``None``: everything.
         ops: names of ops to draw from; empty: all.
         work: as in :func:`problems`.
-        huge: likewise.
     """
-    one = problems(backend, ops=ops, work=work, huge=huge)
+    one = problems(backend, ops=ops, work=work)
 
     @st.composite
     def trial(draw: st.DrawFn) -> Trial:
@@ -373,7 +318,6 @@ def trials(
         supported = (one for one in others if backend is None or backend.supports(one, DEFAULT) is None)
         together = unique((first, *supported))
         names = [name for name in draw(distributions(first)) if all(name in distributions_for(p) for p in together)]
-        names = names[:_HUGE_DISTRIBUTIONS] if huge else names
         if not names:
             reject()
         return Trial(together, tuple(names), draw(st.integers(0, 999)))

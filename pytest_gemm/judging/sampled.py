@@ -54,7 +54,7 @@ def applies(problem: Problem, mode: str) -> bool:
         mode: ``full``, ``sampled``, or ``auto`` for large problems only.
     """
     op, is_batched = problem.op, problem.shape.batch is not None
-    several = problem.grouped or op.several or op.quantises_a or (op.rounds_once and is_batched)
+    several = problem.op.grouped or op.several or op.quantises_a or (op.rounds_once and is_batched)
     scaled = problem.scale_blocks or problem.micro_block or problem.step("result")
     changed = scaled or problem.has("program.chained") or problem.prologues("ab")
     if several or changed or 0 in problem.result_shape or problem.shape.k == 0:

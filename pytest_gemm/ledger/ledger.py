@@ -67,7 +67,8 @@ class Ledger:
 
     def statements(self, outcome: Outcome, problem: Problem) -> tuple[str, ...]:
         """The names of :data:`COMPUTES` that entries state of such a wrong result, on whatever machine."""
-        known = {**_of_case(outcome, problem), **_known(outcome)}
+        of_case = facts(outcome.backend, problem, "", Environment(""))
+        known = _known(outcome) | {name: values for name, values in of_case.items() if name not in _ELSEWHERE}
         stated = [entry.computes for entry in self.entries if not entry.computes.is_open and entry.applies(known)]
         return tuple(name for name in COMPUTES if any(one.match(name) for one in stated))
 
@@ -95,14 +96,12 @@ class Ledger:
             problem: the outcome's problem.
             environment: where it ran.
         """
-        explained = None
         for entry in self.covering(outcome, problem, environment):
             if entry.explains(outcome):
                 merge_use(use, {"failed": {entry.id: 1}})
-                explained = explained or entry
             elif outcome.status.is_failure or outcome.status is Status.PASSED:
                 merge_use(use, {"differed" if outcome.status.is_failure else "passed": {entry.id: 1}})
-        return explained
+        return self.match(outcome, problem, environment)
 
 
 def _known(outcome: Outcome) -> dict[str, tuple[str, ...]]:
@@ -113,9 +112,3 @@ def _known(outcome: Outcome) -> dict[str, tuple[str, ...]]:
         "mode": (outcome.mode,),
         "guard": (outcome.case.guard,),
     }
-
-
-def _of_case(outcome: Outcome, problem: Problem) -> dict[str, tuple[str, ...]]:
-    """The facts of its case that do not depend on the machine or on the test."""
-    of_case = facts(outcome.backend, problem, "", Environment(""))
-    return {name: values for name, values in of_case.items() if name not in _ELSEWHERE}

@@ -307,7 +307,7 @@ class _Memory:
         found: dict[str, Any] = {"a": a, "b": b_as_a if drawn.b is None else self._side(headroom.b, drawn.b)}
         if problem.has_out:
             found["out"] = self._out()
-        if problem.grouped:
+        if problem.op.grouped:
             found["offs"] = self.keep("offs", group_ends(problem, headroom.draw("offs")), DTYPES["i32"])
         found |= self._scales(headroom, drawn)
         bias = bias_of(headroom, drawn, distribution == "specials")

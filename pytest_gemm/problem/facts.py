@@ -48,17 +48,20 @@ class Facts:
         """The sizes for which one artifact serves any value: some of ``m n k batch``."""
         return tuple(size for size in ("m", "n", "k", "batch") if self.has(f"{size}.dynamic"))
 
+    def _number(self, name: str, absent: float) -> float:
+        """The first number of a step or quantisation parameter."""
+        step = self.step(name)
+        return step.numbers[0] if step else absent
+
     @property
     def alpha(self) -> float:
         """Factor of the product; 1 where none is given."""
-        step = self.step("alpha")
-        return step.numbers[0] if step else 1.0
+        return self._number("alpha", 1.0)
 
     @property
     def beta(self) -> float:
         """Factor of the bias operand of addmm and baddbmm; 1 where none is given."""
-        step = self.step("beta")
-        return step.numbers[0] if step else 1.0
+        return self._number("beta", 1.0)
 
     @property
     def bias_shape(self) -> tuple[int, ...] | None:
@@ -155,8 +158,7 @@ class Facts:
     @property
     def group_size(self) -> int:
         """Elements along K that share a scale, 0 where the op has no groups."""
-        step = self.step("group")
-        return int(step.numbers[0]) if step else 0
+        return int(self._number("group", 0))
 
     @property
     def scale_blocks(self) -> tuple[int, int] | None:
@@ -172,13 +174,11 @@ class Facts:
     @property
     def has_whole_scales(self) -> bool:
         """Whether A and B each have a scale for the whole tensor beside those of blocks."""
-        step = self.step("nv")
-        return step is not None and step.numbers[0] == 2.0
+        return self._number("nv", 0.0) == 2.0
 
     def result_factor(self, device: str) -> float:
         """What an fp8 result is multiplied by before it is rounded."""
-        step = self.step("result")
-        scale = step.numbers[0] if step else 1.0
+        scale = self._number("result", 1.0)
         return 1.0 / scale if device == "cpu" else scale
 
     @property
@@ -193,15 +193,10 @@ class Facts:
         return self.op.addend or (self.op.own_bias and self.step("bias") is not None)
 
     @property
-    def grouped(self) -> bool:
-        """Whether a dimension is divided into groups of uneven sizes."""
-        return self.op.grouped
-
-    @property
     def ends(self) -> int:
         """How long the dimension is that is divided into groups: the mean size of a group times their number."""
-        sizes = {"m": self.shape.m, "n": self.shape.n, "k": self.shape.k}
-        return (self.shape.batch or 0) * sizes[self.op.ragged]
+        size: int = getattr(self.shape, self.op.ragged)
+        return (self.shape.batch or 0) * size
 
     @property
     def terms(self) -> int:
@@ -251,9 +246,8 @@ class Facts:
     @property
     def widens(self) -> bool:
         """Whether the op keeps the f32 of a product of half types: ``out_dtype=torch.float32``."""
-        return (
-            self.dtypes.a.name == self.dtypes.b.name and self.dtypes.a.name in HALVES and self.dtypes.out.name == "f32"
-        )
+        a, b, out = self.dtypes.a.name, self.dtypes.b.name, self.dtypes.out.name
+        return a == b and a in HALVES and out == "f32"
 
     @property
     def input_dtype(self) -> DType:

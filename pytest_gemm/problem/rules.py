@@ -286,8 +286,7 @@ def _own_steps(p: Facts) -> _Rules:
 
 # What follows the name of the flag.
 _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] = {
-    "a.broadcast": _broadcast,
-    "b.broadcast": _broadcast,
+    **dict.fromkeys(("a.broadcast", "b.broadcast"), _broadcast),
     "b.alias_t": _alias_t,
     "a.batch_middle": lambda p: _batch_middle(p, p.shape.k if p.layout.a_transposed else p.shape.m),
     "b.batch_middle": lambda p: _batch_middle(p, p.shape.n if p.layout.b_transposed else p.shape.k),
@@ -297,26 +296,19 @@ _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] 
     "a.4d": _four_dimensions,
     "a.tail": lambda p: _tail(p, "k" if p.layout.a_transposed else "m", is_batched=p.shape.batch is not None),
     "b.tail": lambda p: _tail(p, "n" if p.layout.b_transposed else "k", is_batched=p.op.batch == "always"),
-    "a.sliced": lambda p: _cut(p, "m" if p.layout.a_transposed else "k"),
-    "a.strided": lambda p: _cut(p, "m" if p.layout.a_transposed else "k"),
-    "b.sliced": lambda p: _cut(p, "k" if p.layout.b_transposed else "n"),
-    "b.strided": lambda p: _cut(p, "k" if p.layout.b_transposed else "n"),
+    **dict.fromkeys(("a.sliced", "a.strided"), lambda p: _cut(p, "m" if p.layout.a_transposed else "k")),
+    **dict.fromkeys(("b.sliced", "b.strided"), lambda p: _cut(p, "k" if p.layout.b_transposed else "n")),
     "out.given": _given_out,
     "out.copied": _copied_out,
-    "out.padded": _form_of_out,
-    "out.offset": _form_of_out,
-    "out.transposed": _form_of_out,
+    **dict.fromkeys(("out.padded", "out.offset", "out.transposed"), _form_of_out),
     "out.2d": lambda p: [(not p.has("a.3d"), "undoes a.3d", "add a.3d")],
     "program.multi_output": lambda p: [(not p.chain, "needs a step behind the value", "for example relu")],
     "program.branching": _branching,
     "program.chained": _chained,
-    "n.dynamic": _argument,
-    "k.dynamic": _argument,
+    **dict.fromkeys(("n.dynamic", "k.dynamic"), _argument),
     "batch.dynamic": _any_batch,
-    "bias.first": _own_bias,
-    "bias.last": _own_bias,
-    "steps.first": _own_steps,
-    "steps.last": _own_steps,
+    **dict.fromkeys(("bias.first", "bias.last"), _own_bias),
+    **dict.fromkeys(("steps.first", "steps.last"), _own_steps),
 }
 
 

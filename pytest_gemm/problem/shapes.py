@@ -212,18 +212,17 @@ def select(shipped: Path, wanted: Sequence[str], level: str, device: str, root: 
     """
     if not wanted:
         return _problems(one for one in read(shipped, level) if device in one.devices)
-    sets = read(shipped)
+    sets = {one.name: one for one in read(shipped)}
     chosen: list[ProblemSet] = []
     for name in wanted:
-        if any(one.name == name for one in sets):
-            chosen += [one for one in sets if one.name == name]
+        if name in sets:
+            chosen.append(sets[name])
         elif (root / name).exists() or "." in name:
             # A set that says for which device it is meant is not run on the other one.
             chosen += [one for one in read(root / name) if device in one.devices]
         else:
-            known = [one.name for one in sets]
-            hint = did_you_mean(name, known)
-            raise ShapeError(name, 0, f"no set{hint} and no file", f"sets are {', '.join(known)}")
+            hint = did_you_mean(name, sets)
+            raise ShapeError(name, 0, f"no set{hint} and no file", f"sets are {', '.join(sets)}")
     return _problems(chosen)
 
 

@@ -177,9 +177,10 @@ def _linears(problem: Problem, matmul: Matmul | None) -> Program:
         if joined is not None:
             gate = Step(joined.text).apply(torch, found[0], None) * found[1]
             found = [steps(gate, iter(residuals))]
-        for index, x in enumerate(found if joined is None else ()):
-            if problem.is_one_of("steps", index):
-                found[index] = steps(x, (residual[index] for residual in residuals))
+        else:
+            for index in range(len(found)):
+                if problem.is_one_of("steps", index):
+                    found[index] = steps(found[index], (residual[index] for residual in residuals))
         if problem.has("out.2d"):
             found = [x.flatten(0, 1) for x in found]
         return found[0] if joined is not None else tuple(found)

@@ -70,7 +70,7 @@ def work(problem: Problem) -> Work:
         bits += b_count * shape.k * shape.n * problem.dtypes.b.bits
     if problem.bias_shape is not None and problem.beta != 0.0:
         bits += math.prod(problem.bias_shape) * problem.bias_dtype.bits
-    if problem.grouped:
+    if problem.op.grouped:
         bits += batch * DTYPES["i32"].bits
     bits += _scale_bits(problem) + _residual_bits(problem)
     bits += sum(math.prod(one.result_shape) * one.result_dtype.bits for one in problem.outputs)

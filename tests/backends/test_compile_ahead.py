@@ -545,7 +545,7 @@ def one_asks(warm: Process, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def harvest(backend: CutlassBackend, *lines: str, wanted: str = "") -> precompile.Harvest:
-    settings: Any = SimpleNamespace(jobs=2, compile_timeout=60.0, wanted_candidates=wanted, compile_only=True)
+    settings: Any = SimpleNamespace(jobs=2, limits=(60.0, 60.0), wanted_candidates=wanted, compile_only=True)
     return precompile.compile_for(settings, backend, lines, "90a", progress_module.Display(None))
 
 

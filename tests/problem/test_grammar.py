@@ -37,11 +37,6 @@ STEP_TOKENS = (
     *("static-0.02_0", "requant-0.3_5", "perm-1_0", "perm-2_0_1", "perm-0_2_1", "view-24", "view-72", "t+dense"),
     *("add+relu", "relu+tanh", "relu+cast-f32", "bias+relu", "cast-f32+relu", "gated-silu+mul", "bias+static"),
 )
-# One of each kind, to be crossed with the flags.
-KINDS = (
-    *("", "bias", "alpha-0.5", "relu", "add", "mul-at", "sub-n", "cast-bf16", "cast-f32+relu", "t", "view-24+t+dense"),
-    *("perm-2_0_1+add", "gated-silu", "relu+tanh", "add+relu", "bias+relu", "sum", "columnwise", "group-32", "dynamic"),
-)
 # What an op cannot be without, in one dtype for each way in which it computes.
 BASES = {
     "mm": [("f32", ""), ("f32-f32-bf16", "")],
@@ -180,13 +175,6 @@ def ignored(found: Iterator[Problem]) -> list[str]:
 def test_no_step_and_no_flag_is_ignored(op: str) -> None:
     flags = tuple((flag,) for flag in FLAGS)
     assert not ignored(itertools.chain(problems(op, STEP_TOKENS, ((),)), problems(op, ("relu",), flags)))
-
-
-@pytest.mark.study
-@pytest.mark.parametrize("op", BASES)
-def test_no_pair_of_flags_hides_one(op: str) -> None:
-    flags, pairs = tuple((flag,) for flag in FLAGS), tuple(itertools.combinations(FLAGS, 2))
-    assert not ignored(itertools.chain(problems(op, KINDS, flags), problems(op, ("relu",), pairs)))
 
 
 @given(strategies.problems(work=1 << 9))

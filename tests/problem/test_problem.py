@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle import refuses_line
 
 from pytest_gemm.conformance import matrix
 from pytest_gemm.problem.axes import unique
@@ -176,6 +177,64 @@ def test_a_wrong_line_is_told_where_and_what_would_be_right(
     for word in words:
         assert word in str(caught.value)
     assert str(caught.value).splitlines()[2] == "  " + " " * column + "^"
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    # Scales of A and B.
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:bias", "needs its scales"),
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.rowwise+tensorwise", "rowwise and tensorwise at once"),
+    ("mm:bf16:nt:16x16x16:quant.rowwise", "these do: scaled_grouped_mm .* da8w8 scaled_mm"),
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.tensorwise+result-4", "about an fp8 result"),
+    ("scaled_mm:f8e4m3fn:nt:16x16x16:quant.rowwise", "write tensorwise"),
+    ("scaled_mm:f8e4m3fn:nt:16x16x32:quant.mx", "an fp8 result has no mx"),
+    ("scaled_mm:f8e4m3fn:nt:16x16x16:bias:quant.tensorwise", "an fp8 result has no bias"),
+    ("scaled_mm:f8e4m3fn:nt:16x16x16:quant.tensorwise+result-3", "a power of two"),
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.blocks-128_128", "so many rows of A and columns of B"),
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.blocks:math.fast_accumulate", "drop math.fast_accumulate"),
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.blocks-128_1:m.dynamic", "blocks of A have 128 rows"),
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x64x256:quant.blocks:program.v2", "4 blocks of K at once"),
+    ("scaled_mm:f8e4m3fn:nt:64x64x64:quant.tensorwise:program.v2", "no scale of an fp8 result"),
+    ("scaled_grouped_mm:f8e4m3fn-f8e4m3fn-bf16:nt:4x32x48x64:quant.rowwise+result-4", "takes no result"),
+    ("scaled_grouped_mm_k:f8e4m3fn-f8e4m3fn-bf16:nt:4x32x48x64:quant.rowwise:m.dynamic", "has one size"),
+    # Block-scaled formats.
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x48:quant.mx", "not divided by blocks of 32"),
+    ("scaled_mm:f4e2m1fn-f4e2m1fn-f32:nt:16x16x24:quant.nv", "not divided by blocks of 16"),
+    ("scaled_mm:f4e2m1fn-f4e2m1fn-bf16:nt:16x16x32:quant.mx", "add program.v2"),
+    ("scaled_mm:f4e2m1fn-f4e2m1fn-bf16:nt:16x16x32:quant.nv-2", "add program.v2"),
+    ("scaled_mm:f4e2m1fn-f4e2m1fn-f32:nt:16x16x32:quant.nv-3", "nv-2"),
+    ("scaled_mm:f4e2m1fn-f4e2m1fn-f32:nt:16x16x32:quant.rowwise", "write mx, nv or nv-2"),
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x32:quant.nv", "about f4e2m1fn"),
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x32:quant.mx:m.dynamic", "drop m.dynamic"),
+    # 8-bit and 4-bit integers.
+    ("qlinear:u8-i8-u8:nt:3x4x5:quant.static", "add requant"),
+    ("qlinear:u8-i8-f32:nt:3x4x5:quant.static+requant", "drop requant"),
+    ("qlinear:u8-i8-f32:nt:3x4x5:sum-0.5_3:quant.static", "sum-0.5_3 on a float result.*write sum"),
+    ("qlinear:u8-i8-u8:nt:3x4x5:sum-0.5_-1:quant.static+requant", "no zero point of u8.*from 0 to 255"),
+    ("qlinear:u8-i8-u8:nt:3x4x5:sum-0_3:quant.static+requant", "'0_3' does not fit sum"),
+    ("qlinear:u8-i8-f32:nt:3x4x5:relu+add:quant.static", "add sum and then relu"),
+    ("qlinear:u8-i8-f32:nt:3x4x5:add+gelu:quant.static", "add sum and then relu"),
+    ("qlinear:u8-i8-f32:nt:3x4x5:quant.static-0.5_1.5", "above 0 and an integer"),
+    ("qlinear:i8-i8-f32:nt:3x4x5:quant.static:a.7bit", "a.7bit is for products in u8"),
+    ("woq_int4:bf16-i4-bf16:nt:3x64x65:quant.group-32", "no multiple of the group"),
+    ("woq_int8:bf16-i8-bf16:nt:3x64x128:program.concat", "N=64 is not the columns of 3 equal weights"),
+    ("woq_int8:bf16-i8-bf16:nt:3x48x128:b.argument:program.concat", "drop b.argument"),
+    ("da8w4:bf16-i4-bf16:nt:3x16x128:quant.group-64", "the group is all of K=128"),
+    ("da8w4:f32-i4-f32:nt:3x16x0:quant.group-64", "a row without elements has no scale"),
+    # Several products, and sums of two.
+    ("linears:f32:nt:3x17x65x97:gated-silu", "joins two products"),
+    ("linears:f32:nt:2x17x65x97:gated-tanh", "one of silu gelu"),
+    ("linears:f32:nt:2x17x65x97:gated-silu:steps.first", "no step of one product"),
+    ("linears:f32:nt:2x17x65x97:relu:steps.first+last", "contradict"),
+    ("linears:f32:nt:2x17x65x97:bias.first", "needs a bias"), ("linears:f32:nt:2x17x65x97:a.3d", "even M"),
+    ("linears:f32:nt:2x16x65x97:out.2d", "add a.3d"), ("mm_plus_mm:bf16:nn:33x40x97", "two equal halves"),
+    ("linear_dgrad:f32:nn:4x4x4:m.dynamic", "has fixed sizes"),
+    # Flags.
+    ("bmm:f32:nn:3x16x16x16:b.broadcast+batch_middle", "contradict"), ("mm:f32:nn:4x4x4:a.relu+floor", "contradict"),
+    ("mm:f32:nn:4x4x4:b.alias:a.relu", "contradict"), ("mm:f32:nn:16x16x8:b.alias", "write 16x16x16"),
+    ("bmm:f32:nt:3x16x16x16:b.alias", "nn or tt"),
+])  # fmt: skip
+def test_what_has_no_meaning_for_an_op_is_refused(line: str, words: str) -> None:
+    refuses_line(line, words)
 
 
 @pytest.mark.parametrize("line", ["mm:f32:nn:" + "9" * 5000 + "x8x8", "mm:f32:nn:8x8x8:" + "relu+" * 2000 + "relu"])

@@ -175,22 +175,6 @@ def test_braces_hold_the_name_of_an_axis_and_nothing_else(tmp_path: Path, word: 
         axes.lines([f"mm:{word}:nn:1x1x1"], {"dtype": ["f32"]})
 
 
-@pytest.mark.parametrize(("content", "says"), [
-    (b"\xff\xfe", "mine.toml:1: is not UTF-8"),
-    ((HEAD + "problems = ['mm:f32:nn:1x1x1']\n").encode("utf-16"), "mine.toml:1: is not UTF-8"),
-    (b"\0", "mine.toml:1: is not TOML"), (None, "mine.toml: is no regular file"),
-])  # fmt: skip
-def test_a_file_that_is_no_text_is_told(tmp_path: Path, content: bytes | None, says: str) -> None:
-    path = tmp_path / "mine.toml"
-    path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(ShapeError, match=says):
-        shapes.read(path)
-
-
-def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
-    assert shapes.read(written(tmp_path, "\ufeff" + LINES))
-
-
 def test_an_unknown_name_lists_the_sets(tmp_path: Path) -> None:
     with pytest.raises(ShapeError, match=r"lama: no set \(did you mean 'llama'\?\) and no file; sets are cpu-linear"):
         shapes.select(SHIPPED, ("lama",), "quick", "cpu", tmp_path)

@@ -10,25 +10,15 @@ import numpy.typing as npt
 import oracle
 import pytest
 import torch
-from oracle import computed, make, refuses_line
+from oracle import computed, make
 
-from pytest_gemm.api.protocols import Backend
-from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends import tensor_core
-from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
-from pytest_gemm.backends.cutedsl import CuteDslBackend
-from pytest_gemm.backends.cutlass.backend import CutlassBackend
-from pytest_gemm.backends.nvgemm import NvgemmBackend
-from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.core.case_id import Device
-from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.numerics import reference
 from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.memory import packed
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.programs.program import args, build
 from pytest_gemm.speed.roofline import work
 
 Array = npt.NDArray[np.float64]
@@ -181,65 +171,6 @@ def test_scales_keep_their_exact_values(text: str) -> None:
         made = reference.as_multiplied(o.problem, o)[0] / o.quantum
         assert o.quantum > 0
         assert torch.equal(made, made.round())
-
-
-@every_format
-def test_pytorch_takes_these_shapes(text: str) -> None:
-    from pytest_gemm.backends.inductor.torch_compat import torch_release
-
-    if text == MXFP4 and torch_release() < (2, 14):
-        pytest.skip("before torch 2.14 the check of shapes counts the blocks of MXFP4 as those of NVFP4")
-    o = make(text.format("130x96x192"))
-    tensors = {
-        name: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-        for name, x in args(o.problem, o).items()
-    }
-    assert build(o.problem)(**tensors).shape == (130, 96)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (NVFP4.format("16x16x24"), "not divided by blocks of 16"),
-        (MXFP8.format("16x16x48"), "not divided by blocks of 32"),
-        (MXFP4.format("16x16x32").replace(":program.v2", ""), "add program.v2"),
-        (NVFP4_2.format("16x16x32").replace(":program.v2", ""), "add program.v2"),
-        (NVFP4.format("16x16x32").replace("quant.nv", "quant.rowwise"), "write mx, nv or nv-2"),
-        (MXFP8.format("16x16x32").replace("quant.mx", "quant.nv"), "about f4e2m1fn"),
-        (NVFP4.format("16x16x32").replace("quant.nv", "quant.nv-3:program.v2"), "nv-2"),
-        (MXFP8.format("16x16x32") + ":math.fast_accumulate", "drop math.fast_accumulate"),
-        (MXFP8.format("16x16x32") + ":m.dynamic", "drop m.dynamic"),
-        ("scaled_mm:f8e4m3fn:nt:16x16x32:quant.mx", "an fp8 result has no mx"),
-        ("scaled_mm:f4e2m1fn-f8e4m3fn-bf16:nt:16x16x32:quant.mx", "does not take"),
-        ("mm:bf16:nt:16x16x32:cast-f4e2m1fn", "cast"),
-    ],
-)
-def test_what_no_format_has_is_no_line(text: str, words: str) -> None:
-    refuses_line(text, words)
-
-
-@every_format
-def test_a_cpu_and_hopper_refuse_before_anything_is_compiled(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    o = make(text.format("16x16x32"))
-    with pytest.raises(Unsupported, match="on CUDA only"):
-        AtenBackend().prepare(o.problem, o)
-    with pytest.raises((ValueError, RuntimeError)):  # as PyTorch does
-        AtenPrepared(o.problem).run(o)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    o = dataclasses.replace(o, device=Device.CUDA)
-    for capability, is_refused in (((9, 0), True), ((10, 0), False), ((12, 0), True)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda found=capability: found)
-        reason = AtenBackend().unsupported(o.problem, "cuda")
-        assert (reason is not None) == is_refused
-        assert reason is None or "compute capability 10" in str(reason)
-
-
-@pytest.mark.parametrize(
-    "backend", [TritonBackend(), CutlassBackend(), CuteDslBackend(), NvgemmBackend()], ids=lambda one: one.name
-)
-@every_format
-def test_other_backends_have_no_kernel(backend: Backend, text: str) -> None:
-    assert backend.supports(Problem.parse(text.format("64x64x64")), DEFAULT) is not None
 
 
 def test_bytes_are_counted_as_they_are_stored() -> None:

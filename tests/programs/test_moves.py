@@ -1,30 +1,25 @@
-"""Epilogues that do more than compute: results in other places, residuals of other shapes, values with two readers."""
+"""Epilogues that do more than compute: results in other places, two results, residuals of other shapes."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from mutants import Control, Plant, Planted, Tensors, whole
 
-from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.core.case_id import CandidateSelection, Device
-from pytest_gemm.core.outcome import Outcome, Status, Unsupported
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands import views
-from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step
 from pytest_gemm.programs import program
-
-Tensors = dict[str, torch.Tensor]
 
 MOVED = (
     "linear:f32:nt:33x65x127:bias+relu+t+add", "linear:bf16:nt:12x64x16:bias+view-3x4x8x8+perm-0_2_1_3+mul",
@@ -35,6 +30,9 @@ MOVED = (
     "addmm:f16:nn:33x64x64:bias+add+relu:r0.alias:program.branching", "mm:f32-f32-bf16:nn:20x40x100:mul-n+relu+t",
     "linear:f16:nt:2x17x33x64:mul-at+relu+t", "mm:f32:nn:24x33x64:relu+t+dense+add",
     "addmm:f32:nn:17x40x50:bias+add-at+sub:program.multi_output",
+    "mm:f16:nn:20x40x100:cast-f32+mul:program.multi_output",
+    "bmm:f32-f32-bf16:nn:3x20x40x100:relu:program.multi_output",
+    "int_mm:i8-i8-i32:nt:32x64x64:cast-f32+add:program.multi_output",
     "linear:f32:nt:6x17x33x64:bias+relu+add+mul-n+add-m1:a.4d",
     "linear:bf16:tt:4x17x33x64:mul-at+perm-2_0_1_3+sub:a.4d",
 )  # fmt: skip
@@ -46,43 +44,36 @@ AGAIN = (
 )
 
 
-@dataclasses.dataclass
-class Eager:
+TWO = "mm:f32:nn:20x40x100:relu+gelu:program.multi_output"
+
+
+def eager(
+    line: str = "", given: Callable[[Tensors], Tensors] = dict, made: Callable[[Any], Any] = lambda c: c
+) -> Plant:
     """Eager PyTorch on another problem's program, or with something done to its tensors or results."""
-
-    line: str = ""
-    given: Callable[[Tensors], Tensors] = lambda tensors: tensors
-    made: Callable[[Any], Any] = lambda result: result
-    name: str = "planted"
-
-    def availability(self, device: str) -> Availability:
-        return Availability()
-
-    def supports(self, problem: Problem, request: object = None) -> Unsupported | None:
-        return None
-
-    def prepare(self, problem: Problem, operands: Operands, request: object = None) -> Eager:
-        self.contract = Contract(epilogue="eager")
-        self.problem = problem
-        return self
-
-    def run(self, operands: Operands) -> Any:
-        tensors = self.given(program.args(self.problem, operands))
-        return self.made(program.build(Problem.parse(self.line) if self.line else self.problem)(**tensors))
-
-    def proof(self) -> Proof:
-        return Proof(executed=("planted",), provable=False)
+    return whole(lambda t, problem: made(program.build(Problem.parse(line) if line else problem)(**given(t))))
 
 
-def judged(backend: Eager, line: str, reference: str = "auto") -> list[Outcome]:
+def judged(plant: Plant, line: str, reference: str = "auto") -> list[Outcome]:
+    backend = Planted("planted", Control("", plant, {"": line}, Contract(epilogue="eager")))
     return Judge(reference=reference).outcomes(Case(backend, Problem.parse(line), ("int-2", "rand"), 0, Device.CPU))
+
+
+def changed(place: int) -> Callable[[Any], Any]:
+    """One element of a result, or of one of two."""
+
+    def spoil(made: Any) -> Any:
+        (made[place] if isinstance(made, tuple) else made)[7, 3] += 1.0
+        return made
+
+    return spoil
 
 
 @pytest.mark.parametrize(
     ("line", "reference"), [*((m, r) for m in MOVED for r in ("full", "sampled")), *((a, "sampled") for a in AGAIN)]
 )
 def test_a_right_result_passes_wherever_it_is_stored(line: str, reference: str) -> None:
-    outcomes = judged(Eager(), line, reference)
+    outcomes = judged(eager(), line, reference)
     assert [o.status for o in outcomes] == [Status.PASSED] * 2, outcomes
     if line in AGAIN or reference == "full":
         assert all("bit-equal" in o.eager and "apart" not in o.eager for o in outcomes)
@@ -92,53 +83,70 @@ def test_a_right_result_passes_wherever_it_is_stored(line: str, reference: str) 
     ("line", "planted", "says"),
     [
         # Without its move: another shape, or the same one with its elements in the wrong places.
-        ("mm:f32:nn:20x40x100:relu+t", Eager("mm:f32:nn:20x40x100:relu"), "(20, 40), expected (40, 20)"),
-        ("mm:f32:nn:24x24x100:relu+t", Eager("mm:f32:nn:24x24x100:relu"), "576 elements"),
-        ("bmm:f32:nn:4x4x4x100:perm-1_0_2", Eager("bmm:f32:nn:4x4x4x100:perm-2_1_0"), "64 elements"),
+        ("mm:f32:nn:20x40x100:relu+t", eager("mm:f32:nn:20x40x100:relu"), "(20, 40), expected (40, 20)"),
+        ("mm:f32:nn:24x24x100:relu+t", eager("mm:f32:nn:24x24x100:relu"), "576 elements"),
+        ("bmm:f32:nn:4x4x4x100:perm-1_0_2", eager("bmm:f32:nn:4x4x4x100:perm-2_1_0"), "64 elements"),
         (
             "mm:f32:nn:24x32x100:view-2x12x32+t",
-            Eager("mm:f32:nn:24x32x100:view-2x12x32"),
+            eager("mm:f32:nn:24x32x100:view-2x12x32"),
             "(2, 12, 32), expected (2, 32, 12)",
         ),
         # A 4-D input whose batch is flattened.
-        ("linear:f32:nt:6x5x7x9:a.4d", Eager(made=lambda c: c.flatten(0, 1)), "(6, 5, 7), expected (2, 3, 5, 7)"),
+        ("linear:f32:nt:6x5x7x9:a.4d", eager(made=lambda c: c.flatten(0, 1)), "(6, 5, 7), expected (2, 3, 5, 7)"),
         # A residual in the product's places instead of the moved value's; a row that is taken for a column.
-        ("mm:f32:nn:24x24x100:t+add", Eager(given=lambda t: {**t, "r0": t["r0"].mT}), "576 elements"),
-        ("mm:f32:nn:24x24x100:mul-n", Eager(given=lambda t: {**t, "r0": t["r0"][:, None]}), "576 elements"),
-        ("mm:f32:nn:24x24x100:mul-m1", Eager(given=lambda t: {**t, "r0": t["r0"][:, 0]}), "576 elements"),
+        ("mm:f32:nn:24x24x100:t+add", eager(given=lambda t: {**t, "r0": t["r0"].mT}), "576 elements"),
+        ("mm:f32:nn:24x24x100:mul-n", eager(given=lambda t: {**t, "r0": t["r0"][:, None]}), "576 elements"),
+        ("mm:f32:nn:24x24x100:mul-m1", eager(given=lambda t: {**t, "r0": t["r0"][:, 0]}), "576 elements"),
         # The second of two steps reads what the first one made.
         (
             "mm:f32:nn:24x32x100:relu+add:program.branching",
-            Eager("mm:f32:nn:24x32x100:relu+add:program.multi_output"),
+            eager("mm:f32:nn:24x32x100:relu+add:program.multi_output"),
             "the second result: ",
         ),
         (
             "mm:f32:nn:24x32x100:relu+t:program.branching",
-            Eager("mm:f32:nn:24x32x100:relu+t:program.multi_output"),
+            eager("mm:f32:nn:24x32x100:relu+t:program.multi_output"),
             "the second result: ",
         ),
-        ("mm:f32:nn:24x32x100:relu+exp:program.branching", Eager(made=lambda made: made[0]), "1 results came back"),
+        ("mm:f32:nn:24x32x100:relu+exp:program.branching", eager(made=lambda made: made[0]), "1 results came back"),
         # Another row of the table; a second product of something else than the first one's result.
-        ("mm:f32:nn:24x32x100:add-at", Eager(given=lambda t: {**t, "i0": t["i0"].roll(1)}), "768 elements"),
-        ("mm:f32:nn:24x40x40:relu:program.chained", Eager(made=lambda made: (made[0], made[0])), "the second result: "),
-        ("mm:f32:nn:24x40x40:program.chained", Eager(made=lambda made: (made[0] + 1, made[1])), "the first result: "),
-        ("mm:f32:nn:24x40x40:program.chained", Eager(made=lambda made: (made[0][1:], made[1])), "shape (23, 40)"),
+        ("mm:f32:nn:24x32x100:add-at", eager(given=lambda t: {**t, "i0": t["i0"].roll(1)}), "768 elements"),
+        ("mm:f32:nn:24x40x40:relu:program.chained", eager(made=lambda made: (made[0], made[0])), "the second result: "),
+        ("mm:f32:nn:24x40x40:program.chained", eager(made=lambda made: (made[0] + 1, made[1])), "the first result: "),
+        ("mm:f32:nn:24x40x40:program.chained", eager(made=lambda made: (made[0][1:], made[1])), "shape (23, 40)"),
+        # One of two results is wrong, they are exchanged, or there is another number of them.
+        (TWO, eager(made=changed(0)), "the intermediate value: 1 of 800 elements"),
+        (TWO, eager(made=changed(1)), "the result: 1 of 800 elements"),
+        (TWO, eager(made=lambda made: made[::-1]), "the intermediate value: "),
+        (TWO, eager(made=lambda made: made[1]), "1 results came back"),
+        (TWO, eager(made=lambda made: (*made, made[0])), "3 results came back"),
     ],
 )
-def test_a_wrong_result_is_found(line: str, planted: Eager, says: str) -> None:
+def test_a_wrong_result_is_found(line: str, planted: Plant, says: str) -> None:
     outcomes = judged(planted, line)
     assert {o.status for o in outcomes} <= {Status.INCORRECT, Status.CRASHED}
     assert all(o.reason is not None and says in o.reason.text for o in outcomes), [o.reason for o in outcomes]
 
 
 def test_places_in_a_report_are_the_products_and_it_says_so() -> None:
-    def spoil(result: torch.Tensor) -> torch.Tensor:
-        result[7, 3] += 1.0
-        return result
-
-    (first, *_) = judged(Eager(made=spoil), "mm:f32:nn:20x40x100:relu+t")
+    (first, *_) = judged(eager(made=changed(0)), "mm:f32:nn:20x40x100:relu+t")
     assert "at (3, 7)" in first.details
     assert first.details.endswith("(indices before view step t)")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_each_of_two_results_is_the_same_the_second_time(place: int) -> None:
+    """In its last bit only, within the bound: one run alone would show nothing."""
+    calls = iter(range(100))
+
+    def spoil(results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        x = results[place]
+        results[place].copy_(torch.where(x > 0, torch.nextafter(x, x + 1), x) if next(calls) == 2 else x)
+        return results
+
+    outcomes = judged(eager(made=spoil), TWO)
+    assert outcomes[-1].code == "not-deterministic"
+    assert [o.status for o in outcomes[:2]] == [Status.PASSED] * 2
 
 
 @pytest.mark.parametrize("line", MOVED)

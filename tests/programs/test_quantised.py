@@ -6,15 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from oracle import computed, is_right, make, refuses_line, scales
+from oracle import computed, is_right, make, scales
 
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.backends.inductor.backend import InductorBackend
-from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.machine import isa as isa_module
-from pytest_gemm.machine import processor
 from pytest_gemm.numerics import epilogue
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.distributions import distributions_for
@@ -22,48 +18,7 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step
-from pytest_gemm.programs.program import args, build
-from pytest_gemm.speed.roofline import work
-
-# -- the line ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("line", [
-    "qlinear:u8-i8-f32:nt:17x64x128:bias+add+relu:quant.static-0.02_128",
-    "qlinear:u8-i8-u8:nt:17x64x128:gelu:quant.dynamic+requant-0.37_3:a.7bit",
-    "qlinear:u8-i8-i8:nt:17x64x128:sum-0.3_-4+relu:quant.static+requant",
-    "da8w8:i8-i8-bf16:nt:2x17x64x128:bias:quant.rowwise", "woq_int4:bf16-i4-bf16:nt:17x64x128:quant.group-32",
-])  # fmt: skip
-def test_a_quantised_line_reads_both_ways(line: str) -> None:
-    assert str(Problem.parse(line)) == line
-    assert work(Problem.parse(line)).bytes > 0
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("qlinear:u8-i8-f32:nt:3x4x5:bias", "one of static dynamic"),
-        ("qlinear:u8-i8-u8:nt:3x4x5:quant.static", "add requant"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:quant.static+requant", "drop requant"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:sum-0.5_3:quant.static", "sum-0.5_3 on a float result.*write sum"),
-        ("qlinear:u8-i8-u8:nt:3x4x5:sum-0.5_-1:quant.static+requant", "no zero point of u8.*from 0 to 255"),
-        ("qlinear:u8-i8-u8:nt:3x4x5:sum-0_3:quant.static+requant", "'0_3' does not fit sum"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:relu+add:quant.static", "add sum and then relu"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:add+gelu:quant.static", "add sum and then relu"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:quant.static-0.5_256", "from 0 to 255"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:quant.static-0.5_1.5", "above 0 and an integer"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:quant.static:b.argument", "drop b.argument"),
-        ("qlinear:i8-i8-f32:nt:3x4x5:quant.static:a.7bit", "a.7bit is for products in u8"),
-        ("woq_int4:bf16-i4-bf16:nt:3x64x65:quant.group-32", "no multiple of the group"),
-        ("mm:f32:nn:3x4x5:sum", "mm takes no sum; these do: qlinear"),
-        ("woq_int8:bf16-i8-bf16:nt:3x64x128:program.concat", "N=64 is not the columns of 3 equal weights"),
-        ("woq_int8:bf16-i8-bf16:nt:3x48x128:b.argument:program.concat", "drop b.argument"),
-        ("mm:f32:nn:3x6x5:program.concat", "use woq_int8"),
-    ],
-)
-def test_a_quantised_line_that_means_nothing_is_refused(line: str, complaint: str) -> None:
-    refuses_line(line, complaint)
-
+from pytest_gemm.programs.program import args
 
 # -- mutants, caught: each computes the program in f32 with one mistake ----------------------------------
 
@@ -112,9 +67,6 @@ def test_a_correct_program_is_accepted(line: str) -> None:
         operands = make(line, distribution)
         contract = Contract("f32", "eager")
         assert agrees(operands, computed(operands, exactly), contract), distribution
-        mine = operands.clone()
-        assert torch.equal(computed(mine, exactly), computed(operands, exactly))
-        assert mine.guards_intact()
 
 
 def mutants(operands: Operands) -> dict[str, torch.Tensor]:
@@ -189,30 +141,22 @@ def requantised(operands: Operands, how: Callable[[torch.Tensor], torch.Tensor])
     return (how(c / step.numbers[0]) + step.numbers[1]).clamp(info.min, info.max).to(torch.int8)
 
 
-@pytest.mark.parametrize(
-    ("how", "right"),
-    [
-        (torch.round, True),
-        (torch.trunc, False),
-        (torch.floor, False),
-        (lambda y: torch.floor(y + 0.5), False),  # ties upwards
-        (lambda y: torch.round(y).clamp(-100, 100), False),
-    ],
-)
+@pytest.mark.parametrize(("how", "right"), [
+    (torch.round, True), (torch.trunc, False), (torch.floor, False),
+    (lambda y: torch.floor(y + 0.5), False),  # ties upwards
+    (lambda y: torch.round(y).clamp(-100, 100), False),
+])  # fmt: skip
 def test_an_8_bit_result_is_rounded_to_nearest_even_and_saturated(
     how: Callable[[torch.Tensor], torch.Tensor], right: bool
 ) -> None:
-    line = (
-        "qlinear:u8-i8-i8:nt:64x65x64:quant.static+requant-0.5_-4"  # an even zero point: both orders round ties alike
-    )
-    assert (
-        all(agrees(o := make(line, distribution), requantised(o, how)) for distribution in ("int-2", "rand", "int-1"))
-        is right
-    )
+    # An even zero point: both orders round ties alike.
+    line = "qlinear:u8-i8-i8:nt:64x65x64:quant.static+requant-0.5_-4"
+    found = [make(line, distribution) for distribution in ("int-2", "rand", "int-1")]
+    assert all(agrees(operands, requantised(operands, how)) for operands in found) is right
 
 
 @pytest.mark.parametrize(("value", "scale", "zero", "low", "high"), [
-    (2.25, "0.5", 3, 8, 8),  # 4.5 + 3: RNE gives 4 before the zero point and 8 after it: 7 or 8
+    (2.25, "0.5", 3, 7, 8),  # 4.5 + 3: RNE gives 4 before the zero point and 8 after it: 7 or 8
     (2.0, "0.5", 3, 7, 7), (-100.0, "0.5", 3, 0, 0), (200.0, "0.5", 3, 255, 255),
     (0.37 * 4.5, "0.37", 2, 6, 7),  # the reciprocal's rounding straddles the half
     (0.37 * 4.6, "0.37", 2, 7, 7),
@@ -221,8 +165,7 @@ def test_codes_on_either_side_of_a_half(value: float, scale: str, zero: int, low
     problem = Problem.parse(f"qlinear:u8-i8-u8:nt:1x1x1:quant.static+requant-{scale}_{zero}")
     x = torch.tensor([value], dtype=torch.float64)
     codes, _ = epilogue.requantised(problem, epilogue.Span(x, x))
-    expected = (min(low, 7) if value == 2.25 else low, high)
-    assert (float(codes.lo), float(codes.hi)) == expected
+    assert (float(codes.lo), float(codes.hi)) == (low, high)
 
 
 def test_scales_of_a_are_told_apart_from_those_of_b() -> None:
@@ -235,111 +178,38 @@ def test_scales_of_a_are_told_apart_from_those_of_b() -> None:
 
 # -- 4 bits -------------------------------------------------------------------------------------------
 
-INT4 = "woq_int4:bf16-i4-bf16:nt:9x64x256:quant.group-64"
 
-
-def from_codes(
-    operands: Operands, *, shift: int = 8, group: int = 0, swap: bool = False, narrow: bool = False
-) -> torch.Tensor:
-    """The product of 4-bit weights, with mistakes: another zero code, groups off by some k, nibbles exchanged."""
+def rounded_weights(operands: Operands) -> torch.Tensor:
+    """The product of 4-bit weights that are rounded to bf16 after their scales."""
     assert operands.quantisation is not None
-    codes = operands.b.double()
-    if swap:
-        codes = codes.unflatten(1, (-1, 2)).flip(2).flatten(1)
-    each = operands.quantisation.double().repeat_interleave(operands.problem.group_size, 0).roll(group, 0)
-    w = (codes - shift) * each[..., 0] + each[..., 1]
-    w = w.bfloat16().double() if narrow else w
-    return (operands.a.double() @ w).to(operands.a.dtype)
-
-
-@pytest.mark.parametrize("mistake", [{"shift": 7}, {"group": 1}, {"group": -1}, {"swap": True}], ids=str)
-def test_a_mutant_about_4_bit_weights_is_caught(mistake: dict[str, int]) -> None:
-    operands = make(INT4, "int-2")
-    assert agrees(operands, from_codes(operands))
-    assert not agrees(operands, from_codes(operands, **mistake))  # type: ignore[arg-type]  # swap is a bool
+    each = operands.quantisation.double().repeat_interleave(operands.problem.group_size, 0)
+    weights = ((operands.b.double() - 8) * each[..., 0] + each[..., 1]).bfloat16()
+    return (operands.a.double() @ weights.double()).to(operands.a.dtype)
 
 
 def test_a_weight_rounded_to_bf16_needs_the_contract_that_says_so() -> None:
+    contract = Contract("f32", input_error=2.0**-8, input_bits=8)
     operands = make("woq_int4:bf16-i4-bf16:nt:33x64x1024:quant.group-32", "rand")
-    rounded = from_codes(operands, narrow=True)
-    assert not agrees(operands, rounded)
-    assert agrees(operands, rounded, Contract("f32", input_error=2.0**-8, input_bits=8))
-    exact = make(INT4, "int-2")  # whose weights are integers of few bits
-    assert agrees(exact, from_codes(exact, narrow=True), Contract("f32", input_error=2.0**-8, input_bits=8))
-
-
-# -- who computes it ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("line", "code"), [
-    ("qlinear:u8-i8-f16:nt:17x64x128:quant.static", "dtype"),
-    ("qlinear:u8-i8-f32:nt:17x64x128:add:quant.dynamic", "dynamic"),
-    ("qlinear:u8-i8-f32:nt:17x8x128:quant.static", "few-columns"),
-    ("woq_int4:f32-i4-f32:nt:17x64x128:quant.group-32", "dtype"),
-    ("woq_int4:bf16-i4-bf16:nt:17x48x128:quant.group-32", "int4-shape"), (INT4, "isa"),
-    ("woq_int8:f16-i8-f16:nt:17x192x128:program.concat", "dtype"),
-])  # fmt: skip
-def test_cpp_refuses_what_the_lowerings_do_not_take(line: str, code: str) -> None:
-    refusal = InductorBackend.supports(CppBackend(), Problem.parse(line), BuildRequest(isa="avx2"))
-    assert refusal is not None
-    assert refusal.reason.code == code
-
-
-def test_cpp_claims_4_bit_weights_where_code_may_use_avx512() -> None:
-    problem = Problem.parse("woq_int4:bf16-i4-bf16:nt:17x64x128:quant.group-32")
-    for isa in ("avx512", "amx"):  # whatever this CPU executes
-        assert InductorBackend.supports(CppBackend(), problem, BuildRequest(isa=isa)) is None
-    own = CppBackend().supports(problem)
-    assert (own is None) == ("avx512" in isa_module.isas(processor.cpu().flags))
-
-
-@pytest.mark.parametrize("line", [LINE, INT4, "da8w8:i8-i8-f32:nt:64x64x128:quant.rowwise"])
-def test_the_backends_of_cuda_refuse_quantised_weights(line: str) -> None:
-    refusal = TritonBackend().supports(Problem.parse(line))
-    assert refusal is not None
-    assert refusal.reason.code == "op"
-
-
-@pytest.mark.parametrize("line", [
-    "qlinear:u8-i8-f32:nt:17x65x127:bias+gelu:quant.static-0.02_7:a.7bit",
-    "qlinear:u8-i8-i8:nt:17x65x127:quant.dynamic+requant-0.37_3:a.7bit",
-    "qlinear:u8-i8-u8:nt:17x65x127:bias+sum-0.25_5+relu:quant.static+requant-0.37_3:a.7bit",
-    "qlinear:u8-i8-i8:nt:17x65x127:sum-0.3_-4:quant.dynamic+requant-0.5_-3:a.7bit",
-    "da8w8:i8-i8-bf16:nt:2x9x64x127:bias:quant.rowwise",
-    "da8w8:i8-i8-f32:nt:3x0x16x32:quant.rowwise",
-    "woq_int4:bf16-i4-bf16:nt:9x64x256:quant.group-64",
-    "woq_int4:f32-i4-f32:nt:3x16x128:relu:quant.group-32",
-])  # fmt: skip
-def test_aten_computes_it(line: str) -> None:
-    backend = AtenBackend()
-    assert backend.supports(Problem.parse(line)) is None
-    if refusal := backend.unsupported(Problem.parse(line), "cpu"):
-        pytest.skip(str(refusal))  # of this release
-    for distribution in ("int-2", "rand"):
-        operands = make(line, distribution)
-        prepared = backend.prepare(operands.problem, operands)
-        actual = prepared.run(operands)
-        assert agrees(operands, actual, prepared.contract)
-        assert prepared.proof().executed
+    assert not agrees(operands, rounded_weights(operands))
+    assert agrees(operands, rounded_weights(operands), contract)
+    exact = make("woq_int4:bf16-i4-bf16:nt:9x64x256:quant.group-64", "int-2")  # whose weights are integers of few bits
+    assert agrees(exact, rounded_weights(exact), contract)
 
 
 ONE = BuildRequest(selection=Selection.ONE)
 THIRDS = "woq_int8:bf16-i8-bf16:nt:17x192x128:relu:program.concat"
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda t: {**t, "b0": t["b1"], "b1": t["b0"]},
-    lambda t: {**t, "scale1": t["scale2"], "scale2": t["scale1"]},
-    lambda t: {**t, "b2": t["b0"]},
-    None,
-])  # fmt: skip
-def test_three_weights_are_three_products_side_by_side(spoil: Callable[..., dict[str, torch.Tensor]] | None) -> None:
+def test_three_weights_are_three_products_side_by_side() -> None:
     operands = make(THIRDS, "rand")
-    tensors = args(operands.problem, operands)
+    contract, tensors = Contract("f32", "eager"), args(operands.problem, operands)
     assert tensors["b1"].data_ptr() - tensors["b0"].data_ptr() == 64 * 128  # a view of B: nothing is copied
-    actual = build(operands.problem)(**(spoil(tensors) if spoil else tensors))
-    assert agrees(operands, actual, Contract("f32", "eager")) == (spoil is None)
-    assert agrees(operands, computed(operands, torch.mm), Contract("f32", "eager"))
+    assert agrees(operands, computed(operands), contract)
+    assert agrees(operands, computed(operands, torch.mm), contract)
+    for one, other in (("b0", "b1"), ("scale1", "scale2")):
+        exchanged = {one: tensors[other], other: tensors[one]}
+        assert not agrees(operands, computed(operands, **exchanged), contract)
+    assert not agrees(operands, computed(operands, b2=tensors["b0"]), contract)
 
 
 @pytest.mark.slow
@@ -373,19 +243,3 @@ def test_compiled_aten_packs_4_bit_weights_in_the_program_and_refuses_8_bits() -
     assert refusal.reason.code == "not-frozen"
     operands = make("woq_int4:bf16-i4-bf16:nt:3x16x64:quant.group-32", "int-2")
     assert agrees(operands, compiled.prepare(operands.problem, operands).run(operands), Contract("f32"))
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("line", [
-    "qlinear:u8-i8-f32:nt:9x16x64:bias:quant.static-0.02_7",
-    "da8w8:i8-i8-f32:nt:9x16x64:quant.rowwise",
-])  # fmt: skip
-def test_one_compiled_program_serves_every_distribution(line: str) -> None:
-    """The packed weight, the scales' products and the column sums follow from the new constants."""
-    backend = CppBackend(threads=1)
-    for distribution in ("int-2", "rand"):
-        operands = make(line, distribution)
-        prepared = backend.prepare(operands.problem, operands, ONE)
-        assert agrees(operands, prepared.run(operands), prepared.contract)
-        assert prepared.proof().objection() is None
-    assert backend.log.compiles == 1, prepared.artifact.rebind_reason

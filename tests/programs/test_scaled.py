@@ -8,18 +8,12 @@ import math
 import oracle
 import pytest
 import torch
-from oracle import computed, interval, make, refuses_line, says
+from oracle import computed, interval, make
 
 from pytest_gemm.backends import tensor_core
-from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
-from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.backends.cutedsl import CuteDslBackend, CuteDslPrepared
-from pytest_gemm.backends.cutlass.backend import CutlassBackend
-from pytest_gemm.backends.inductor.bindings import dynamic_dimensions
+from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.backends.cutedsl import CuteDslPrepared
 from pytest_gemm.backends.inductor.torch_compat import torch_release
-from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.core.case_id import Device
-from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
@@ -27,7 +21,6 @@ from pytest_gemm.numerics.interval import Interval, insensitive
 from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.programs.program import args, build
 
 FP8 = ("f8e4m3fn", "f8e5m2")
 ROWS_ON_CPU = torch_release() >= (2, 13)
@@ -81,31 +74,6 @@ def judged(
 ) -> tuple[verdict_module.Comparison, Interval]:
     found = interval(operands, contract)
     return verdict_module.compare(actual, found, operands.problem, operands), found
-
-
-# -- the grammar -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:bias", "needs its scales"),
-        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.rowwise+tensorwise", "rowwise and tensorwise at once"),
-        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nn:16x16x16:quant.rowwise", "cannot be nn"),
-        ("mm:bf16:nt:16x16x16:quant.rowwise", "these do: scaled_grouped_mm .* da8w8 scaled_mm"),
-        ("mm:bf16:nt:16x16x16:math.fast_accumulate", "use scaled_grouped_mm .* scaled_mm"),
-        ("scaled_mm:f8e4m3fn-bf16-bf16:nt:16x16x16:quant.rowwise", "scaled_mm does not take f8"),
-        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.tensorwise+result-4", "about an fp8 result"),
-        ("scaled_mm:f8e4m3fn:nt:16x16x16:quant.rowwise", "write tensorwise"),
-        ("scaled_mm:f8e4m3fn:nt:16x16x16:bias:quant.tensorwise", "an fp8 result has no bias"),
-        ("scaled_mm:f8e4m3fn:nt:16x16x16:quant.tensorwise+result-3", "a power of two"),
-        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.blocks-128_128", "so many rows of A and columns of B"),
-        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.blocks:math.fast_accumulate", "drop math.fast_accumulate"),
-        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.blocks-128_1:m.dynamic", "blocks of A have 128 rows"),
-    ],
-)
-def test_a_line_that_makes_no_scaled_product_is_refused(text: str, words: str) -> None:
-    refuses_line(text, words)
 
 
 # -- operands ----------------------------------------------------------------------------------------
@@ -223,14 +191,6 @@ def test_a_sum_that_must_be_promoted_and_is_not_is_caught(out: str) -> None:
     assert not judged(o, on_model(o), contract)[0].ok
 
 
-@pytest.mark.parametrize("distribution", ["rand", "int-2"])
-def test_few_bits_are_caught_where_f32_is_claimed(distribution: str) -> None:
-    o = make(line("16x32x512", "rowwise", out="f32"), distribution)
-    verdict, found = judged(o, on_model(o), Contract())
-    assert verdict.ok == (distribution == "int-2")  # what is exact in 13 bits is exact
-    assert found.tier == ("exact" if distribution == "int-2" else "statistical")
-
-
 @pytest.mark.parametrize(("bits", "tier"), [(13, "hard"), (24, "exact")])
 def test_an_alignment_that_cuts_the_terms_leaves_nothing_exact(bits: int, tier: str) -> None:
     o = make("mm:f16:nn:16x16x512", "int-2")
@@ -286,95 +246,7 @@ def test_the_program_asks_for_fast_accumulation_where_the_problem_allows_it(
     assert all(seen[name] is getattr(o, name) for name in ("bias", "scale_a", "scale_b"))
 
 
-def test_scales_of_rows_grow_with_m_in_an_artifact_for_any_m() -> None:
-    rows = {0: "m"}
-    found = dynamic_dimensions(Problem.parse(line("16x32x64", "rowwise+bias+add:m.dynamic")))
-    assert found == {"a": rows, "scale_a": rows, "r0": rows}
-    assert dynamic_dimensions(Problem.parse(line("16x32x64", "tensorwise:m.dynamic"))) == {"a": rows}
-
-
 # -- the backends ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "epilogue", ["tensorwise", "tensorwise+bias", "rowwise", "rowwise+bias+relu", "tensorwise:math.fast_accumulate"]
-)
-@pytest.mark.parametrize("out", ["bf16", "f16", "f32"])
-def test_eager_on_a_cpu_is_right(epilogue: str, out: str) -> None:
-    if "rowwise" in epilogue and not ROWS_ON_CPU:
-        pytest.skip("torch before 2.13 has tensorwise scales only on a CPU")
-    problem = Problem.parse(line("33x40x250", epilogue, b="f8e5m2", out=out))
-    for distribution in distributions_for(problem):
-        o = factory.make(problem, distribution, 1)
-        prepared = AtenBackend().prepare(problem, o)
-        verdict, found = judged(o, prepared.run(o), prepared.contract)
-        assert verdict.ok, (distribution, verdict.mismatch)
-        assert prepared.proof().executed == ("aten._scaled_mm.default",)
-        assert insensitive(problem, found) is None, distribution
-
-
-def test_rows_are_refused_on_a_cpu_that_does_not_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_gemm.backends.inductor.torch_compat.torch_release", lambda: (2, 11))
-    o = make(line("16x16x16", "rowwise"), "rand")
-    with pytest.raises(Unsupported, match=r"before torch 2\.13"):
-        AtenBackend().prepare(o.problem, o)
-
-
-@pytest.mark.parametrize(("text", "words"), [
-    (line("17x48x64", "rowwise"), ""), (line("1x16x32", "tensorwise+bias"), ""),
-    (line("17x48x64", "rowwise", out="f32"), ""), (line("17x40x64", "rowwise"), "multiples of 16"),
-    (line("17x48x72", "rowwise"), "multiples of 16"),
-    (line("17x48x64", "rowwise", a="f8e5m2", b="f8e5m2"), "f8e5m2 by f8e5m2"),
-    (line("17x48x64", "tensorwise+bias", out="f32"), "adds no bias"),
-    (line("17x48x64", "tensorwise:a.offset"), "addresses"),
-])  # fmt: skip
-def test_what_cuda_checks_is_refused_before(text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    o = dataclasses.replace(make(text, "rand"), device=Device.CUDA)
-    if not words:
-        prepared = AtenBackend().prepare(o.problem, o)
-        assert isinstance(prepared, AtenPrepared)
-        assert (prepared.contract.alignment_bits, prepared.contract.promote_every) == (13, 128)
-        return
-    with pytest.raises(Unsupported, match=words):
-        AtenBackend().prepare(o.problem, o)
-
-
-def test_older_devices_are_told_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    o = dataclasses.replace(make(line("16x16x64", "rowwise", out="f32"), "rand"), device=Device.CUDA)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for capability, words in (((8, 0), "8.9"), ((10, 0), "9.0")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
-        with pytest.raises(Unsupported, match=words):
-            AtenBackend().prepare(o.problem, o)
-
-
-@pytest.mark.parametrize(("backend", "text", "words"), [
-    (TritonBackend(), line("17x48x64", "rowwise+bias:math.fast_accumulate"), ""),
-    (TritonBackend(), line("17x48x64", "rowwise", out="f32", a="f8e5m2", b="f8e5m2"), ""),
-    (TritonBackend(), line("17x48x16", "rowwise"), "K <= 16"),
-    (TritonBackend(), line("17x40x64", "rowwise"), "multiples of 16"),
-    (CutlassBackend(), line("17x48x64", "rowwise+bias"), ""),
-    (CutlassBackend(), line("17x48x64", "rowwise", out="f32"), "not f32"),
-    (CutlassBackend(), line("17x40x64", "rowwise"), "multiples of 16"),
-    (CuteDslBackend(), line("17x48x64", "rowwise+bias:math.fast_accumulate", out="f32"), ""),
-    (CuteDslBackend(), line("17x48x64", "rowwise"), "few bits"),
-    (CuteDslBackend(), line("17x48x64", "rowwise:math.fast_accumulate", b="f8e5m2"), "one dtype"),
-    (CppBackend(), line("17x48x64", "tensorwise"), "no C"),
-], ids=lambda x: getattr(x, "name", None))  # fmt: skip
-def test_a_backend_claims_what_its_lowering_offers(
-    backend: TritonBackend | CutlassBackend | CuteDslBackend | CppBackend, text: str, words: str
-) -> None:
-    says(backend.supports(Problem.parse(text)), words)
-
-
-def test_each_backend_claims_its_own_arithmetic() -> None:
-    exact, fast = (Problem.parse(line("16x16x4096", f"rowwise{flag}")) for flag in ("", ":math.fast_accumulate"))
-    assert TritonBackend().sum(exact).promote_every == 256
-    assert CutlassBackend().sum(exact).promote_every == 128
-    for backend in (TritonBackend(), CutlassBackend()):
-        assert backend.sum(fast).promote_every == 0
-        assert backend.sum(fast).theta(4096) > 10 * backend.sum(exact).theta(4096)
 
 
 def test_an_operator_of_fp8_is_asked_for_f32_and_its_result_scaled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,19 +312,6 @@ def test_scales_of_blocks_lie_as_cublas_wants_them() -> None:
         assert tuple(scale.stride() for scale in found) == expected
 
 
-def test_scales_of_blocks_are_refused_where_pytorch_lacks_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem.parse(line("64x64x256", "blocks"))
-    assert "on CUDA only" in str(AtenBackend().unsupported(problem, "cpu"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    assert "from CUDA 12.9 on, and this PyTorch has 12.8" in str(AtenBackend().unsupported(problem, "cuda"))
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert AtenBackend().unsupported(problem, "cuda") is None
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (10, 0))
-    assert "9.0 only" in str(AtenBackend().unsupported(problem, "cuda"))
-
-
 # -- a result in fp8 ---------------------------------------------------------------------------------
 
 
@@ -483,30 +342,3 @@ def test_the_function_with_recipes_gives_what_the_other_one_gives(scales: str) -
         results = [prepared.run(renamed), AtenBackend().prepare(first, o).run(o)]
         assert torch.equal(*results)
         assert "_scaled_mm_v2" in " ".join(prepared.proof().executed)
-
-
-@pytest.mark.parametrize(("shape", "scales", "words"), [
-    ("64x128x512", "blocks", ""), ("64x64x256", "blocks-1_1", ""), ("64x64x256", "blocks", "4 blocks of K at once"),
-    ("64x64x256", "blocks-128_1", "4 blocks of K at once"),
-    ("64x64x64", "tensorwise:out.given", "contradict each other"),
-])  # fmt: skip
-def test_what_the_function_with_recipes_takes(shape: str, scales: str, words: str) -> None:
-    text = line(shape, f"{scales}:program.v2")
-    if words:
-        refuses_line(text, words)
-        return
-    o = make(text, "rand")
-    tensors = {
-        name: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-        for name, x in args(o.problem, o).items()
-    }
-    assert build(o.problem)(**tensors).shape == o.problem.result_shape
-
-
-def test_an_older_lowering_refuses_squares_of_a(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem.parse(line("256x384x1024", "blocks-128_1:program.v2"))
-    for release, is_refused in (((2, 14), True), ((2, 15), False)):
-        monkeypatch.setattr("pytest_gemm.backends.inductor.torch_compat.torch_release", lambda found=release: found)
-        reason = TritonBackend().supports(problem)
-        assert (reason is not None) == is_refused
-        assert reason is None or "before torch 2.15" in str(reason)

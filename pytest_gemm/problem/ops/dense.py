@@ -60,10 +60,6 @@ def _around_one_of_linears(_: Any, p: Problem, t: Tensors, matmul: Matmul) -> Te
     return c.unflatten(0, (2, -1)) if p.has("a.3d") else c
 
 
-def _mm_plus_mm(torch: Any, p: Problem, t: Tensors) -> Tensor:
-    return _around_mm_plus_mm(torch, p, t, torch.mm)
-
-
 def _around_mm_plus_mm(_: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
     """The first half of K and the second, each a product of its own."""
     half = p.shape.k // 2
@@ -171,7 +167,7 @@ OPS: Final = (
         "mm_plus_mm",
         "never",
         ("f32", "f16", "bf16"),
-        _mm_plus_mm,
+        lambda torch, p, t: _around_mm_plus_mm(torch, p, t, torch.mm),
         _around_mm_plus_mm,
         help="torch.mm of the first halves of K, plus torch.mm of the second halves",
         constant_b=False,

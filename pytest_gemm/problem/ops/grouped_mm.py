@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pytest_gemm.problem.layout import Layout
 from pytest_gemm.problem.ops.op import FLOATS, OUTPUTS, Complaints, Matmul, Op, Problem, Tensor, Tensors, dtype_of
 
-# The place of a group's matrix where it is 3-D, and of its rows or columns where it is 2-D.
-_CUTS: Final[Mapping[str, Callable[[Tensor, Tensor, int, slice], tuple[Tensor, Tensor]]]] = {
-    "m": lambda a, b, g, at: (a[at], b[g]),
-    "n": lambda a, b, g, at: (a[g], b[:, at]),
-    "k": lambda a, b, _, at: (a[:, at], b[at]),
-}
-
 
 def pair(ragged: str, a: Tensor, b: Tensor, group: int, first: int, last: int) -> tuple[Tensor, Tensor]:
     """The factors of a group: of the dimension ``ragged`` it has ``first`` to ``last``."""
-    return _CUTS[ragged](a, b, group, slice(first, last))
+    at = slice(first, last)
+    if ragged == "k":
+        return a[:, at], b[at]
+    return (a[at], b[group]) if ragged == "m" else (a[group], b[:, at])
 
 
 def joined(torch: Any, ragged: str, pieces: list[Tensor]) -> Tensor:
@@ -148,23 +144,12 @@ OPS: Final = (
         layouts=(Layout.NN, Layout.NT),
         flags=("b.broadcast", *_FLAGS),
     ),
-    _scaled_op(
-        "scaled_grouped_mm",
-        help="torch._scaled_grouped_mm: as grouped_mm, in fp8 with scales of rows and columns",
-        ragged="m",
-    ),
-    _scaled_op(
-        "scaled_grouped_mm_n",
-        help="torch._scaled_grouped_mm: as grouped_mm_n, in fp8 with scales of rows and columns",
-        ragged="n",
-    ),
-    _scaled_op(
-        "scaled_grouped_mm_k",
-        help="torch._scaled_grouped_mm: as grouped_mm_k, in fp8 with scales of rows and columns",
-        ragged="k",
-    ),
-    _scaled_op(
-        "scaled_grouped_bmm",
-        help="torch._scaled_grouped_mm: as grouped_bmm, in fp8 with scales of rows and columns",
+    *(
+        _scaled_op(
+            f"scaled_{name}",
+            help=f"torch._scaled_grouped_mm: as {name}, in fp8 with scales of rows and columns",
+            ragged=ragged,
+        )
+        for name, ragged in (("grouped_mm", "m"), ("grouped_mm_n", "n"), ("grouped_mm_k", "k"), ("grouped_bmm", ""))
     ),
 )

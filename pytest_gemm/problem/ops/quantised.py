@@ -146,6 +146,7 @@ def _with_recipes(torch: Any, p: Problem, t: Tensors) -> Tensor:
     It takes scales of blocks of B by rows of B.T, and those of squares as they lie in memory.
     """
     functional = torch.nn.functional
+    none, swizzled = functional.SwizzleType.NO_SWIZZLE, functional.SwizzleType.SWIZZLE_32_4_4
     found: dict[str, Any] = {}
     for side, index in (("a", 0), ("b", 1)):
         scale = t[f"scale_{side}"]
@@ -155,12 +156,12 @@ def _with_recipes(torch: Any, p: Problem, t: Tensors) -> Tensor:
             scale = scale.mT if is_square == (side == "a") else scale
         else:
             recipe = next(_RECIPES[step.name] for step in p.quant if step.name in _RECIPES)
-        swizzles = [functional.SwizzleType.SWIZZLE_32_4_4 if p.micro_block else functional.SwizzleType.NO_SWIZZLE]
         scales, recipes = [scale], [getattr(functional.ScalingType, recipe)]
+        swizzles = [swizzled if p.micro_block else none]
         if p.has_whole_scales:
             scales.append(t[f"whole_{side}"])
             recipes.append(functional.ScalingType.TensorWise)
-            swizzles.append(functional.SwizzleType.NO_SWIZZLE)
+            swizzles.append(none)
         found |= {f"scale_{side}": scales, f"scale_recipe_{side}": recipes, f"swizzle_{side}": swizzles}
     return functional.scaled_mm(
         t["a"],
@@ -199,73 +200,52 @@ def of_blocks(p: Problem, name: str, scale: Tensor) -> Tensor:
     return scale.repeat_interleave(tall, 0).repeat_interleave(wide, 1)[: shape[0], : shape[1]]
 
 
+# What scales of blocks do not go with: they are multiplied by in the loop, so tensor cores hold no whole sum.
+_NOT_BLOCKS: Final = ("math.fast_accumulate", "b.alias_t")
 # What block-scaled formats do not go with: the order of their scales has one place for each line.
-_NOT_MICRO: Final = (
-    "m.dynamic", "b.alias_t", "math.fast_accumulate", "a.tail", "b.tail", "a.sliced", "b.sliced", "b.constant",
-)  # fmt: skip
+_NOT_MICRO: Final = (*_NOT_BLOCKS, *SLICED, "m.dynamic", "b.constant")
 
 
-def _check_micro(p: Problem) -> Complaints:
-    """MXFP8 is fp8 with scales of 32 elements, MXFP4 and NVFP4 are f4 with scales of 32 or 16."""
-    is_f4 = p.dtypes.a.is_packed
-    scales = next((index for index, step in enumerate(p.quant) if step.name in {"mx", "nv"}), -1)
-    if scales < 0:
-        if is_f4:
-            yield "quant", 0, f"{p.dtypes.a.name} has scales of blocks of its own", "write mx, nv or nv-2"
-        return
-    step = p.quant[scales]
+def _check_scaled(p: Problem) -> Complaints:
+    """MXFP8 is fp8 with scales of 32 elements, MXFP4 and NVFP4 are f4 with scales of 32 or 16.
+
+    An fp8 result is that of scales for the whole tensor, and has no bias and no steps.
+    """
+    place, step = next((index, step) for index, step in enumerate(p.quant) if step.name in p.op.scales)
+    is_f4, is_fp8, block, blocks = p.dtypes.a.is_packed, p.dtypes.out.bits == 8, p.micro_block, p.scale_blocks
+    if is_f4 and not block:
+        yield "quant", place, f"{p.dtypes.a.name} has scales of blocks of its own", "write mx, nv or nv-2"
     if step.name == "nv" and not is_f4:
-        yield "quant", scales, f"{step} is about f4e2m1fn", "write mx"
-    if p.dtypes.out.bits == 8:
-        yield "quant", scales, f"an fp8 result has no {step}", "write tensorwise"
-    for flag in _NOT_MICRO:
+        yield "quant", place, f"{step} is about f4e2m1fn", "write mx"
+    if is_fp8 and step.name != "tensorwise":
+        yield "quant", place, f"an fp8 result has no {step}", "write tensorwise"
+    if is_fp8 and p.step("bias"):
+        yield "epilogue", 0, "an fp8 result has no bias", "drop bias"
+    for index, other in enumerate(p.quant):
+        if other.name == "result" and not is_fp8:
+            yield "quant", index, f"{other} is about an fp8 result", f"drop {other}"
+    for flag in _NOT_MICRO if block else _NOT_BLOCKS if blocks else ():
         if p.has(flag):
             yield "flags", p.flags.index(flag), f"{flag} does not go with {step}", f"drop {flag}"
-    block = p.micro_block
-    if p.shape.k % block:
+    if p.has("m.dynamic") and blocks and blocks[0] > 1:
+        yield "flags", p.flags.index("m.dynamic"), "m.dynamic: the blocks of A have 128 rows", "write blocks"
+    if block and p.shape.k % block:
         yield "shape", 2, f"K={p.shape.k} is not divided by blocks of {block}", f"give a multiple of {block}"
-    if (is_f4 and step.name == "mx") or p.has_whole_scales:
+    if p.has("program.v2"):
+        yield from _check_v2(p)
+    elif (is_f4 and step.name == "mx") or p.has_whole_scales:
         name = "MXFP4" if step.name == "mx" else "NVFP4 with scales for whole tensors"
-        if not p.has("program.v2"):
-            problem = f"only torch.nn.functional.scaled_mm takes {name}"
-            yield "quant", scales, problem, "add program.v2"
+        yield "quant", place, f"only torch.nn.functional.scaled_mm takes {name}", "add program.v2"
 
 
 def _check_v2(p: Problem) -> Complaints:
     """The function with recipes has no scale of the result, and takes scales of squares for 4 blocks of K at once."""
-    if not p.has("program.v2"):
-        return
-    place = p.flags.index("program.v2")
+    place, blocks = p.flags.index("program.v2"), p.scale_blocks
     if p.dtypes.out.bits == 8:
         yield "flags", place, "torch.nn.functional.scaled_mm has no scale of an fp8 result", "drop program.v2"
-    blocks = p.scale_blocks
     if blocks and max(blocks) > 1 and -(-p.shape.k // BLOCK_K) % 4:
         problem = f"torch.nn.functional.scaled_mm takes scales of squares for 4 blocks of K at once, not K={p.shape.k}"
         yield "flags", place, problem, "give a K of 512, 1024 ..., or drop program.v2"
-
-
-def _check_scaled(p: Problem) -> Complaints:
-    """Scales of blocks are multiplied by in the loop: what tensor cores hold for the whole sum has none.
-
-    An fp8 result is that of scales for the whole tensor, and has no bias and no steps.
-    """
-    yield from _check_micro(p)
-    yield from _check_v2(p)
-    is_fp8 = p.dtypes.out.bits == 8
-    for index, step in enumerate(p.quant):
-        if step.name == "result" and not is_fp8:
-            yield "quant", index, f"{step} is about an fp8 result", f"drop {step}"
-        elif is_fp8 and step.name in {"rowwise", "blocks"}:
-            yield "quant", index, f"an fp8 result has no {step}", "write tensorwise"
-    if is_fp8 and p.step("bias"):
-        yield "epilogue", 0, "an fp8 result has no bias", "drop bias"
-    if not p.scale_blocks:
-        return
-    for flag in ("math.fast_accumulate", "b.alias_t"):
-        if p.has(flag):
-            yield "flags", p.flags.index(flag), f"{flag} does not go with scales of blocks", f"drop {flag}"
-    if p.has("m.dynamic") and p.scale_blocks[0] > 1:
-        yield "flags", p.flags.index("m.dynamic"), "m.dynamic: the blocks of A have 128 rows", "write blocks"
 
 
 def _around_scaled_mm(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
@@ -276,12 +256,11 @@ def _around_scaled_mm(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Ten
     if p.micro_block:
         a, b = (decoded(torch, p, name, t[name], t[f"scale_{name}"], torch.float32) for name in "ab")
         c = matmul(a, b) * (t["whole_a"] * t["whole_b"] if p.has_whole_scales else 1.0)
-        return (c + t["bias"].to(torch.float32) if "bias" in t else c).to(dtype_of(torch, p))
-    if p.scale_blocks:
-        a, b = (of_blocks(p, name, t[f"scale_{name}"]) * t[name].to(torch.float32) for name in "ab")
-        c = matmul(a, b)
-        return (c + t["bias"].to(torch.float32) if "bias" in t else c).to(dtype_of(torch, p))
-    c = matmul(t["a"], t["b"]).to(torch.float32) * t["scale_a"] * t["scale_b"] * p.result_factor(t["a"].device.type)
+    elif p.scale_blocks:
+        c = matmul(*(of_blocks(p, name, t[f"scale_{name}"]) * t[name].to(torch.float32) for name in "ab"))
+    else:
+        factor = p.result_factor(t["a"].device.type)
+        c = matmul(t["a"], t["b"]).to(torch.float32) * t["scale_a"] * t["scale_b"] * factor
     return (c + t["bias"].to(torch.float32) if "bias" in t else c).to(dtype_of(torch, p))
 
 

@@ -1,0 +1,85 @@
+"""Eager PyTorch, and a plain product in its place, are right on every distribution of each op."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from mutants import exact, store
+from oracle import computed, is_right, make
+
+from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.backends.cpp.backend import CppBackend
+from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.problem.problem import Problem
+
+FP8 = "scaled_mm:f8e4m3fn-f8e5m2-{}:nt:33x40x250:{}"
+LINES = (
+    # Prologues.
+    "mm:bf16:nn:33x40x65:a.relu", "mm:f16:tt:33x40x65:a.floor", "bmm:bf16:nn:3x17x24x40:a.tril",
+    "linear:f32:nt:2x17x24x40:bias+relu:a.floor:b.halved", "addmm:bf16:nn:17x24x40:bias:b.relu",
+    "mm:f32-f32-f16:nn:33x40x65:a.tril:b.floor", "mm:f16:nn:33x40x65:a.floor:b.halved",
+    "mm:f32:nn:33x40x65:a.relu:b.relu",
+    # Sums of two products, and gradients.
+    "mm_plus_mm:bf16:nn:33x40x96", "mm_plus_mm:f16:tt:17x33x66:relu", "mm_plus_mm:f32:nt:5x3x0",
+    "linear_dgrad:bf16:nn:17x33x65", "linear_dgrad:f32:nn:33x24x40:relu", "linear_wgrad:f16:tn:33x24x17:add",
+    "linear_wgrad:f32:tn:24x40x33",
+    # Groups.
+    "grouped_mm:bf16:nt:4x33x40x64", "grouped_mm:f16:nt:2x40x7x1000:bias+gelu",
+    "grouped_mm:f32:nt:6x5x33x64:a.padded+offset:b.broadcast",
+    "grouped_mm_k:bf16:tn:4x32x40x64", "grouped_mm_k:f32:nn:3x17x36x8:relu", "grouped_mm_k:f16:nt:2x9x8x512:bias",
+    "grouped_mm_n:bf16:nt:4x33x40x64", "grouped_mm_n:f16:nn:3x8x8x16:bias+gelu", "grouped_mm_n:f32:nt:5x3x12x64:add",
+    "grouped_bmm:bf16:nn:3x33x64x72", "grouped_bmm:f32:nt:2x5x7x8:mul",
+    # Quantised operands.
+    *(FP8.format(out, rest) for out in ("bf16", "f16", "f32") for rest in (
+        "quant.tensorwise", "bias:quant.tensorwise", "quant.rowwise", "bias+relu:quant.rowwise",
+        "quant.tensorwise:math.fast_accumulate",
+    )),
+    "qlinear:u8-i8-f32:nt:17x65x127:bias+gelu:quant.static-0.02_7:a.7bit",
+    "qlinear:u8-i8-i8:nt:17x65x127:quant.dynamic+requant-0.37_3:a.7bit",
+    "qlinear:u8-i8-u8:nt:17x65x127:bias+sum-0.25_5+relu:quant.static+requant-0.37_3:a.7bit",
+    "qlinear:u8-i8-i8:nt:17x65x127:sum-0.3_-4:quant.dynamic+requant-0.5_-3:a.7bit",
+    "da8w8:i8-i8-bf16:nt:2x9x64x127:bias:quant.rowwise", "da8w8:i8-i8-f32:nt:3x0x16x32:quant.rowwise",
+    "woq_int4:bf16-i4-bf16:nt:9x64x256:quant.group-64", "woq_int4:f32-i4-f32:nt:3x16x128:relu:quant.group-32",
+    "da8w4:f32-i4-f32:nt:17x65x128:bias:quant.group-32", "da8w4:f32-i4-f32:nt:17x64x128:relu:quant.group",
+)  # fmt: skip
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return store(exact(a.double(), b.double()), a)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_eager_and_a_plain_product_are_right(line: str) -> None:
+    backend, problem = AtenBackend(), Problem.parse(line)
+    assert backend.supports(problem) is None
+    refusal = backend.unsupported(problem, "cpu")
+    for distribution in distributions_for(problem):
+        o = make(line, distribution, 1)
+        if problem.op.name != "woq_int4":  # no product of two tensors: its weight has scales of groups
+            assert is_right(o, computed(o, product)), distribution
+        if refusal is None:
+            prepared = backend.prepare(problem, o)
+            assert is_right(o, prepared.run(o), prepared.contract), distribution
+            assert prepared.proof().executed
+    if refusal is not None:
+        pytest.skip(str(refusal))  # of this release
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "products", "is_bound_again"), [
+    # The packed weight, the scales' products and the column sums follow from the new constants.
+    ("qlinear:u8-i8-f32:nt:9x16x64:bias:quant.static-0.02_7", 1, True),
+    ("da8w8:i8-i8-f32:nt:9x16x64:quant.rowwise", 1, True), ("linear_dgrad:f32:nn:33x24x40:relu", 1, True),
+    # relu(B) and the halves of B are compiled into the program.
+    ("mm:f32:nn:33x40x65:b.relu", 1, False), ("mm_plus_mm:f32:nt:33x40x96:b.constant:m.dynamic", 2, False),
+])  # fmt: skip
+def test_a_template_has_the_constants_of_the_problem(line: str, products: int, is_bound_again: bool) -> None:
+    backend = CppBackend(selection="one", threads=1)
+    for distribution in ("int-2", "rand"):
+        o = make(line, distribution)
+        prepared = backend.prepare(o.problem, o)
+        assert is_right(o, prepared.run(o), prepared.contract), distribution
+        proof = prepared.proof()
+        assert proof.objection() is None
+        assert (len(proof.executed), proof.foreign) == (products, ())
+    assert (backend.log.compiles == 1) is is_bound_again, backend.log.unbindable
