@@ -251,6 +251,8 @@ def mutant(
 
     def planted(wrong: _Wrong) -> _Wrong:
         what = str(wrong.__doc__).partition("\n")[0].removesuffix(".")
+        if not what.startswith(("A's ", "B's ")):
+            what = what[0].lower() + what[1:]
         name = wrong.__name__.replace("_", "-")
         MUTANTS[name] = Mutant(what, shape(wrong), plain() if lines is None else lines, code, equivalent)
         return wrong
@@ -606,9 +608,9 @@ def fixed_point(bits: int) -> Plant:
 
 @mutant(product, _FLOATS, equivalent=hidden("in float32 its error is far below what 8 or 11 bits show"))
 def strassen(a: Tensor, b: Tensor) -> Tensor:
-    """Strassen's algorithm, whose error grows with the whole row.
+    """One level of Strassen's algorithm, whose error grows with the whole row.
 
-    One level: seven products, and cancellation between them.
+    Seven products, and cancellation between them.
     """
     if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
         return right(a, b)  # a NaN would spread over the whole result
@@ -1264,7 +1266,7 @@ def shared_exponent(a: Tensor, b: Tensor) -> Tensor:
 
 @mutant(product, _BROAD)
 def rescaled(a: Tensor, b: Tensor) -> Tensor:
-    """A is scaled down and B up, out of range.
+    """Scales A down and B up, out of range.
 
     A is divided by its largest element's power of two and B multiplied, in f32.
     """
