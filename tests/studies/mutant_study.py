@@ -499,6 +499,10 @@ def page(mutants: Sequence[Row], controls: Sequence[Row], seconds: float, flood:
 # -- correct products ------------------------------------------------------------------------------------
 
 
+# qlinear is left out: with nothing to sum it divides by zero in other problems than those of the ledger too.
+_OPS: Final = ("mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm")
+
+
 @dataclasses.dataclass
 class Flood:
     """Correct products and how they were judged.
@@ -567,7 +571,7 @@ def flooded(seed: int, count: int, journal: Path | None = None) -> Flood:
         phases=[hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    @hypothesis.given(strategies.trials(backend))
+    @hypothesis.given(strategies.trials(backend, ops=_OPS))
     def draw(trial: Trial) -> None:
         for problem in trial.problems:
             judged(problem, trial)
@@ -600,7 +604,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Mutants, controls, and random correct products.")
     parser.add_argument("--out", type=Path, help="write the page here (default: standard output)")
     parser.add_argument(
-        "--correct", type=int, default=0, metavar="COUNT", help="judge so many random products of eager ATen"
+        "--correct", type=int, default=0, metavar="COUNT", help="judge so many random trials of eager ATen"
     )
     parser.add_argument("--mutants", default="*", metavar="PATTERN", help="only mutants and controls of such names")
     parser.add_argument("--seed", type=int, default=0, help="of the random products (0)")
