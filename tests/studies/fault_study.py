@@ -172,7 +172,7 @@ def page(found: Sequence[Row], seconds: float) -> str:
 
     places = dict.fromkeys(row.fault.where for row in found if row.fault.kind in RAISED)
     ending = dict.fromkeys((row.fault.kind, row.fault.where) for row in found if row.fault.ends)
-    tables = {"Results": RESULTS, "State that a kernel leaves": LEFT}
+    tables: dict[str, Iterable[str]] = {"Results": RESULTS, "State that a kernel leaves": LEFT}
     return lines.page(
         "faults.md.jinja",
         date=datetime.date.today(),
