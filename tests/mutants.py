@@ -251,7 +251,7 @@ def mutant(
 
     def planted(wrong: _Wrong) -> _Wrong:
         what = str(wrong.__doc__).partition("\n")[0].removesuffix(".")
-        if not what.startswith(("A's ", "B's ")):
+        if not what.startswith(("A's ", "B's ", "NaN ")):
             what = what[0].lower() + what[1:]
         name = wrong.__name__.replace("_", "-")
         MUTANTS[name] = Mutant(what, shape(wrong), plain() if lines is None else lines, code, equivalent)
@@ -763,6 +763,12 @@ def one_in_a_large_result(c: Tensor) -> Tensor:
 # -- bugs of state -----------------------------------------------------------------------------------
 
 
+@mutant(remembering)
+def cached_result(memory: Memory, t: Tensors, problem: Problem) -> Any:
+    """The first result answers every call."""
+    return memory.setdefault("result", correct(t, problem)).clone()
+
+
 def packed_by(key: Callable[[Tensor], object]) -> Plant:
     """A pack of B is kept by this key of B."""
 
@@ -1244,20 +1250,14 @@ def seeds() -> None:
 
 @mutant(afterwards, _FLOATS)
 def nan_reaches_the_next_row(c: Tensor) -> Tensor:
-    """A row of NaN spoils the next one.
-
-    As oneDNN's AMX kernels did (oneDNN 5717).
-    """
+    """A row of NaN spoils the next one, as in oneDNN's AMX kernels (oneDNN 5717)."""
     bad = c.isnan().any(-1, keepdim=True)
     return torch.where(bad.roll(1, -2), torch.nan, c)
 
 
 @mutant(product, _BROAD)
 def shared_exponent(a: Tensor, b: Tensor) -> Tensor:
-    """Numbers far below the largest count as 0.
-
-    Numbers below 2^-60 of the largest one of both operands count as 0.
-    """
+    """Numbers far below the largest count as 0: below 2^-60 of the largest one of both operands."""
     x, y = a.to(working(a)), b.to(working(a))
     largest = max(float(torch.where(t.isfinite(), t, 0.0).abs().amax()) for t in (x, y))
     dropped = flushed_below(largest * 2.0**-60)
@@ -1298,6 +1298,12 @@ def subnormal_inputs_dropped(x: Tensor) -> Tensor:
 def infinity_saturates(c: Tensor) -> Tensor:
     """An infinite result becomes the largest number."""
     return c.clamp(torch.finfo(c.dtype).min, torch.finfo(c.dtype).max)
+
+
+@mutant(afterwards, plain("f32", "bf16", "f16", "fp8"))
+def nan_swallowed(c: Tensor) -> Tensor:
+    """NaN becomes 0."""
+    return c.nan_to_num(0.0, math.inf, -math.inf)
 
 
 @mutant(whole, WIDENED)
@@ -1358,14 +1364,7 @@ def cut_at(name: str, other: Callable[[Tensor, Tensor], Tensor]) -> Plant:
     def plant(problem: Problem) -> Run:
         def run(t: Tensors) -> Any:
             wrong = other(views.cut(problem, name, t[name]), t[name])
-            operands = {"a": 0, "b": 1}
-
-            def matmul(*given: Tensor) -> Tensor:
-                mine = list(given)
-                mine[operands[name]] = wrong
-                return right(*mine)
-
-            return build(problem, matmul)(**t)
+            return build(problem, lambda a, b: right(wrong, b) if name == "a" else right(a, wrong))(**t)
 
         return run
 
@@ -1385,10 +1384,7 @@ def rows_unstrided(view: Tensor, _whole: Tensor) -> Tensor:
 
 @mutant(whole, GIVEN_OUT, "written-beside")
 def gaps_of_out_ignored(t: Tensors, _problem: Problem) -> Tensor:
-    """A given result is written without its gaps.
-
-    The rows of a given result are taken to be N apart (vllm 55534).
-    """
+    """A given result is written without its gaps, as if its rows were N apart (vllm 55534)."""
     out = t["out"]
     out.as_strided(out.shape, (out.shape[1], 1)).copy_(right(t["a"], t["b"]))
     return out
@@ -1529,8 +1525,14 @@ def tensor_core(bits: int, chunk: int, promote: int = 0, cut: Change = lambda x:
 # -- the tables ----------------------------------------------------------------------------------------
 
 
-def _truncating(bits: int, chunk: int, **more: Any) -> Contract:
-    return Contract(alignment_bits=bits, chunk=chunk, **more)
+def truncating(
+    what: str, bits: int, chunk: int, lines: dict[str, str], promote: int = 0, *, by_tf32: bool = False
+) -> Control:
+    """A tensor core as its contract says."""
+    tf32: dict[str, Any] = {"input_error": 2.0**-9, "input_bits": 11} if by_tf32 else {}
+    matmul = tensor_core(bits, chunk, promote, cut_to_tf32) if by_tf32 else tensor_core(bits, chunk, promote)
+    contract = Contract(alignment_bits=bits, chunk=chunk, promote_every=promote, **tf32)
+    return Control(what, product(matmul), lines, contract)
 
 
 CONTROLS: dict[str, Control] = {
@@ -1540,30 +1542,15 @@ CONTROLS: dict[str, Control] = {
     "blocked": Control("blocks of 48 products", added(blocks_of(BLOCK))),
     # The longest chain of roundings there is: K additions, each rounded.
     "sequential": Control("one product after the other", added(blocks_of(1))),
-    "tensor-core-24-8": Control(
-        "truncating tensor core, f = 24, L = 8", product(tensor_core(24, 8)), _HALVES, _truncating(24, 8)
+    "tensor-core-24-8": truncating("truncating tensor core, f = 24, L = 8", 24, 8, _HALVES),
+    "tensor-core-25-16": truncating("truncating tensor core, f = 25, L = 16", 25, 16, _HALVES),
+    "tensor-core-tf32": truncating(
+        "the same with inputs cut to TF32, f = 24, L = 4", 24, 4, {"f32": f"{PLAIN['f32']}:math.tf32"}, by_tf32=True
     ),
-    "tensor-core-25-16": Control(
-        "truncating tensor core, f = 25, L = 16", product(tensor_core(25, 16)), _HALVES, _truncating(25, 16)
+    "tensor-core-fp8-fast": truncating(
+        "fp8 in 13 bits, L = 32", 13, 32, {"fp8": f"{PLAIN['fp8']}:math.fast_accumulate"}
     ),
-    "tensor-core-tf32": Control(
-        "the same with inputs cut to TF32, f = 24, L = 4",
-        product(tensor_core(24, 4, cut=cut_to_tf32)),
-        {"f32": f"{PLAIN['f32']}:math.tf32"},
-        _truncating(24, 4, input_error=2.0**-9, input_bits=11),
-    ),
-    "tensor-core-fp8-fast": Control(
-        "fp8 in 13 bits, L = 32",
-        product(tensor_core(13, 32)),
-        {"fp8": f"{PLAIN['fp8']}:math.fast_accumulate"},
-        _truncating(13, 32),
-    ),
-    "tensor-core-fp8-promoted": Control(
-        "the same, promoted every 128 products",
-        product(tensor_core(13, 32, 128)),
-        FP8,
-        _truncating(13, 32, promote_every=128),
-    ),
+    "tensor-core-fp8-promoted": truncating("the same, promoted every 128 products", 13, 32, FP8, 128),
     "compensated": Control("Kahan's sum of blocks", product(compensated), _FLOATS),
     "rounded-once": Control(
         "sums in f64, one rounding", product(lambda a, b: (a.double() @ b.double()).to(a.dtype)), _FLOATS
@@ -1738,11 +1725,6 @@ MUTANTS |= {
     # Numbers.
     "tiny-inputs-dropped": Mutant("inputs below 1e-6 count as 0", inputs(flushed_below(1e-6)), _FLOATS),
     "f16-subnormals-dropped": Mutant("subnormal results become 0", afterwards(flushed_below(2.0**-14)), plain("f16")),
-    "nan-swallowed": Mutant(
-        "NaN becomes 0",
-        afterwards(lambda c: c.nan_to_num(0.0, math.inf, -math.inf)),
-        plain("f32", "bf16", "f16", "fp8"),
-    ),
     "tiny-results-dropped": Mutant("results below 1e-6 become 0", afterwards(flushed_below(1e-6)), _BROAD),
     # The store.
     "truncating-store": Mutant("the result is cut, not rounded", stored(cut_off), _ROUNDED),
@@ -1760,10 +1742,6 @@ MUTANTS |= {
     "base-rounded-down": Mutant("A's address is rounded down", reading(a=base_rounded_down), OFFSET_A),
     "layout-ignored": Mutant("column-major A is read as row-major", reading(a=rows_apart_by_k), COLUMN_MAJOR_A),
     # State.
-    "cached-result": Mutant(
-        "the first result answers every call",
-        remembering(lambda memory, t, p: memory.setdefault("result", correct(t, p)).clone()),
-    ),
     "stale-packed-weight": Mutant("the first weight answers for every later one", packed_by(lambda _: "first")),
     "shared-result": Mutant("all calls return the same memory", remembering(shared_result), code="result-rewritten"),
     "shared-large-result": Mutant(
