@@ -67,23 +67,17 @@ LEDGER: Final = Path(__file__).parents[2] / "conformance" / "known_failures.toml
 
 # -- our verdict ---------------------------------------------------------------------------------------
 
-_BY_CODE: Final = {
-    "inputs-written": "inputs",
-    "inputs-rebound": "inputs",
-    "result-is-input": "inputs",
-    "written-beside": "inputs",
-    "wrong-place": "inputs",
-    "left-state-behind": "process state",
-    "process-died": "dead process",
-    "late-refusal": "refusal",
-    "not-deterministic": "second run",
-    "result-rewritten": "second run",
-    "written-after-return": "second run",
-    "stale-weight": "second weight",
-    "nan": "NaN and Inf",
-    "missing-nan": "NaN and Inf",
-    "infinite": "NaN and Inf",
+# Codes of reasons by what stands beside the bound.
+_BESIDE: Final = {
+    "inputs": ("inputs-written", "inputs-rebound", "result-is-input", "written-beside", "wrong-place"),
+    "process state": ("left-state-behind",),
+    "dead process": ("process-died",),
+    "refusal": ("late-refusal",),
+    "second run": ("not-deterministic", "result-rewritten", "written-after-return"),
+    "second weight": ("stale-weight",),
+    "NaN and Inf": ("nan", "missing-nan", "infinite"),
 }
+_BY_CODE: Final = {code: tier for tier, codes in _BESIDE.items() for code in codes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -483,8 +477,7 @@ def page(mutants: Sequence[Row], controls: Sequence[Row], seconds: float, flood:
         body=body,
         correct=correct,
         excused=[(name, pattern, why) for name, mutant in MUTANTS.items() for pattern, why in mutant.equivalent],
-        late=dict.fromkeys(r.name for r in mutants if r.catch and r.catch.distribution in known[quick:]),
-        cases_late=sum(r.catch is not None and r.catch.distribution in known[quick:] for r in mutants),
+        late=[row.name for row in mutants if row.catch and row.catch.distribution in known[quick:]],
         tiers=Counter(row.catch.tier for row in mutants if row.catch),
         quick=quick,
         cases=len(mutants),

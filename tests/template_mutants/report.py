@@ -34,12 +34,9 @@ def summary(mutants: Sequence[table.Mutant], missing: Sequence[table.Mutant], fo
     lines.append(f"{count['not reached']} not reached, {len(missing)} not in this release")
     nulls = sum(number for kind, number in count.items() if kind.startswith("null"))
     lines.append(f"{count['null killed']} of {nulls} null mutants found; {count['equivalent killed']} equivalent found")
-    lines += [f"survived: {one.mutant}" for one in found if one.verdict == "survived" and _counts_for(mutants, one)]
+    counted = {one.name for one in mutants if not one.null and not one.equivalent}
+    lines += [f"survived: {one.mutant}" for one in found if one.verdict == "survived" and one.mutant in counted]
     return "\n".join(lines) + "\n"
-
-
-def _counts_for(mutants: Sequence[table.Mutant], verdict: Verdict) -> bool:
-    return any(one.name == verdict.mutant and not one.null and not one.equivalent for one in mutants)
 
 
 def page(state: Path) -> str:

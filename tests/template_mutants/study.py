@@ -70,11 +70,6 @@ class Verdict:
     marked: bool = False
     seconds: float = 0.0
 
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """For what it holds."""
-        return self.mutant, self.digest, self.level
-
 
 @dataclasses.dataclass
 class Study:
@@ -156,7 +151,8 @@ class Study:
         plain = self.survey(marked)
         log = self.folder / "verdicts.jsonl"
         keys = {(mutant.name, mutant.digest, self.level) for mutant in mutants}
-        known = {one.mutant: one for one in (Verdict(**record) for record in _records(log)) if one.key in keys}
+        stored = (Verdict(**record) for record in _records(log))
+        known = {one.mutant: one for one in stored if (one.mutant, one.digest, one.level) in keys}
         yield from known.values()
         self._warm()
 

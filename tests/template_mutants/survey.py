@@ -130,16 +130,15 @@ def survey(name: str, lines: list[str], write: Callable[[dict[str, Any]], None])
         patches.passed.clear()
         if backend.supports(problem, BuildRequest()) is None:
             with _device(name), hooked(hooks), contextlib.suppress(Exception):
-                backend.prepare(problem, _operands(name, problem), BuildRequest())
+                given = (
+                    tensors.make(problem, distributions_for(problem)[0], 0)
+                    if name == "cpp"
+                    else _without_memory(problem)
+                )
+                backend.prepare(problem, given, BuildRequest())
         reached = set(patches.passed).union(*(_MARK.findall(text) for text, _ in texts))
         digest = "-".join(_digest(*one) for one in texts)
         write({"line": line, "reached": sorted(reached), "digest": digest})
-
-
-def _operands(backend: str, problem: Problem) -> Any:
-    if backend == "cpp":
-        return tensors.make(problem, distributions_for(problem)[0], 0)
-    return _without_memory(problem)
 
 
 def main() -> int:
