@@ -1111,6 +1111,12 @@ def set_to(x: Tensor, other: Tensor) -> None:
     x.set_(other)  # type: ignore[call-overload]  # its annotations know storages only
 
 
+@mutant(corrupted, SMALL, "inputs-rebound")
+def weight_quantised_in_place(t: Tensors, _problem: Problem) -> None:
+    """B is fp8 from now on."""
+    rebind(t["b"], through(torch.float8_e4m3fn)(t["b"]))
+
+
 def gap_written(t: Tensors) -> None:
     a = t["a"]
     a.as_strided((a.shape[0] - 1, 1), (a.stride(0), 1), a.storage_offset() + a.shape[1]).zero_()
@@ -1491,6 +1497,15 @@ def with_own_switches(t: Tensors, problem: Problem) -> Any:
     return correct(t, problem)
 
 
+def copied_first(t: Tensors, problem: Problem) -> Any:
+    return correct({name: x.clone() for name, x in t.items()}, problem)
+
+
+def of_a_conjugate(c: Tensor) -> Tensor:
+    """The imaginary part of a number that is conjugated when it is read."""
+    return torch.complex(torch.zeros_like(c), -c).conj().imag
+
+
 def strided(c: Tensor) -> Tensor:
     """Rows apart, behind something."""
     wide = torch.full((c.shape[0] + 1, c.shape[1] + 3), torch.nan).to(c.dtype)
@@ -1562,9 +1577,7 @@ CONTROLS: dict[str, Control] = {
     "tensor-core-tf32": truncating(
         "the same with inputs cut to TF32, f = 24, L = 4", 24, 4, {"f32": f"{PLAIN['f32']}:math.tf32"}, by_tf32=True
     ),
-    "tensor-core-fp8-fast": truncating(
-        "fp8 in 13 bits, L = 32", 13, 32, {"fp8": f"{PLAIN['fp8']}:math.fast_accumulate"}
-    ),
+    "tensor-core-fp8-fast": truncating("fp8: 13 bits, L = 32", 13, 32, {"fp8": f"{PLAIN['fp8']}:math.fast_accumulate"}),
     "tensor-core-fp8-promoted": truncating("the same, promoted every 128 products", 13, 32, FP8, 128),
     "compensated": Control("Kahan's sum of blocks", product(compensated), _FLOATS),
     "rounded-once": Control(
@@ -1575,19 +1588,11 @@ CONTROLS: dict[str, Control] = {
     "strided-result": Control("a result with gaps, in the midst of other memory", afterwards(strided), SMALL),
     "column-major-result": Control("a transposed result", afterwards(lambda c: c.t().contiguous().t()), SMALL),
     "lazily-negated": Control("a view with the negative bit", afterwards(lambda c: torch._neg_view(-c)), SMALL),
-    "of-a-conjugate": Control(
-        "the imaginary part of a lazy conjugate",
-        afterwards(lambda c: torch.complex(torch.zeros_like(c), -c).conj().imag),
-        SMALL_F32,
-    ),
+    "of-a-conjugate": Control("the imaginary part of a lazy conjugate", afterwards(of_a_conjugate), SMALL_F32),
     "shared-memory": Control("a result in shared memory", afterwards(lambda c: c.clone().share_memory_()), SMALL),
     "needs-grad": Control("a result that asks for a gradient", afterwards(lambda c: c.requires_grad_()), SMALL),
     "cached-by-content": Control("a cache by every byte of the operands", remembering(by_content), SMALL),
-    "copies-first": Control(
-        "works on copies of its inputs",
-        whole(lambda t, p: correct({name: x.clone() for name, x in t.items()}, p)),
-        SMALL,
-    ),
+    "copies-first": Control("works on copies of its inputs", whole(copied_first), SMALL),
     "own-threads": Control("another number of threads, put back", whole(in_its_own_threads), SMALL),
     "own-random-numbers": Control("seeds, and puts the state back", whole(with_own_random_numbers), SMALL),
     "own-switches": Control("dtype, folder, rounding mode: changed and put back", whole(with_own_switches), SMALL),
@@ -1603,8 +1608,10 @@ _NO_NAN = (("int_mm:*", "an integer times the zero of the mask is zero"),)
 _EXACT_IN_F32 = tuple(
     (k, "128 * 128 * K is at most 2^24: float32 holds every partial sum") for k in ("*x256", "*x1000")
 )
+_SHORT_PRODUCTS = (("scaled_mm:*", "a product of two fp8 has no more than 8 bits"),)
 _INT_BY_F32 = product(lambda a, b: f32_sums(a, b).int())
 _MINE = Proof(chosen=("mine",), generated=("mine",))
+_BY_ATEN = Proof(chosen=("mine",), generated=("mine",), foreign=("aten.addmm",))
 
 _LOOP: Bugs = {
     "k-tail-dropped": ("the last K mod 48 products are left out", added(lambda k: [slice(k // BLOCK * BLOCK)])),
@@ -1651,10 +1658,6 @@ _INPUTS_REBOUND: Bugs = {
     "inputs-rebound": ("ones take the inputs' place", in_place_of_inputs(rebind)),
     "inputs-set": ("the same by set_", in_place_of_inputs(set_to)),
     "inputs-exchanged": ("the same by swap_tensors", in_place_of_inputs(torch.utils.swap_tensors)),
-    "weight-quantised-in-place": (
-        "B is fp8 from now on",
-        corrupted(lambda t, _: rebind(t["b"], through(torch.float8_e4m3fn)(t["b"]))),
-    ),
     "input-resized": ("A has half of its rows afterwards", then(lambda t: t["a"].resize_(10, 256))),
     "input-transposed": ("B is transposed afterwards", then(lambda t: t["b"].t_())),
     "input-restrided": ("A has other strides afterwards", then(lambda t: t["a"].as_strided_((20, 256), (0, 1)))),
@@ -1694,19 +1697,12 @@ _SCALES: Bugs = {
 MUTANTS |= {
     # The loop over K.
     **bugs(_MM, _LOOP),
-    "bf16-products": Mutant(
-        "each product is rounded to bf16",
-        products_in(BF16),
-        equivalent=(("scaled_mm:*", "a product of two fp8 has no more than 8 bits"),),
-    ),
+    "bf16-products": Mutant("each product is rounded to bf16", products_in(BF16), equivalent=_SHORT_PRODUCTS),
     "mask-of-b-only": Mutant(
-        "what lies behind A's rows meets the zeros of B's mask", beyond_k(read_a=True), TRANSPOSED, equivalent=_NO_NAN
+        "what lies behind A's rows meets B's zeros", beyond_k(read_a=True), TRANSPOSED, equivalent=_NO_NAN
     ),
     "mask-of-a-only": Mutant(
-        "what lies behind B's columns meets the zeros of A's mask",
-        beyond_k(read_b=True),
-        TRANSPOSED,
-        equivalent=_NO_NAN,
+        "what lies behind B's columns meets A's zeros", beyond_k(read_b=True), TRANSPOSED, equivalent=_NO_NAN
     ),
     "no-mask": Mutant("both operands are read beyond K", beyond_k(read_a=True, read_b=True), TRANSPOSED),
     # Precision of inputs and sums.
@@ -1750,11 +1746,7 @@ MUTANTS |= {
     "gap-written": Mutant("the gap between A's rows is written", then(gap_written), PADDED_A, "inputs-written"),
     "bias-written": Mutant("the bias is overwritten", then(lambda t: t["bias"].zero_()), BIAS, "inputs-written"),
     "silent-fallback": Mutant(
-        "ATen computes it",
-        product(right),
-        BIAS,
-        "foreign-kernel",
-        claims=dataclasses.replace(_MINE, foreign=("aten.addmm",)),
+        "ATen computes what the backend claims", product(right), BIAS, "foreign-kernel", claims=_BY_ATEN
     ),
     "nothing-executed": Mutant("no generated kernel ran", product(right), code="nothing-executed", claims=_MINE),
     "wrong-dtype": Mutant("the result is f64", afterwards(lambda c: c.double()), code="wrong-dtype"),
@@ -1767,9 +1759,7 @@ MUTANTS |= {
         "the bias of column j is added to row j", whole(lambda t, _: of_linear(t) + t["bias"][:, None]), BIAS_SQUARE
     ),
     "bias-in-bf16": Mutant("the bias is rounded to bf16", changed(bias=through(BF16)), only(BIAS, "f32", "f16")),
-    "relu-before-bias": Mutant(
-        "relu precedes the bias", whole(lambda t, _: F.relu(of_linear(t)) + t["bias"]), BIAS_RELU
-    ),
+    "relu-before-bias": Mutant("relu before the bias", whole(lambda t, _: F.relu(of_linear(t)) + t["bias"]), BIAS_RELU),
     "residual-after-relu": Mutant("relu precedes the sum", whole(lambda t, _: F.relu(of_ab(t)) + t["r0"]), RESIDUAL),
     **bugs(ADDMM, _FACTORS),
     "beta-zero-reads-bias": Mutant("0 multiplies a NaN", whole(lambda t, _: of_ab(t) + 0.0 * t["bias"]), BETA_ZERO),
@@ -1826,10 +1816,7 @@ MUTANTS |= {
     "unusual": Mutant("a BaseException of its own", raising(Unusual), SMALL_F32, "run-Unusual"),
     "unprintable": Mutant("an exception without a text", raising(Unprintable), SMALL_F32, "run-Unprintable"),
     "surrogate": Mutant(
-        "half a character and an escape",
-        raising(lambda: RuntimeError("planted: \udc80 \x1b[2J")),
-        SMALL_F32,
-        "run-RuntimeError",
+        "half a character", raising(lambda: RuntimeError("planted: \udc80 \x1b[2J")), SMALL_F32, "run-RuntimeError"
     ),
     "exits": Mutant("os._exit(0)", doing(lambda: os._exit(0)), SMALL_F32, "process-died"),
     "aborts": Mutant("abort()", doing(os.abort), SMALL_F32, "process-died"),
@@ -1851,9 +1838,7 @@ MUTANTS |= {
     "unsigned-read-as-signed": Mutant(
         "u8 is read as s8", whole(lambda t, _: torch._int_mm(t["a"].view(torch.int8), t["b"])), UNSIGNED
     ),
-    "unsigned-summed-in-f32": Mutant(
-        "u8 and s8 are summed in f32", _INT_BY_F32, {"u8": "int_mm:u8-i8-i32:nt:20x40x2064"}
-    ),
+    "unsigned-summed-in-f32": Mutant("u8 x s8 summed in f32", _INT_BY_F32, {"u8": "int_mm:u8-i8-i32:nt:20x40x2064"}),
     "int8-read-unsigned": Mutant("A is read as unsigned", changed(a=read_unsigned), _I8),
     "int8-lowest-clipped": Mutant(
         "-128 counts as -127", changed(a=lambda x: x.clamp(min=-127), b=lambda x: x.clamp(min=-127)), _I8
