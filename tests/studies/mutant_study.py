@@ -154,6 +154,7 @@ class Ended:
 
 def _answer(job: Callable[[], Any], inlet: Connection) -> None:
     """Send what a job returns, or the exception that ends it; nothing of a mutant's may leave its process."""
+    _STARTING.release()  # the fork has a copy, which is held: a job may have jobs of its own
     faulthandler.disable()  # who started it says how it ended
     try:
         answer = pickle.dumps(job())
