@@ -10,7 +10,7 @@ import itertools
 from typing import Any, Final
 
 import torch
-from mutants import Plant, Tensors, afterwards, corrupted, exact, product, store, whole
+from mutants import Plant, Tensors, afterwards, changed, corrupted, exact, product, store, whole
 from torch import Tensor
 
 from pytest_gemm.judging.imitations import saturated
@@ -41,11 +41,6 @@ def _residual_not_permuted(t: Tensors, problem: Problem) -> Tensor:
     view, perm = problem.view_steps
     x = torch.nn.functional.linear(t["a"], t["b"], t["bias"]).view(view.sizes).permute(perm.order(4))
     return x * t["r0"].reshape(view.sizes).permute(perm.order(4))
-
-
-def _offset_dropped(t: Tensors, _: Problem) -> None:
-    b = t["b"]
-    t["b"] = b.as_strided(b.shape, b.stride(), b.storage_offset() - 1)
 
 
 def _not_unpacked(t: Tensors, _: Problem) -> None:
@@ -88,10 +83,6 @@ def _unwritten(made: Tensor) -> Tensor:
     return made
 
 
-def _rows_wrap(a: Tensor, b: Tensor) -> Tensor:
-    return store(exact(a[torch.arange(len(a)) % _ROWS], b), a)
-
-
 def _empty_group(t: Tensors, problem: Problem) -> Any:
     """The result of a group without products is what lay there: the one before."""
     ends = t["offs"].tolist()
@@ -104,11 +95,6 @@ def _empty_group(t: Tensors, problem: Problem) -> Any:
 def _second_starts_anew(t: Tensors, problem: Problem) -> Any:
     calls = itertools.count()
     return build(problem, lambda a, b: store(exact(a, b) * (next(calls) % 2), a))(**t)
-
-
-def _scales_of_the_first_block(t: Tensors, _: Problem) -> None:
-    """Each row of A has the scale of its first block of K."""
-    t["scale_a"] = t["scale_a"][:, :1].expand_as(t["scale_a"]).contiguous()
 
 
 def _missing_threads(made: Tensor) -> Tensor:
@@ -136,7 +122,7 @@ IMITATIONS: Final[dict[str, Plant]] = {
     "tensorwise-as-rowwise": whole(_tensorwise_as_rowwise),
     "woq-column-tail": corrupted(_column_tail),
     "residual-not-permuted": whole(_residual_not_permuted),
-    "offset-of-b-dropped": corrupted(_offset_dropped),
+    "offset-of-b-dropped": changed(b=lambda b: b.as_strided(b.shape, b.stride(), b.storage_offset() - 1)),
     "factors-lost": whole(lambda t, _: t["bias"] + t["a"] @ t["b"]),
     "codes-not-unpacked": corrupted(_not_unpacked, lambda a, b: exact(a, b).float()),
     "pairs-saturate": product(_pairs_saturate),
@@ -146,10 +132,10 @@ IMITATIONS: Final[dict[str, Plant]] = {
     "result-without-gaps": whole(_result_without_gaps),
     "offsets-wrap": afterwards(_wrapped),
     "last-elements-not-written": afterwards(_unwritten),
-    "rows-wrap": product(_rows_wrap),
+    "rows-wrap": product(lambda a, b: store(exact(a[torch.arange(len(a)) % _ROWS], b), a)),
     "empty-group-not-written": whole(_empty_group),
     "second-product-starts-anew": whole(_second_starts_anew),
-    "scales-of-the-first-block": corrupted(_scales_of_the_first_block),
+    "scales-of-the-first-block": changed(scale_a=lambda scale: scale[:, :1].expand_as(scale).contiguous()),
     "blocks-of-missing-threads": afterwards(_missing_threads),
     "tile-lost-in-some-calls": _tile_lost(),
 }

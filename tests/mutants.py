@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import fnmatch
-import functools
 import gc
 import hashlib
+import itertools
 import math
 import os
 import platform
@@ -22,8 +22,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -49,6 +49,15 @@ Matmul = Callable[[Tensor, Tensor], Any]
 Run = Callable[[Tensors], Any]
 # Makes one for a problem; what it remembers from run to run lives as long as one prepared problem.
 Plant = Callable[[Problem], Run]
+Change = Callable[[Tensor], Tensor]
+# What a program keeps from run to run.
+Memory = dict[Any, Any]
+# The indices of each part of K, given K.
+Parts = Callable[[int], Iterable[slice | Tensor]]
+# Names of mutants: the bug, and the program with it.
+Bugs = dict[str, tuple[str, Plant]]
+# Patterns of problem lines, and why a bug cannot show there.
+Reasons = tuple[tuple[str, str], ...]
 
 # Sizes of a tile, of a block of K and of a vector in the bugs that speak of one.  No K of the study is a multiple of
 # the block, so that each has a tail.
@@ -56,6 +65,8 @@ TILE = 16
 BLOCK = 48
 VECTOR = 16
 SLICES = 4
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 # Random numbers of the kernels' own: those of the process are not theirs to use up.
 DICE = torch.Generator()
@@ -111,7 +122,8 @@ WEIGHT_ONLY = lines("woq_int8:{d}-i8-{d}:nt:20x40x{k}")
 MIXED = lines("mixed_mm:{d}-i8-{d}:nn:20x40x{k}")
 AUTOCAST = {"bf16": "mm:f32-f32-bf16:nn:20x40x{k}", "f16": "mm:f32-f32-f16:nn:20x40x{k}"}
 F64 = {"f64": "mm:f64:nn:20x40x{k}"}
-FP8 = plain("fp8")
+_MM, _FLOATS, _F32, _I8, FP8 = plain(), plain(*FLOATS), plain("f32"), plain("i8"), plain("fp8")
+_HALVES, _BROAD, _ROUNDED = plain("bf16", "f16"), plain("f32", "bf16"), plain("bf16", "f16", "fp8")
 FP8_SQUARE = {"fp8": SQUARE["fp8"]}
 FP8_PAIR = {"fp8": "scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:20x40x{k}:quant.rowwise"}
 FP8_BLOCKS = {
@@ -171,6 +183,100 @@ DEEP = {"f32": "linear:f32:nt:6x17x65x96:bias+relu+add:a.4d", "f16": "linear:f16
 # Judged by sample, and in no level: each element is looked at, but only some lines are compared with the reference.
 LARGE = {"f32": "mm:f32:nn:4099x2053x1025"}
 
+# -- mutants and controls ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A product of its own arithmetic.
+
+    Attributes:
+        what: one sentence.
+        plant: the program.
+        lines: problems by dtype, with ``{k}`` for K.
+    """
+
+    what: str
+    plant: Plant
+    lines: dict[str, str] = dataclasses.field(default_factory=plain)
+
+    def problems(self, ks: tuple[int, ...] = KS) -> Iterator[tuple[str, int, str]]:
+        """``(dtype, K, line)`` of all problems: a template at each K, a line that has its own K once."""
+        for dtype, template in self.lines.items():
+            for k in ks if "{k}" in template else (Problem.parse(template).shape.k,):
+                yield dtype, k, template.format(k=k)
+
+
+@dataclasses.dataclass(frozen=True)
+class Control(Entry):
+    """A right product.
+
+    Attributes:
+        contract: what it declares beyond ordinary sums.
+    """
+
+    contract: Contract = dataclasses.field(default_factory=Contract)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant(Entry):
+    """A planted bug.
+
+    Attributes:
+        code: reason code of the outcome that catches it, where one is expected.
+        equivalent: problems in which the bug cannot show: pattern of a line, and why it changes no result that the
+            contract rules out.
+        claims: contract and proof beyond a plain callable's: names of kernels.
+    """
+
+    code: str = ""
+    equivalent: Reasons = ()
+    claims: Proof | None = None
+
+    def problems(self, ks: tuple[int, ...] = KS) -> Iterator[tuple[str, int, str]]:
+        """Those in which the bug can show."""
+        for dtype, k, line in super().problems(ks):
+            if not any(fnmatch.fnmatchcase(line, pattern) for pattern, _ in self.equivalent):
+                yield dtype, k, line
+
+
+MUTANTS: dict[str, Mutant] = {}
+_Wrong = TypeVar("_Wrong", bound=Callable[..., Any])
+
+
+def mutant(
+    shape: Callable[[Any], Plant], lines: dict[str, str] | None = None, code: str = "", equivalent: Reasons = ()
+) -> Callable[[_Wrong], _Wrong]:
+    """Plant what is decorated, by one of the shapes below: its name and its docstring say what the bug is."""
+
+    def planted(wrong: _Wrong) -> _Wrong:
+        what = str(wrong.__doc__).partition("\n")[0].removesuffix(".")
+        if not what.startswith(("A's ", "B's ", "NaN ")):
+            what = what[0].lower() + what[1:]
+        name = wrong.__name__.replace("_", "-")
+        MUTANTS[name] = Mutant(what, shape(wrong), plain() if lines is None else lines, code, equivalent)
+        return wrong
+
+    return planted
+
+
+_NO_MINUS_ZERO = tuple(
+    (f"*:{d}:*", "a sum that begins with 0 is never -0, and no result here underflows") for d in ("f32", "bf16")
+)
+_NO_SUBNORMAL_BF16 = (("*:bf16:*", "nothing is promised of subnormal bf16: VDPBF16PS and TDPBF16PS count them as 0"),)
+
+
+def hidden(why: str) -> Reasons:
+    """For bugs that 8 or 11 bits do not show."""
+    return tuple((f"*{dtype}*", why) for dtype in ("bf16", ":f16"))
+
+
+_ANY_ORDER = (
+    ("int_mm:*", "integers add up to the same in any order"),
+    *hidden("the order of float32 sums hardly ever shows in 8 or 11 bits"),
+)
+
+
 # -- arithmetic --------------------------------------------------------------------------------------
 
 
@@ -195,19 +301,45 @@ def right(a: Tensor, b: Tensor) -> Tensor:
     return store(exact(a, b), a)
 
 
-def pieces(a: Tensor, b: Tensor, count: int = SLICES) -> Iterator[tuple[Tensor, Tensor]]:
-    """``count`` slices of K."""
-    yield from zip(a.tensor_split(count, -1), b.tensor_split(count, -2), strict=True)
-
-
 def blocks(a: Tensor, b: Tensor, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
     """Blocks of K."""
-    for k in range(0, a.shape[-1], size):
-        yield a[..., k : k + size], b[..., k : k + size, :]
+    for part in blocks_of(size)(a.shape[-1]):
+        yield a[..., part], b[..., part, :]
 
 
 def empty_sum(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.zeros(*a.shape[:-1], b.shape[-1], dtype=dtype or working(a))
+
+
+# -- parts of K: of how many products, the indices of each part -----------------------------------------
+
+
+def blocks_of(size: int) -> Parts:
+    return lambda k: [slice(first, first + size) for first in range(0, k, size)]
+
+
+def quarters(k: int) -> list[slice]:
+    """The slices of split K."""
+    edges = [k // SLICES * i + min(i, k % SLICES) for i in range(SLICES + 1)]
+    return [slice(*edge) for edge in itertools.pairwise(edges)]
+
+
+def over(parts: Parts, term: Matmul = exact) -> Callable[[Tensor, Tensor], Tensor]:
+    """A product that adds up ``term`` over these parts of K."""
+
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        terms = (term(a[..., part], b[..., part, :]) for part in parts(a.shape[-1]))
+        return store(sum(terms, empty_sum(a, b)), a)
+
+    return matmul
+
+
+def rounded_to(dtype: torch.dtype) -> Matmul:
+    """A term that is stored in ``dtype`` before it is added."""
+    return lambda a, b: through(dtype)(exact(a, b))
+
+
+split_k_slice_dropped = over(lambda k: [part for i, part in enumerate(quarters(k)) if i != 2])
 
 
 # -- how a bug becomes a backend ---------------------------------------------------------------------
@@ -223,14 +355,24 @@ def product(matmul: Matmul) -> Plant:
     return plant
 
 
-def summed(wrong: Callable[[Tensor], Tensor]) -> Plant:
+def summed(wrong: Change) -> Plant:
     """The bug is in what becomes of the finished sums before they are stored."""
     return product(lambda a, b: store(wrong(exact(a, b)), a))
 
 
-def inputs(wrong: Callable[[Tensor], Tensor]) -> Plant:
+def inputs(wrong: Change) -> Plant:
     """The bug is in what the product reads of both of its inputs."""
     return product(lambda a, b: store(exact(wrong(a), wrong(b)), a))
+
+
+def reading(a: Change = lambda x: x, b: Change = lambda x: x) -> Plant:
+    """The bug is in how the product reads A or B."""
+    return product(lambda x, y: right(a(x), b(y)))
+
+
+def added(parts: Parts, term: Matmul = exact) -> Plant:
+    """The bug is in which products are added, and in how each part is."""
+    return product(over(parts, term))
 
 
 def corrupted(spoil: Callable[[Tensors, Problem], None], matmul: Matmul = right) -> Plant:
@@ -246,6 +388,26 @@ def corrupted(spoil: Callable[[Tensors, Problem], None], matmul: Matmul = right)
         return run
 
     return plant
+
+
+def changed(**how: Change) -> Plant:
+    """The named tensors of the program are changed before it runs."""
+    return corrupted(lambda t, _: t.update((name, change(t[name])) for name, change in how.items()))
+
+
+def changing(name: str) -> Callable[[Change], Plant]:
+    """The shape of a bug in how one tensor of the program is read."""
+    return lambda change: changed(**{name: change})
+
+
+def exchanged(*pairs: tuple[str, str]) -> Plant:
+    """Tensors of the program stand in each other's place."""
+
+    def spoil(t: Tensors, _problem: Problem) -> None:
+        for one, other in pairs:
+            t[one], t[other] = t[other], t[one]
+
+    return corrupted(spoil)
 
 
 def afterwards(wrong: Callable[[Tensor], Any]) -> Plant:
@@ -275,63 +437,53 @@ def whole(run: Callable[[Tensors, Problem], Any]) -> Plant:
     return lambda problem: lambda tensors: run(tensors, problem)
 
 
+def then(change: Callable[[Tensors], object]) -> Plant:
+    """The result is right; then something happens to the inputs."""
+
+    def run(t: Tensors, problem: Problem) -> Any:
+        result = correct(t, problem)
+        change(t)
+        return result
+
+    return whole(run)
+
+
+def remembering(with_memory: Callable[[Memory, Tensors, Problem], Any]) -> Plant:
+    """A program that keeps something from run to run."""
+
+    def plant(problem: Problem) -> Run:
+        memory: Memory = {}
+        return lambda tensors: with_memory(memory, tensors, problem)
+
+    return plant
+
+
+def correct(t: Tensors, problem: Problem) -> Any:
+    return build(problem, right)(**t)
+
+
+def of_ab(t: Tensors) -> Tensor:
+    """The product of a program of B as K x N."""
+    return right(t["a"], t["b"])
+
+
+def of_linear(t: Tensors) -> Tensor:
+    """The product of a program of B as N x K."""
+    return right(t["a"], t["b"].mT)
+
+
 # -- bugs of the loop over K -------------------------------------------------------------------------
 
 
-def k_tail_dropped(a: Tensor, b: Tensor) -> Tensor:
-    k = a.shape[-1] // BLOCK * BLOCK
-    return right(a[..., :k], b[..., :k, :])
-
-
-def k_off_by_one(a: Tensor, b: Tensor) -> Tensor:
-    return right(a[..., :-1], b[..., :-1, :])
-
-
-def k_first_missing(a: Tensor, b: Tensor) -> Tensor:
-    return right(a[..., 1:], b[..., 1:, :])
-
-
-def k_doubled(a: Tensor, b: Tensor) -> Tensor:
-    middle = a.shape[-1] // 2
-    return store(exact(a, b) + exact(a[..., middle : middle + 1], b[..., middle : middle + 1, :]), a)
-
-
-def tail_block_moved_back(a: Tensor, b: Tensor) -> Tensor:
-    """The last block begins at K - BLOCK, so that it is full, and its overlap is added twice."""
-    k = a.shape[-1]
-    full = k // BLOCK * BLOCK
-    total = exact(a[..., :full], b[..., :full, :]) + exact(a[..., k - BLOCK :], b[..., k - BLOCK :, :])
-    return store(total, a)
-
-
-def pipeline_stage_late(a: Tensor, b: Tensor) -> Tensor:
+def late_stage(b: Tensor) -> Tensor:
     """The second block of B still is the first one's when it is multiplied."""
-    late = torch.cat([b[..., :BLOCK, :], b[..., :BLOCK, :], b[..., 2 * BLOCK :, :]], -2)
-    return right(a, late)
+    return torch.cat([b[..., :BLOCK, :], b[..., :BLOCK, :], b[..., 2 * BLOCK :, :]], -2)
 
 
-def packed_pairs_swapped(a: Tensor, b: Tensor) -> Tensor:
+def last_pair_swapped(b: Tensor) -> Tensor:
     """B is packed in pairs of k, and the last pair is packed the wrong way round."""
-    order = torch.arange(b.shape[-2])
-    order[-2:] = order[-2:].flip(0)
-    return right(a, b[..., order, :])
-
-
-def split_k_slice_dropped(a: Tensor, b: Tensor) -> Tensor:
-    return store(sum((exact(x, y) for i, (x, y) in enumerate(pieces(a, b)) if i != 2), empty_sum(a, b)), a)
-
-
-def split_k_slice_doubled(a: Tensor, b: Tensor) -> Tensor:
-    total = sum((exact(x, y) for x, y in pieces(a, b)), empty_sum(a, b))
-    x, y = list(pieces(a, b))[1]
-    return store(total + exact(x, y), a)
-
-
-def split_k_partials_in(dtype: torch.dtype) -> Plant:
-    def matmul(a: Tensor, b: Tensor) -> Tensor:
-        return store(sum((exact(x, y).to(dtype).to(working(a)) for x, y in pieces(a, b)), empty_sum(a, b)), a)
-
-    return product(matmul)
+    k = b.shape[-2]
+    return b[..., [*range(k - 2), k - 1, k - 2], :]
 
 
 def accumulated_in(dtype: torch.dtype) -> Plant:
@@ -344,13 +496,6 @@ def accumulated_in(dtype: torch.dtype) -> Plant:
     return product(matmul)
 
 
-def f16_between(a: Tensor, b: Tensor) -> Tensor:
-    total = empty_sum(a, b)
-    for x, y in blocks(a, b, 16):
-        total = total + exact(x, y).to(torch.float16).to(working(a))
-    return store(total, a)
-
-
 def products_in(dtype: torch.dtype) -> Plant:
     def matmul(a: Tensor, b: Tensor) -> Tensor:
         total = empty_sum(a, b)
@@ -361,6 +506,7 @@ def products_in(dtype: torch.dtype) -> Plant:
     return product(matmul)
 
 
+@mutant(product, equivalent=(("int_mm:*", "integers have no NaN"),))
 def zeros_skipped(a: Tensor, b: Tensor) -> Tensor:
     """A product with 0 counts as 0, whatever the other factor is: 0 * NaN is lost."""
     x, y = a.to(working(a)), b.to(working(a))
@@ -372,18 +518,38 @@ def zeros_skipped(a: Tensor, b: Tensor) -> Tensor:
     return store(total, a)
 
 
-def one_side_masked(a: Tensor, b: Tensor, *, read_a: bool, read_b: bool, rounded_up: int = BLOCK) -> Tensor:
+def beyond_k(*, read_a: bool = False, read_b: bool = False) -> Plant:
     """K is rounded up to whole blocks; where an operand is not masked, what lies behind its rows is read."""
-    k = a.shape[-1]
-    more = -(-k // rounded_up) * rounded_up
-    weight = b.mT  # stored as N x K
 
-    def behind(x: Tensor) -> Tensor:
-        return x.as_strided((x.shape[-2], more), (x.stride(-2), 1), x.storage_offset())
+    def rows(x: Tensor, more: int, *, is_read: bool) -> Tensor:
+        if is_read:
+            x = x.as_strided((x.shape[-2], more), (x.stride(-2), 1), x.storage_offset())
+        return F.pad(x.to(working(x)), (0, more - x.shape[-1]))
 
-    x = behind(a) if read_a else F.pad(a.to(working(a)), (0, more - k))
-    y = behind(weight) if read_b else F.pad(weight.to(working(a)), (0, more - k))
-    return store(torch.matmul(x.to(working(a)), y.to(working(a)).mT), a)
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        more = -(-a.shape[-1] // BLOCK) * BLOCK
+        weight = b.mT  # stored as N x K
+        return store(exact(rows(a, more, is_read=read_a), rows(weight, more, is_read=read_b).mT), a)
+
+    return product(matmul)
+
+
+@mutant(added)
+def k_doubled(k: int) -> list[slice]:
+    """The product in the middle is added twice."""
+    return [slice(k), slice(k // 2, k // 2 + 1)]
+
+
+@mutant(added)
+def tail_block_moved_back(k: int) -> list[slice]:
+    """The last block begins at K - 48, so that it is full, and its overlap is added twice."""
+    return [slice(k // BLOCK * BLOCK), slice(k - BLOCK, k)]
+
+
+@mutant(added)
+def split_k_slice_doubled(k: int) -> list[slice]:
+    """One slice of four is added twice."""
+    return [*quarters(k), quarters(k)[1]]
 
 
 # -- bugs of precision -------------------------------------------------------------------------------
@@ -398,16 +564,18 @@ def rounded_to_tf32(x: Tensor) -> Tensor:
     return torch.where(x.isfinite(), ((bits + 0x1000) & ~0x1FFF).view(torch.float32), x)
 
 
-def through(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def through(dtype: torch.dtype) -> Change:
     return lambda x: x.to(dtype).to(x.dtype)
 
 
+@mutant(product, _F32)
 def tail_in_tf32(a: Tensor, b: Tensor) -> Tensor:
+    """The columns of the last tile are multiplied in TF32."""
     columns = b.shape[-1] // TILE * TILE
     return torch.cat([exact(a, b[..., :columns]), exact(cut_to_tf32(a), cut_to_tf32(b[..., columns:]))], -1)
 
 
-def in_parts(round_off: Callable[[Tensor], Tensor], terms: tuple[tuple[int, int], ...]) -> Plant:
+def in_parts(round_off: Change, terms: tuple[tuple[int, int], ...]) -> Plant:
     """An f32 product as a sum of products of the operands' leading, second (and third) parts."""
 
     def parts(x: Tensor) -> list[Tensor]:
@@ -424,6 +592,10 @@ def in_parts(round_off: Callable[[Tensor], Tensor], terms: tuple[tuple[int, int]
     return product(matmul)
 
 
+_THREE = ((0, 0), (0, 1), (1, 0))
+BF16_X3 = in_parts(through(torch.bfloat16), _THREE)
+
+
 def fixed_point(bits: int) -> Plant:
     """Rows of A and columns of B as integers of ``bits`` bits below their largest element, as in the Ozaki scheme."""
 
@@ -435,8 +607,12 @@ def fixed_point(bits: int) -> Plant:
     return product(lambda a, b: torch.matmul(cut(a, -1), cut(b, -2)).to(a.dtype))
 
 
+@mutant(product, _FLOATS, equivalent=hidden("in float32 its error is far below what 8 or 11 bits show"))
 def strassen(a: Tensor, b: Tensor) -> Tensor:
-    """One level of Strassen's algorithm: seven products, and cancellation between them."""
+    """One level of Strassen's algorithm, whose error grows with the whole row.
+
+    Seven products, and cancellation between them.
+    """
     if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
         return right(a, b)  # a NaN would spread over the whole result
     (m, k), n = a.shape, b.shape[1]
@@ -451,16 +627,20 @@ def strassen(a: Tensor, b: Tensor) -> Tensor:
     return store(torch.cat([top, bottom])[:m, :n], a)
 
 
-def flushed_below(limit: float) -> Callable[[Tensor], Tensor]:
+def flushed_below(limit: float) -> Change:
     return lambda x: torch.where(x.abs() < limit, torch.zeros_like(x), x)
 
 
-def subnormals_dropped(x: Tensor) -> Tensor:
-    return flushed_below(torch.finfo(x.dtype).tiny)(x)
+def f32_sums(a: Tensor, b: Tensor, size: int = 16) -> Tensor:
+    """Sums of numbers that float32 cannot add up exactly."""
+    return sum((exact(x, y).float() for x, y in blocks(a, b, size)), empty_sum(a, b, torch.float32))
 
 
-def flushed_fp8(x: Tensor) -> Tensor:
-    return flushed_below(2.0**-6)(x.to(torch.float32))
+@mutant(corrupted, AUTOCAST)
+def autocast_truncates(t: Tensors, problem: Problem) -> None:
+    """The cast to the half type truncates."""
+    for name in ("a", "b"):
+        t[name] = cut_off(t[name].float(), torch_dtype(problem.input_dtype)).float()
 
 
 # -- bugs of the store -------------------------------------------------------------------------------
@@ -468,187 +648,202 @@ def flushed_fp8(x: Tensor) -> Tensor:
 _DROPPED = {torch.bfloat16: 0xFFFF, torch.float16: 0x1FFF}
 
 
-def _store_bits(c: Tensor, dtype: torch.dtype, add: Tensor | int) -> Tensor:
+def cut_off(c: Tensor, dtype: torch.dtype, add: Tensor | int = 0) -> Tensor:
+    """The bits that ``dtype`` has not are dropped, after something was added to them."""
     bits = (c.contiguous().view(torch.int32) + add) & ~_DROPPED[dtype]
     return torch.where(c.isfinite(), bits.view(torch.float32), c).to(dtype)
 
 
-def truncated(c: Tensor, dtype: torch.dtype) -> Tensor:
-    return _store_bits(c, dtype, 0)
-
-
-def ties_away(c: Tensor, dtype: torch.dtype) -> Tensor:
-    return _store_bits(c, dtype, (_DROPPED[dtype] + 1) // 2)
-
-
+@mutant(stored, _ROUNDED)
 def rounded_upwards(c: Tensor, dtype: torch.dtype) -> Tensor:
-    return _store_bits(c, dtype, torch.where(c > 0, _DROPPED[dtype], 0).to(torch.int32))
+    """The result is rounded towards +Inf."""
+    return cut_off(c, dtype, torch.where(c > 0, _DROPPED[dtype], 0).to(torch.int32))
 
 
+@mutant(stored, _ROUNDED)
 def rounded_at_random(c: Tensor, dtype: torch.dtype) -> Tensor:
-    return _store_bits(c, dtype, torch.randint(0, _DROPPED[dtype] + 1, c.shape, dtype=torch.int32, generator=DICE))
+    """Stochastic rounding."""
+    return cut_off(c, dtype, torch.randint(0, _DROPPED[dtype] + 1, c.shape, dtype=torch.int32, generator=DICE))
 
 
 def stored_through(between: torch.dtype) -> Plant:
     return stored(lambda c, dtype: c.to(between).to(torch.float32).to(dtype))
 
 
-def saturated(x: Tensor) -> Tensor:
-    largest = torch.finfo(x.dtype).max
-    return torch.where(x.isinf(), torch.full_like(x, largest).copysign(x), x)
+@mutant(stored, _ROUNDED)
+def ties_away(c: Tensor, dtype: torch.dtype) -> Tensor:
+    """Ties are rounded away from zero."""
+    return cut_off(c, dtype, (_DROPPED[dtype] + 1) // 2)
 
 
 # -- bugs of tiles and elements ----------------------------------------------------------------------
 
 
-def _of_largest(c: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """With the largest element changed: one that is zero anyway would prove nothing."""
-    flat = c.reshape(-1).clone()
-    at = int(torch.where(flat.isfinite(), flat, 0).abs().argmax())
-    flat[at] = change(flat[at])
-    return flat.view(c.shape)
+def put(place: Callable[[Tensor], Any], other: Callable[[Tensor], Tensor | float]) -> Change:
+    """What stands at the indices of ``place`` is something else."""
 
+    def wrong(c: Tensor) -> Tensor:
+        made = c.clone()
+        made[place(c)] = other(c)
+        return made
 
-def one_ulp(c: Tensor) -> Tensor:
-    if not c.dtype.is_floating_point:
-        return _of_largest(c, lambda x: x + 1)
-    return _of_largest(c, lambda x: torch.nextafter(x, torch.zeros_like(x)))
-
-
-def tile_swapped(c: Tensor) -> Tensor:
-    swapped = c.clone()
-    swapped[..., :TILE, :TILE], swapped[..., :TILE, TILE : 2 * TILE] = (
-        c[..., :TILE, TILE : 2 * TILE],
-        c[..., :TILE, :TILE],
-    )
-    return swapped
-
-
-def fragment_transposed(c: Tensor) -> Tensor:
-    wrong = c.clone()
-    wrong[..., 8:16, 8:16] = c[..., 8:16, 8:16].mT
     return wrong
 
 
-def last_tile_zero(c: Tensor) -> Tensor:
-    wrong = c.clone()
-    wrong[..., c.shape[-2] // TILE * TILE :, c.shape[-1] // TILE * TILE :] = 0
+def zero(_c: Tensor) -> float:
+    return 0.0
+
+
+def last_columns(c: Tensor) -> Any:
+    """Those of the last tile."""
+    return ..., slice(c.shape[-1] // TILE * TILE, None)
+
+
+def last_tile(c: Tensor) -> Any:
+    return ..., slice(c.shape[-2] // TILE * TILE, None), slice(c.shape[-1] // TILE * TILE, None)
+
+
+_TWO_TILES = (..., slice(TILE), slice(2 * TILE))
+_FRAGMENT = (..., slice(8, 16), slice(8, 16))
+
+
+def unwritten(c: Tensor) -> float:
+    return torch.nan if c.dtype.is_floating_point else torch.iinfo(c.dtype).min
+
+
+def of_largest(change: Change) -> Change:
+    """The largest element is changed: one that is zero anyway would prove nothing."""
+
+    def wrong(c: Tensor) -> Tensor:
+        flat = c.reshape(-1).clone()
+        at = int(torch.where(flat.isfinite(), flat, 0).abs().argmax())
+        flat[at] = change(flat[at])
+        return flat.view(c.shape)
+
     return wrong
 
 
-def tail_columns_unwritten(c: Tensor) -> Tensor:
-    wrong = c.clone()
-    wrong[..., c.shape[-1] // TILE * TILE :] = torch.nan if c.dtype.is_floating_point else torch.iinfo(c.dtype).min
-    return wrong
+def neighbour(x: Tensor) -> Tensor:
+    """The next number towards zero, of an integer the next one."""
+    return torch.nextafter(x, torch.zeros_like(x)) if x.dtype.is_floating_point else x + 1
 
 
+def rows_before(c: Tensor) -> Tensor:
+    return c.roll(1, -2)
+
+
+def rows_from(first: int, other: Change) -> Plant:
+    """The rows from ``first`` on are those of ``other``."""
+    place = (..., slice(first, None), slice(None))
+    return summed(put(lambda _: place, lambda c: other(c)[place]))
+
+
+def rows_apart_by_k(a: Tensor) -> Tensor:
+    """Gaps between the rows, or a transposed layout, are not seen."""
+    return a.as_strided(a.shape, (a.shape[-1], 1))
+
+
+def columns_apart_by_k(b: Tensor) -> Tensor:
+    return b.as_strided(b.shape, (1, b.shape[-2]))
+
+
+def base_rounded_down(a: Tensor) -> Tensor:
+    """A's address is taken to be a multiple of 64 bytes."""
+    unit = 64 // a.element_size()
+    return a.as_strided(a.shape, a.stride(), a.storage_offset() // unit * unit)
+
+
+@mutant(summed)
 def last_row_repeats(c: Tensor) -> Tensor:
-    wrong = c.clone()
-    wrong[..., -1, :] = c[..., -2, :]
-    return wrong
+    """A clamped index repeats the row before the last."""
+    return torch.cat([c[..., :-1, :], c[..., -2:-1, :]], -2)
 
 
+@mutant(summed)
 def lane_shifted(c: Tensor) -> Tensor:
+    """Every 16th column is its neighbour's."""
     wrong = c.clone()
     wrong[..., VECTOR::VECTOR] = c[..., VECTOR - 1 : -1 : VECTOR]
     return wrong
 
 
-def rows_shifted(c: Tensor) -> Tensor:
-    return c.roll(1, -2)
-
-
-def mirrored(c: Tensor) -> Tensor:
-    """Half of a square result is taken to be the other half's mirror image."""
-    return c.triu() + c.triu(1).mT
-
-
-def padded_stride_ignored(a: Tensor, b: Tensor) -> Tensor:
-    return right(a.as_strided(a.shape, (a.shape[-1], 1)), b)
-
-
-def padded_stride_of_b_ignored(a: Tensor, b: Tensor) -> Tensor:
-    return right(a, b.as_strided(b.shape, (1, b.shape[-2])))
-
-
-def base_rounded_down(a: Tensor, b: Tensor) -> Tensor:
-    """A's address is taken to be a multiple of 64 bytes."""
-    unit = 64 // a.element_size()
-    return right(a.as_strided(a.shape, a.stride(), a.storage_offset() // unit * unit), b)
-
-
-def layout_ignored(a: Tensor, b: Tensor) -> Tensor:
-    return right(a.as_strided(a.shape, (a.shape[-1], 1)), b)
+@mutant(summed, LARGE)
+def one_in_a_large_result(c: Tensor) -> Tensor:
+    """One element of 8 million, in the middle, is 0.1 % too large."""
+    wrong = c.clone()
+    wrong[c.shape[0] // 2 + 5, c.shape[1] // 2 + 7] *= 1.001
+    return wrong
 
 
 # -- bugs of state -----------------------------------------------------------------------------------
 
 
-def remembering(with_memory: Callable[[dict[str, Any], Tensors, Problem], Any]) -> Plant:
-    """A program that keeps something from run to run."""
-
-    def plant(problem: Problem) -> Run:
-        memory: dict[str, Any] = {}
-        return lambda tensors: with_memory(memory, tensors, problem)
-
-    return plant
+@mutant(remembering)
+def cached_result(memory: Memory, t: Tensors, problem: Problem) -> Any:
+    """The first result answers every call."""
+    return memory.setdefault("result", correct(t, problem)).clone()
 
 
-def _correct(tensors: Tensors, problem: Problem) -> Any:
-    return build(problem, right)(**tensors)
+def packed_by(key: Callable[[Tensor], object]) -> Plant:
+    """A pack of B is kept by this key of B."""
+
+    def run(memory: Memory, t: Tensors, problem: Problem) -> Any:
+        return correct(t | {"b": memory.setdefault(key(t["b"]), t["b"].clone())}, problem)
+
+    return remembering(run)
 
 
-def cached_result(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
-    return memory.setdefault("result", _correct(tensors, problem)).clone()
+@mutant(remembering)
+def stale_workspace(memory: Memory, t: Tensors, problem: Problem) -> Any:
+    """The workspace is zeroed once only.
+
+    The workspace of split K is zeroed once, and never again.
+    """
+    memory["workspace"] = exact(t["a"], t["b"]) + memory.get("workspace", 0)
+    return build(problem, lambda a, _b: store(memory["workspace"], a))(**t)
 
 
-def stale_packed_weight(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
-    tensors["b"] = memory.setdefault("packed", tensors["b"].clone())
-    return _correct(tensors, problem)
-
-
-def stale_workspace(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
-    """The workspace of split K is zeroed once, and never again."""
-    before = memory.get("workspace", 0)
-    memory["workspace"] = exact(tensors["a"], tensors["b"]) + before
-
-    def with_workspace(a: Tensor, _b: Tensor) -> Tensor:
-        return store(memory["workspace"], a)
-
-    return build(problem, with_workspace)(**tensors)
-
-
-def shared_result(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
-    made = _correct(tensors, problem)
+def shared_result(memory: Memory, t: Tensors, problem: Problem) -> Any:
+    made = correct(t, problem)
     return memory.setdefault("result", torch.empty_like(made)).copy_(made)
 
 
-def zeros_the_second_time(memory: dict[Any, Any], tensors: Tensors, problem: Problem) -> Any:
-    """What the first call with an input has prepared is used up by it."""
-    result, is_first = _correct(tensors, problem), tensors["a"].data_ptr() not in memory
-    memory[tensors["a"].data_ptr()] = True
+@mutant(remembering, MIB, "not-deterministic")
+def zeros_the_second_time(memory: Memory, t: Tensors, problem: Problem) -> Any:
+    """The same input again gives zeros.
+
+    What the first call with an input has prepared is used up by it.
+    """
+    result, is_first = correct(t, problem), t["a"].data_ptr() not in memory
+    memory[t["a"].data_ptr()] = True
     return result if is_first else 0 * result
 
 
-def packed_by_address(memory: dict[Any, Any], tensors: Tensors, problem: Problem) -> Any:
-    """A pack of B is kept by B's address and shape."""
-    b = tensors["b"]
-    tensors["b"] = memory.setdefault((b.data_ptr(), b.shape), b.clone())
-    return _correct(tensors, problem)
+@mutant(remembering, SMALL)
+def earlier_input_written(memory: Memory, t: Tensors, problem: Problem) -> Any:
+    """The input of the call before is zeroed.
+
+    The input of the call before is used as scratch memory.
+    """
+    if (kept := memory.get("a")) is not None and kept is not t["a"]:
+        kept.zero_()
+    memory["a"] = t["a"]
+    return correct(t, problem)
 
 
-def first_call_right(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
-    """A counter that is not reset: from the second call on the last slice is missing."""
-    memory["calls"] = memory.get("calls", 0) + 1
-    return build(problem, right if memory["calls"] == 1 else split_k_slice_dropped)(**tensors)
+def calls(is_right: Callable[[int], bool]) -> Plant:
+    """Right at the calls that ``is_right`` says, counted from 1; at the others a slice is missing."""
+
+    def run(memory: Memory, t: Tensors, problem: Problem) -> Any:
+        memory["calls"] = memory.get("calls", 0) + 1
+        return build(problem, right if is_right(memory["calls"]) else split_k_slice_dropped)(**t)
+
+    return remembering(run)
 
 
-def shuffled_sums(a: Tensor, b: Tensor) -> Tensor:
-    order = torch.randperm(a.shape[-1], generator=DICE)
-    return store(sum((exact(a[..., p], b[..., p, :]) for p in order.tensor_split(4)), empty_sum(a, b)), a)
-
-
+@mutant(afterwards)
 def written_late(c: Tensor) -> Tensor:
+    """Another thread writes the last row later."""
     result = c.clone()
     result[..., -1, :] = 0
 
@@ -660,7 +855,9 @@ def written_late(c: Tensor) -> Tensor:
     return result
 
 
+@mutant(afterwards, SMALL)
 def filled_by_a_child(c: Tensor) -> Any:
+    """A forked process writes the result later."""
     result = torch.zeros_like(c).share_memory_()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
@@ -672,113 +869,62 @@ def filled_by_a_child(c: Tensor) -> Any:
     return result
 
 
-def a_written(tensors: Tensors, problem: Problem) -> Any:
-    result = _correct(tensors, problem)
-    tensors["a"].copy_(tensors["a"].to(torch.float32) * 0.5)
-    return result
-
-
-def gap_written(tensors: Tensors, problem: Problem) -> Any:
-    result = _correct(tensors, problem)
-    a = tensors["a"]
-    a.as_strided((a.shape[0] - 1, 1), (a.stride(0), 1), a.storage_offset() + a.shape[1]).zero_()
-    return result
-
-
-def bias_written(tensors: Tensors, problem: Problem) -> Any:
-    result = _correct(tensors, problem)
-    tensors["bias"].zero_()
-    return result
-
-
-def raises(*_operands: Tensor) -> Tensor:
-    raise RuntimeError("planted: out of registers")
+@mutant(added, equivalent=_ANY_ORDER, code="not-deterministic")
+def not_deterministic(k: int) -> tuple[Tensor, ...]:
+    """The order of the sum changes from call to call."""
+    return torch.randperm(k, generator=DICE).tensor_split(SLICES)
 
 
 # -- bugs of the epilogue ----------------------------------------------------------------------------
 
 
-def changed(**how: Callable[[Tensor], Tensor]) -> Plant:
-    """The named tensors of the program are changed before it runs."""
-
-    def spoil(tensors: Tensors, _problem: Problem) -> None:
-        tensors.update((name, change(tensors[name])) for name, change in how.items())
-
-    return corrupted(spoil)
-
-
-def zero_from_last_tile(x: Tensor) -> Tensor:
-    found = x.clone()
-    found[..., x.shape[-1] // TILE * TILE :] = 0
-    return found
-
-
-def bias_along_rows(t: Tensors, _problem: Problem) -> Tensor:
-    return right(t["a"], t["b"].mT) + t["bias"][:, None]
-
-
-def relu_before_bias(t: Tensors, _problem: Problem) -> Tensor:
-    return F.relu(right(t["a"], t["b"].mT)) + t["bias"]
-
-
+@mutant(whole, RELU)
 def relu_of_partials(t: Tensors, _problem: Problem) -> Tensor:
-    return store(sum((F.relu(exact(x, y)) for x, y in pieces(t["a"], t["b"])), empty_sum(t["a"], t["b"])), t["a"])
+    """Relu is applied to the slices of K."""
+    return over(quarters, lambda x, y: F.relu(exact(x, y)))(t["a"], t["b"])
 
 
+@mutant(whole, RELU)
 def relu_swallows_nan(t: Tensors, _problem: Problem) -> Tensor:
-    c = right(t["a"], t["b"])
+    """Relu makes 0 of NaN."""
+    c = of_ab(t)
     return torch.where(c > 0, c, torch.zeros_like(c))
 
 
+@mutant(whole, RELU)
 def relu_forgotten_in_the_tail(t: Tensors, _problem: Problem) -> Tensor:
-    c = right(t["a"], t["b"])
-    columns = c.shape[-1] // TILE * TILE
-    return torch.cat([F.relu(c[..., :columns]), c[..., columns:]], -1)
+    """The last tile has no relu."""
+    c = of_ab(t)
+    return put(last_columns, lambda _: c[last_columns(c)])(F.relu(c))
 
 
+@mutant(whole, GELU)
 def gelu_by_tanh(t: Tensors, _problem: Problem) -> Tensor:
-    return F.gelu(right(t["a"], t["b"].mT) + t["bias"], approximate="tanh")
-
-
-def residual_after_relu(t: Tensors, _problem: Problem) -> Tensor:
-    return F.relu(right(t["a"], t["b"])) + t["r0"]
-
-
-def alpha_on_bias(t: Tensors, problem: Problem) -> Tensor:
-    return problem.alpha * (right(t["a"], t["b"]) + problem.beta * t["bias"])
-
-
-def alpha_forgotten(t: Tensors, problem: Problem) -> Tensor:
-    return right(t["a"], t["b"]) + problem.beta * t["bias"]
-
-
-def beta_forgotten(t: Tensors, problem: Problem) -> Tensor:
-    return problem.alpha * right(t["a"], t["b"]) + t["bias"]
-
-
-def beta_zero_reads_bias(t: Tensors, _problem: Problem) -> Tensor:
-    return right(t["a"], t["b"]) + 0.0 * t["bias"]
+    """The tanh form stands in for erf."""
+    return F.gelu(of_linear(t) + t["bias"], approximate="tanh")
 
 
 # -- bugs of batches and groups ----------------------------------------------------------------------
 
 
-def batch_stride_zero(b: Tensor) -> Tensor:
-    return b[:1].expand_as(b)
+def first_for_all(x: Tensor) -> Tensor:
+    return x[:1].expand_as(x)
 
 
-def last_batch_missing(c: Tensor) -> Tensor:
-    wrong = c.clone()
-    wrong[-1] = 0
-    return wrong
+def first_column_for_all(x: Tensor) -> Tensor:
+    return x[..., :1].expand_as(x)
 
 
 def ends_too_early(offs: Tensor) -> Tensor:
     return torch.cat([(offs[:-1] - 1).clamp(min=0), offs[-1:]])
 
 
+@mutant(corrupted, GROUPED)
 def empty_group_skipped(t: Tensors, _problem: Problem) -> None:
-    """The groups are counted without the empty ones, so the ones behind get another group's B."""
+    """After an empty group the previous B is used.
+
+    The groups are counted without the empty ones, so the ones behind get another group's B.
+    """
     ends = t["offs"].tolist()
     filled = [g for g, (first, last) in enumerate(zip([0, *ends[:-1]], ends, strict=True)) if last > first]
     wrong = t["b"].clone()
@@ -787,15 +933,47 @@ def empty_group_skipped(t: Tensors, _problem: Problem) -> None:
     t["b"] = wrong
 
 
-# -- bugs of int8 and of weights in int8 -------------------------------------------------------------
+def wrapping(dim: int, size: int) -> Change:
+    """Indices from ``size`` on are those from 0 on."""
+    return lambda x: x.index_select(dim, torch.arange(x.shape[dim]) % size)
+
+
+def batches_from(first: int) -> Plant:
+    """They are never computed."""
+    return summed(put(lambda _: slice(first, None), zero))
+
+
+@mutant(changing("a"), only(DEEP, "f16"))
+def matrices_past_64(a: Tensor) -> Tensor:
+    """Matrix 64 of a 4-D input is matrix 0."""
+    return wrapping(0, 64)(a.flatten(0, 1)).reshape(a.shape)
+
+
+# -- bugs of integers and of fp8 -----------------------------------------------------------------------
 
 
 def read_unsigned(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8).to(torch.int16)
 
 
+@mutant(summed, LONG_INT8)
+def int32_by_f32_late(c: Tensor) -> Tensor:
+    """Sums of int8 beyond 2^27 are held in f32."""
+    return torch.where(c.abs() > 2.0**27, c.float().double(), c)
+
+
+@mutant(summed, LONGEST_INT8)
+def int32_saturates(c: Tensor) -> Tensor:
+    """A sum beyond int32 saturates instead of wrapping around."""
+    return c.clamp(-(2.0**31), 2.0**31 - 1)
+
+
+@mutant(product, _I8)
 def int16_pairs_saturate(a: Tensor, b: Tensor) -> Tensor:
-    """Two products are added in 16 bits, as without VNNI."""
+    """Two products are added in saturating 16 bits.
+
+    Two products are added in 16 bits, as without VNNI.
+    """
     k = a.shape[-1] // 2 * 2
     total = exact(a[:, k:], b[k:])
     for x, y in blocks(a[:, :k].double(), b[:k].double(), 256):
@@ -804,121 +982,59 @@ def int16_pairs_saturate(a: Tensor, b: Tensor) -> Tensor:
     return store(total, a)
 
 
-def summed_in_f32(a: Tensor, b: Tensor) -> Tensor:
-    total = torch.zeros(a.shape[0], b.shape[1])
-    for x, y in blocks(a, b, 16):
-        total = total + exact(x, y).float()
-    return total.to(torch.int32)
-
-
-def dequantised_first(t: Tensors, problem: Problem) -> Tensor:
-    """The weight times its scale is rounded to the half type before it is multiplied."""
-    half = torch_dtype(problem.dtypes.out)
-    weight = (t["b"].to(half) * t["scale"][:, None]).to(half)
-    return right(t["a"], weight.mT)
-
-
-# -- bugs of fp8 -------------------------------------------------------------------------------------
-
-
-def rounded_before_scale(a: Tensor, b: Tensor) -> Tensor:
-    return exact(a, b).to(torch.bfloat16)
-
-
-def scales_exchanged(t: Tensors, _problem: Problem) -> None:
-    t["scale_a"], t["scale_b"] = t["scale_b"].t(), t["scale_a"].t()
-
-
-def read_as_other_fp8(t: Tensors, _problem: Problem) -> None:
-    t["b"] = t["b"].view(torch.float8_e4m3fn)
-
-
-# -- bugs that begin at a size -----------------------------------------------------------------------
-
-
-def sized(wrong: Callable[[Tensor], Tensor], beyond: Callable[[Tensor], bool]) -> Plant:
-    """What becomes of finished sums where ``beyond`` says so."""
-    return summed(lambda c: wrong(c) if beyond(c) else c)
-
-
-def rows_from(first: int, other: Callable[[Tensor], Tensor]) -> Plant:
-    """The rows from ``first`` on are wrong, where there are such rows."""
-
-    def wrong(c: Tensor) -> Tensor:
-        return torch.cat([c[..., :first, :], other(c)[..., first:, :]], -2)
-
-    return sized(wrong, lambda c: c.shape[-2] > first)
-
-
-def columns_by_16_bits(c: Tensor) -> Tensor:
-    return c[..., torch.arange(c.shape[-1]) % 65536]
-
-
-def rows_by_16_bits(c: Tensor) -> Tensor:
-    return c[..., torch.arange(c.shape[-2]) % 65536, :]
-
-
-def narrow_tail_dropped(a: Tensor, b: Tensor) -> Tensor:
-    """A kernel for fewer than 4 columns, whose loop over K has no tail."""
-    k = a.shape[-1] // 1024 * 1024 if a.shape[-1] > 1000 and b.shape[-1] < 4 else a.shape[-1]
-    return right(a[..., :k], b[..., :k, :])
-
-
-def k_counted_in_16_bits(a: Tensor, b: Tensor) -> Tensor:
-    k = a.shape[-1] % 65536
-    return right(a[..., :k], b[..., :k, :])
-
-
-def k_cut_at_40960(a: Tensor, b: Tensor) -> Tensor:
-    return right(a[..., :40960], b[..., :40960, :])
-
-
-def kept_in(bits: int) -> Callable[[Tensor], Tensor]:
+def kept_in(bits: int) -> Change:
     """Sums that wrap around as integers of so many bits do."""
     half = 2.0 ** (bits - 1)
     return lambda c: torch.remainder(c + half, 2 * half) - half
 
 
-def float_beyond(limit: float) -> Callable[[Tensor], Tensor]:
-    return lambda c: torch.where(c.abs() > limit, c.float().double(), c)
+@mutant(whole, only(WEIGHT_ONLY, "bf16", "f16"))
+def weight_dequantised_first(t: Tensors, problem: Problem) -> Tensor:
+    """The weight is rounded after it is scaled.
+
+    The weight times its scale is rounded to the half type before it is multiplied.
+    """
+    half = torch_dtype(problem.dtypes.out)
+    weight = (t["b"].to(half) * t["scale"][:, None]).to(half)
+    return right(t["a"], weight.mT)
 
 
-def batches(which: Callable[[Tensor], Tensor]) -> Plant:
-    """Batch i is multiplied by the B of batch ``which(i)``."""
+@mutant(whole, FP8_TENSORWISE)
+def scale_of_one_row(t: Tensors, problem: Problem) -> Tensor:
+    """One scale reaches the first row only.
 
-    def matmul(a: Tensor, b: Tensor) -> Tensor:
-        return right(a, b[which(torch.arange(len(b)))] if b.dim() == 3 else b)
-
-    return product(matmul)
-
-
-def batches_left_out(first: int) -> Plant:
-    def wrong(c: Tensor) -> Tensor:
-        return torch.cat([c[:first], torch.zeros_like(c[first:])])
-
-    return sized(wrong, lambda c: c.dim() == 3)
+    One scale for all, applied to the first row alone (pytorch 159940).
+    """
+    scale = torch.ones(problem.shape.m, 1)
+    scale[0] = t["scale_a"]
+    made: Tensor = exact(t["a"], t["b"]) * scale * t["scale_b"]
+    return made.to(torch_dtype(problem.dtypes.out))
 
 
-def deep(wrong: Callable[[Tensor], Tensor]) -> Plant:
-    """The bug is in how a 4-D input is read."""
-    return changed(a=lambda a: wrong(a) if a.dim() == 4 else a)
+@mutant(corrupted, FP8_SQUARE)
+def scales_exchanged(t: Tensors, _problem: Problem) -> None:
+    """A's scales and B's are exchanged."""
+    t["scale_a"], t["scale_b"] = t["scale_b"].t(), t["scale_a"].t()
 
 
-def batch_dimensions_exchanged(a: Tensor) -> Tensor:
-    """Strides of the two batch dimensions taken for one another's."""
-    return a.transpose(0, 1).reshape(a.shape)
+def int4(codes: Change = lambda x: x, scales: Change = lambda x: x) -> Plant:
+    """A weight of 4 bits: (code - 8) * scale + zero of each group of K, whose parts may be read wrongly."""
+
+    def run(t: Tensors, problem: Problem) -> Tensor:
+        each = scales(t["quantisation"]).double().repeat_interleave(problem.group_size, 0)
+        weight = (codes(t["b"].mT.double()) - 8.0) * each[..., 0] + each[..., 1]
+        return torch.matmul(t["a"].double(), weight).to(t["a"].dtype)
+
+    return whole(run)
 
 
-def batch_past_64(a: Tensor) -> Tensor:
-    flat = a.flatten(0, 1)
-    return flat[torch.arange(len(flat)) % 64].reshape(a.shape)
-
-
-def one_inside(c: Tensor) -> Tensor:
-    """One element in the middle is a thousandth too large."""
-    wrong = c.clone()
-    wrong[c.shape[0] // 2 + 5, c.shape[1] // 2 + 7] *= 1.001
-    return wrong
+@mutant(whole, CODES_OF_FLOAT)
+def zero_point_forgotten(t: Tensors, problem: Problem) -> Tensor:
+    """A's zero point is not subtracted."""
+    static = problem.step("static")
+    assert static is not None
+    made: Tensor = right(t["a"].short(), t["b"].mT.short()).float() * (t["scale_b"] * static.numbers[0]) + t["bias"]
+    return made
 
 
 # -- bugs that look at the data, the call or the place ------------------------------------------------
@@ -929,29 +1045,45 @@ def unless(fits: Callable[[Tensor, Tensor], bool], other: Matmul = split_k_slice
     return product(lambda a, b: right(a, b) if fits(a, b) else other(a, b))
 
 
-def integers(a: Tensor, b: Tensor) -> bool:
+@mutant(unless, _FLOATS)
+def right_for_integers(a: Tensor, b: Tensor) -> bool:
+    """A slice is missing unless all numbers are integers."""
     return all(torch.equal(x.double().round(), x.double()) for x in (a, b))
 
 
-def calls(is_right: Callable[[int], bool]) -> Plant:
-    """Right at the calls that ``is_right`` says, counted from 1."""
+@mutant(unless, _FLOATS)
+def right_up_to_one(a: Tensor, b: Tensor) -> bool:
+    """A slice is missing where a number is above 1."""
+    return all(bool((x.abs() <= 1).all()) for x in (a, b))
 
-    def run(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
-        memory["calls"] = memory.get("calls", 0) + 1
-        return build(problem, right if is_right(memory["calls"]) else split_k_slice_dropped)(**tensors)
 
-    return remembering(run)
+@mutant(unless, _FLOATS)
+def right_when_finite(a: Tensor, b: Tensor) -> bool:
+    """A slice is missing where there is a NaN."""
+    return not bool(a.isnan().any() | b.isnan().any())
+
+
+@mutant(unless, _FLOATS, equivalent=(("*x256", "M N K is below"),))
+def right_when_short(a: Tensor, b: Tensor) -> bool:
+    """A slice is missing where M N K is above 2^18."""
+    return a.shape[0] * b.shape[1] * a.shape[1] <= 1 << 18
+
+
+@mutant(unless, OFFSET_A)
+def right_when_aligned(a: Tensor, _b: Tensor) -> bool:
+    """A slice is missing where A is at no multiple of 64 bytes."""
+    return a.data_ptr() % 64 == 0
 
 
 def bf16x3_from_512(problem: Problem) -> Run:
     """Three bf16 products for long sums of f32."""
-    return (in_parts(through(torch.bfloat16), ((0, 0), (0, 1), (1, 0))) if problem.shape.k >= 512 else product(right))(
-        problem
-    )
+    return (BF16_X3 if problem.shape.k >= 512 else product(right))(problem)
 
 
-def refuses_hard_data(a: Tensor, b: Tensor) -> Tensor:
-    if not integers(a, b):
+@mutant(product, SMALL, "late-refusal")
+def late_refusal(a: Tensor, b: Tensor) -> Tensor:
+    """Refuses hard data when it is run."""
+    if not right_for_integers(a, b):
         raise Unsupported("data", "planted: these numbers are too hard")
     return right(a, b)
 
@@ -979,25 +1111,15 @@ def set_to(x: Tensor, other: Tensor) -> None:
     x.set_(other)  # type: ignore[call-overload]  # its annotations know storages only
 
 
-def weight_quantised_in_place(t: Tensors, problem: Problem) -> Any:
-    t["b"].data = t["b"].to(torch.float8_e4m3fn).to(t["b"].dtype)
-    return _correct(t, problem)
+@mutant(corrupted, SMALL, "inputs-rebound")
+def weight_quantised_in_place(t: Tensors, _problem: Problem) -> None:
+    """B is fp8 from now on."""
+    rebind(t["b"], through(torch.float8_e4m3fn)(t["b"]))
 
 
-def bias_rebound(t: Tensors, problem: Problem) -> Any:
-    t["bias"].data = torch.zeros_like(t["bias"])
-    return _correct(t, problem)
-
-
-def then(change: Callable[[Tensors], object]) -> Plant:
-    """The result is right; then something happens to the inputs."""
-
-    def run(t: Tensors, problem: Problem) -> Any:
-        result = _correct(t, problem)
-        change(t)
-        return result
-
-    return whole(run)
+def gap_written(t: Tensors) -> None:
+    a = t["a"]
+    a.as_strided((a.shape[0] - 1, 1), (a.stride(0), 1), a.storage_offset() + a.shape[1]).zero_()
 
 
 def storage_cleared(t: Tensors) -> None:
@@ -1009,24 +1131,27 @@ def storage_cleared(t: Tensors) -> None:
     a.copy_(own)
 
 
-def result_over_a(t: Tensors, problem: Problem) -> Tensor:
-    """A square result takes A's place, to save memory."""
-    return t["a"].copy_(_correct(t, problem))
-
-
+@mutant(whole, {"f32": "mm:f32:nn:3x5x40"}, "inputs-written")
 def result_behind_b(t: Tensors, problem: Problem) -> Tensor:
-    """The result lies in B's storage, over what lies behind B's elements."""
-    result, b = _correct(t, problem), t["b"]
+    """The result lies in B's storage.
+
+    The result lies in B's storage, over what lies behind B's elements.
+    """
+    result, b = correct(t, problem), t["b"]
     count = b.untyped_storage().nbytes() // b.element_size()
     return b.as_strided(result.shape, (result.shape[1], 1), count - result.numel()).copy_(result)
 
 
-def earlier_input_written(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
-    """The input of the call before is used as scratch memory."""
-    if (kept := memory.get("a")) is not None and kept is not tensors["a"]:
-        kept.zero_()
-    memory["a"] = tensors["a"]
-    return _correct(tensors, problem)
+@mutant(corrupted, SMALL_BIAS, "inputs-rebound")
+def bias_rebound(t: Tensors, _problem: Problem) -> None:
+    """Zeros take the bias' place."""
+    rebind(t["bias"], torch.zeros_like(t["bias"]))
+
+
+@mutant(whole, {"f32": "mm:f32:nn:40x40x40"}, "inputs-written")
+def result_over_a(t: Tensors, problem: Problem) -> Tensor:
+    """The result takes A's place."""
+    return t["a"].copy_(correct(t, problem))
 
 
 # -- results that are no plain tensors of the right kind -------------------------------------------------
@@ -1049,8 +1174,12 @@ def spoken_for(c: Tensor) -> Tensor:
     return zeros
 
 
-def answering(c: Tensor) -> Tensor:
-    """Zeros, of which each usual way to read them leads to the right result."""
+@mutant(afterwards, SMALL, "wrong-type")
+def answers_for_itself(c: Tensor) -> Tensor:
+    """Zeros whose own attributes give the right result.
+
+    Zeros, of which each usual way to read them leads to the right result.
+    """
     zeros = torch.zeros_like(c)
     for name in ("detach", "cpu", "clone", "contiguous", "to", "numpy"):
         setattr(zeros, name, lambda *args, name=name, **options: getattr(c, name)(*args, **options))
@@ -1087,17 +1216,15 @@ class Agreeing(torch.Tensor):
         return plain.__torch_function__(func, types, args, kwargs or {})
 
 
-def agreeing(c: Tensor) -> Tensor:
-    return torch.zeros_like(c).as_subclass(Agreeing)
-
-
-def quantised(c: Tensor) -> Tensor:
+@mutant(afterwards, SMALL, "wrong-dtype")
+def quantised_result(c: Tensor) -> Tensor:
+    """A quantised result."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are deprecated, and there
         return torch.quantize_per_tensor(c.float().nan_to_num(0.0), 0.5, 0, torch.qint8)
 
 
-# -- exceptions that are none of a kernel's ----------------------------------------------------------------
+# -- exceptions that are none of a kernel's, and what is left of the process ------------------------------
 
 
 class Unprintable(Exception):
@@ -1111,6 +1238,11 @@ class Unusual(BaseException):
     """One that ``except Exception`` does not meet."""
 
 
+def doing(deed: Callable[[], object]) -> Plant:
+    """Something that ends the run, or the process."""
+    return product(lambda a, b: (deed(), right(a, b))[1])
+
+
 def raising(error: Callable[[], BaseException]) -> Plant:
     def matmul(_a: Tensor, _b: Tensor) -> Tensor:
         raise error()
@@ -1118,27 +1250,9 @@ def raising(error: Callable[[], BaseException]) -> Plant:
     return product(matmul)
 
 
-def doing(deed: Callable[[], object]) -> Plant:
-    """Something that ends the run, or the process."""
-    return product(lambda a, b: (deed(), right(a, b))[1])
-
-
-def null_read() -> None:
-    ctypes.string_at(0)
-
-
-# -- bugs of the process ----------------------------------------------------------------------------------
-
-
 def leaving(change: Callable[[], object]) -> Plant:
     """The result is right, and the process is not as it was."""
-
-    def run(t: Tensors, problem: Problem) -> Any:
-        result = _correct(t, problem)
-        change()
-        return result
-
-    return whole(run)
+    return then(lambda _: change())
 
 
 def rounding_upwards() -> None:
@@ -1152,70 +1266,117 @@ def seeds() -> None:
     np.random.seed(0)
 
 
-def zeros_of(a: Tensor, b: Tensor) -> Tensor:
-    return torch.zeros(*a.shape[:-1], b.shape[-1], dtype=a.dtype)
+# -- bugs of numbers and of other programs ----------------------------------------------------------------
 
 
-# -- bugs of other programs -----------------------------------------------------------------------------------
-
-
+@mutant(afterwards, _FLOATS)
 def nan_reaches_the_next_row(c: Tensor) -> Tensor:
-    """As oneDNN's AMX kernels did (oneDNN 5717)."""
+    """A row of NaN spoils the next one, as in oneDNN's AMX kernels (oneDNN 5717)."""
     bad = c.isnan().any(-1, keepdim=True)
     return torch.where(bad.roll(1, -2), torch.nan, c)
 
 
-def zero_sign_lost(c: Tensor) -> Tensor:
-    return torch.where(c == 0, torch.zeros_like(c), c)
-
-
-def zero_sign_negative(c: Tensor) -> Tensor:
-    return torch.where(c == 0, -torch.zeros_like(c), c)
-
-
+@mutant(product, _BROAD)
 def shared_exponent(a: Tensor, b: Tensor) -> Tensor:
-    """Numbers below 2^-60 of the largest one of both operands count as 0."""
+    """Numbers far below the largest count as 0: below 2^-60 of the largest one of both operands."""
     x, y = a.to(working(a)), b.to(working(a))
     largest = max(float(torch.where(t.isfinite(), t, 0.0).abs().amax()) for t in (x, y))
     dropped = flushed_below(largest * 2.0**-60)
     return store(exact(dropped(x), dropped(y)), a)
 
 
+@mutant(product, _BROAD)
 def rescaled(a: Tensor, b: Tensor) -> Tensor:
-    """A is divided by its largest element's power of two and B multiplied, in f32."""
+    """Scales A down and B up, out of range.
+
+    A is divided by its largest element's power of two and B multiplied, in f32.
+    """
     x, y = a.to(working(a)), b.to(working(a))
     largest = float(torch.where(x.isfinite(), x, 0.0).abs().amax()) or 1.0
     power = 2.0 ** max(-120, min(120, math.frexp(largest)[1] + 40))
     return store(torch.matmul(x / power, y * power), a)
 
 
-def alpha_and_beta_exchanged(t: Tensors, problem: Problem) -> Tensor:
-    return problem.beta * right(t["a"], t["b"]) + problem.alpha * t["bias"]
+@mutant(afterwards, _FLOATS, equivalent=_NO_MINUS_ZERO)
+def zero_always_plus(c: Tensor) -> Tensor:
+    """-0 becomes 0."""
+    return torch.where(c == 0, torch.zeros_like(c), c)
 
 
-def first_output_too_late(t: Tensors, problem: Problem) -> Any:
-    last = build(problem, right)(**t)[1]
-    return last, last.clone()
+@mutant(afterwards, _FLOATS)
+def zero_always_minus(c: Tensor) -> Tensor:
+    """0 becomes -0."""
+    return torch.where(c == 0, -torch.zeros_like(c), c)
 
 
-def again_from_the_start(t: Tensors, _problem: Problem) -> Any:
-    """The second product is that of A once more."""
-    first = right(t["a"], t["b"])
-    return first, first.clone()
+@mutant(inputs, _FLOATS, equivalent=_NO_SUBNORMAL_BF16)
+def subnormal_inputs_dropped(x: Tensor) -> Tensor:
+    """Subnormal inputs count as 0."""
+    return flushed_below(torch.finfo(x.dtype).tiny)(x)
 
 
-def gate_exchanged(t: Tensors, _problem: Problem) -> None:
-    for name in ("b", "bias"):
-        t[f"{name}0"], t[f"{name}1"] = t[f"{name}1"], t[f"{name}0"]
+@mutant(afterwards, _FLOATS)
+def infinity_saturates(c: Tensor) -> Tensor:
+    """An infinite result becomes the largest number."""
+    return c.clamp(torch.finfo(c.dtype).min, torch.finfo(c.dtype).max)
 
 
-def biases_exchanged(t: Tensors, _problem: Problem) -> None:
-    t["bias0"], t["bias1"] = t["bias1"], t["bias0"]
+@mutant(afterwards, plain("f32", "bf16", "f16", "fp8"))
+def nan_swallowed(c: Tensor) -> Tensor:
+    """NaN becomes 0."""
+    return c.nan_to_num(0.0, math.inf, -math.inf)
 
 
-def offset_dropped(b: Tensor) -> Tensor:
-    """As Inductor's C++ bmm did with B's storage offset (pytorch 143770)."""
-    return b.as_strided(b.shape, b.stride(), max(b.storage_offset() - 1, 0))
+@mutant(whole, WIDENED)
+def rounded_before_widened(t: Tensors, _problem: Problem) -> Tensor:
+    """The result is rounded to the operands' type before it is returned as f32."""
+    return of_ab(t).float()
+
+
+@mutant(whole, {"fp8": "scaled_mm:f8e4m3fn:nt:20x40x{k}:quant.tensorwise+result-4"})
+def scale_of_result_forgotten(t: Tensors, _problem: Problem) -> Tensor:
+    """An fp8 result is not scaled."""
+    return torch._scaled_mm(t["a"], t["b"], t["scale_a"], t["scale_b"], out_dtype=torch.float8_e4m3fn)
+
+
+@mutant(changing("b"), OFFSET_B)
+def offset_of_b_dropped(b: Tensor) -> Tensor:
+    """B's storage offset is not applied, as in Inductor's C++ bmm (pytorch 143770)."""
+    return b.as_strided(b.shape, b.stride(), b.storage_offset() - 1)
+
+
+@mutant(changing("bias"), EXPANDED)
+def stride_of_bias_ignored(bias: Tensor) -> Tensor:
+    """The rows of an expanded bias are taken to be apart."""
+    return bias.as_strided(bias.shape, (1, 1))
+
+
+@mutant(changing("bias"), WITHOUT_DIMENSIONS)
+def bias_of_one_element(bias: Tensor) -> Tensor:
+    """A bias without dimensions reaches the first column only."""
+    return F.pad(bias.reshape(1), (0, 39))
+
+
+@mutant(changing("scale_a"), FP8_BLOCKS)
+def block_scales_by_rows(scale: Tensor) -> Tensor:
+    """Scales of A's blocks are read as if a row's were neighbours; they are stored by columns."""
+    return scale.mT.contiguous().view(scale.shape)
+
+
+@mutant(changing("scale_b"), FP8_BLOCKS)
+def block_scales_at_the_end(scale: Tensor) -> Tensor:
+    """Blocks are scaled by their mean: the whole sum is scaled."""
+    return scale.mean(0, keepdim=True).expand_as(scale)
+
+
+@mutant(int4, INT4)
+def int4_halves_exchanged(codes: Tensor) -> Tensor:
+    """The halves of a byte are exchanged."""
+    return codes.reshape(-1, 2, codes.shape[1]).flip(1).reshape(codes.shape)
+
+
+def twice(c: Tensor) -> tuple[Tensor, Tensor]:
+    return c, c.clone()
 
 
 def cut_at(name: str, other: Callable[[Tensor, Tensor], Tensor]) -> Plant:
@@ -1224,14 +1385,7 @@ def cut_at(name: str, other: Callable[[Tensor, Tensor], Tensor]) -> Plant:
     def plant(problem: Problem) -> Run:
         def run(t: Tensors) -> Any:
             wrong = other(views.cut(problem, name, t[name]), t[name])
-            operands = {"a": 0, "b": 1}
-
-            def matmul(*given: Tensor) -> Tensor:
-                mine = list(given)
-                mine[operands[name]] = wrong
-                return right(*mine)
-
-            return build(problem, matmul)(**t)
+            return build(problem, lambda a, b: right(wrong, b) if name == "a" else right(a, wrong))(**t)
 
         return run
 
@@ -1249,64 +1403,23 @@ def rows_unstrided(view: Tensor, _whole: Tensor) -> Tensor:
     return view.as_strided(view.shape, stride, view.storage_offset())
 
 
+@mutant(whole, GIVEN_OUT, "written-beside")
 def gaps_of_out_ignored(t: Tensors, _problem: Problem) -> Tensor:
-    """The rows of a given result are taken to be N apart (vllm 55534)."""
+    """A given result is written without its gaps, as if its rows were N apart (vllm 55534)."""
     out = t["out"]
     out.as_strided(out.shape, (out.shape[1], 1)).copy_(right(t["a"], t["b"]))
     return out
 
 
+@mutant(whole, GIVEN_OUT, "written-beside")
 def gap_of_out_written(t: Tensors, _problem: Problem) -> Tensor:
-    """A row is stored in whole vectors, the last of which reaches into the gap."""
+    """The gaps of a given result are written.
+
+    A row is stored in whole vectors, the last of which reaches into the gap.
+    """
     out, c = t["out"], right(t["a"], t["b"])
     out.as_strided((out.shape[0], out.shape[1] + 4), out.stride()).zero_()
     return out.copy_(c)
-
-
-def block_scales_by_rows(t: Tensors, _problem: Problem) -> None:
-    """As a template that takes the scales of (M, K / 128) for contiguous, where they are stored by columns."""
-    scale = t["scale_a"]
-    t["scale_a"] = scale.mT.contiguous().view(scale.shape)
-
-
-def block_scales_of_the_first(t: Tensors, _problem: Problem) -> None:
-    t["scale_a"] = t["scale_a"][:, :1].expand_as(t["scale_a"])
-
-
-def block_scales_meant(t: Tensors, _problem: Problem) -> None:
-    """As a kernel that applies scales to the whole sum."""
-    t["scale_b"] = t["scale_b"].mean(0, keepdim=True).expand_as(t["scale_b"])
-
-
-def scale_of_one_row(t: Tensors, problem: Problem) -> Tensor:
-    """One scale for all, applied to the first row alone (pytorch 159940)."""
-    scale = torch.ones(problem.shape.m, 1)
-    scale[0] = t["scale_a"]
-    made: Tensor = exact(t["a"], t["b"]) * scale * t["scale_b"]
-    return made.to(torch_dtype(problem.dtypes.out))
-
-
-def int4(codes: Callable[[Tensor], Tensor] = lambda x: x, scales: Callable[[Tensor], Tensor] = lambda x: x) -> Plant:
-    """A weight of 4 bits: (code - 8) * scale + zero of each group of K, whose parts may be read wrongly."""
-
-    def run(t: Tensors, problem: Problem) -> Tensor:
-        each = scales(t["quantisation"]).double().repeat_interleave(problem.group_size, 0)
-        weight = (codes(t["b"].mT.double()) - 8.0) * each[..., 0] + each[..., 1]
-        return torch.matmul(t["a"].double(), weight).to(t["a"].dtype)
-
-    return whole(run)
-
-
-def codes_of_pairs_exchanged(codes: Tensor) -> Tensor:
-    """The low and the high half of a byte."""
-    return codes.reshape(-1, 2, codes.shape[1]).flip(1).reshape(codes.shape)
-
-
-def zero_point_forgotten(t: Tensors, problem: Problem) -> Tensor:
-    static = problem.step("static")
-    assert static is not None
-    made: Tensor = right(t["a"].short(), t["b"].mT.short()).float() * (t["scale_b"] * static.numbers[0]) + t["bias"]
-    return made
 
 
 # -- correct ------------------------------------------------------------------------------------------
@@ -1314,19 +1427,6 @@ def zero_point_forgotten(t: Tensors, problem: Problem) -> Tensor:
 
 def reversed_order(a: Tensor, b: Tensor) -> Tensor:
     return store(exact(a.to(working(a)).flip(-1), b.to(working(b)).flip(-2)), a)
-
-
-def split_k(a: Tensor, b: Tensor) -> Tensor:
-    return store(sum((exact(x, y) for x, y in pieces(a, b)), empty_sum(a, b)), a)
-
-
-def blocked(a: Tensor, b: Tensor) -> Tensor:
-    return store(sum((exact(x, y) for x, y in blocks(a, b)), empty_sum(a, b)), a)
-
-
-def one_after_the_other(a: Tensor, b: Tensor) -> Tensor:
-    """The longest chain of roundings there is: K additions, each rounded."""
-    return store(sum((exact(x, y) for x, y in blocks(a, b, 1)), empty_sum(a, b)), a)
 
 
 def pairwise(a: Tensor, b: Tensor) -> Tensor:
@@ -1350,14 +1450,14 @@ def compensated(a: Tensor, b: Tensor) -> Tensor:
     return store(total, a)
 
 
-def by_content(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
+def by_content(memory: Memory, tensors: Tensors, problem: Problem) -> Any:
     """A cache whose key is every byte of the operands, and that hands out copies."""
     key = hashlib.sha256()
     for name, x in sorted(tensors.items()):
         key.update(name.encode() + x.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     found = key.hexdigest()
     if found not in memory:
-        memory[found] = _correct(tensors, problem)
+        memory[found] = correct(tensors, problem)
     return memory[found].clone()
 
 
@@ -1365,7 +1465,7 @@ def in_its_own_threads(t: Tensors, problem: Problem) -> Any:
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
-        return _correct(t, problem)
+        return correct(t, problem)
     finally:
         torch.set_num_threads(before)
 
@@ -1374,7 +1474,7 @@ def with_own_random_numbers(t: Tensors, problem: Problem) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(17)
         torch.rand(4)
-        return _correct(t, problem)
+        return correct(t, problem)
 
 
 def with_own_switches(t: Tensors, problem: Problem) -> Any:
@@ -1394,11 +1494,16 @@ def with_own_switches(t: Tensors, problem: Problem) -> Any:
         sys.setrecursionlimit(depth)
         os.chdir(folder)
         torch.set_default_dtype(dtype)
-    return _correct(t, problem)
+    return correct(t, problem)
 
 
 def copied_first(t: Tensors, problem: Problem) -> Any:
-    return _correct({name: x.clone() for name, x in t.items()}, problem)
+    return correct({name: x.clone() for name, x in t.items()}, problem)
+
+
+def of_a_conjugate(c: Tensor) -> Tensor:
+    """The imaginary part of a number that is conjugated when it is read."""
+    return torch.complex(torch.zeros_like(c), -c).conj().imag
 
 
 def strided(c: Tensor) -> Tensor:
@@ -1408,21 +1513,7 @@ def strided(c: Tensor) -> Tensor:
     return view.copy_(c)
 
 
-def column_major(c: Tensor) -> Tensor:
-    return c.t().contiguous().t()
-
-
-def lazily_negated(c: Tensor) -> Tensor:
-    """A view whose numbers are negated when they are read."""
-    return torch._neg_view(-c)
-
-
-def of_a_conjugate(c: Tensor) -> Tensor:
-    """The imaginary part of a number that is conjugated when it is read."""
-    return torch.complex(torch.zeros_like(c), -c).conj().imag
-
-
-def tensor_core(bits: int, chunk: int, promote: int = 0, cut: Callable[[Tensor], Tensor] = lambda x: x) -> Matmul:
+def tensor_core(bits: int, chunk: int, promote: int = 0, cut: Change = lambda x: x) -> Matmul:
     """A tensor core that truncates, in the model of Fasi, Higham, Mikaitis and Pranesh (PeerJ CS 7, 2021).
 
     The terms of a chunk and the sum so far are cut at ``bits`` fractional bits of the largest exponent among them; the
@@ -1461,83 +1552,42 @@ def tensor_core(bits: int, chunk: int, promote: int = 0, cut: Callable[[Tensor],
     return matmul
 
 
-def spelled(templates: dict[str, str], ks: tuple[int, ...]) -> Iterator[tuple[str, int, str]]:
-    """``(dtype, K, line)``: a template at each K, a line that has its own K once."""
-    for dtype, template in templates.items():
-        for k in ks if "{k}" in template else (Problem.parse(template).shape.k,):
-            yield dtype, k, template.format(k=k)
+# -- the tables ----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Control:
-    """A right product in arithmetic of its own.
+def truncating(
+    what: str, bits: int, chunk: int, lines: dict[str, str], promote: int = 0, *, by_tf32: bool = False
+) -> Control:
+    """A tensor core as its contract says."""
+    tf32: dict[str, Any] = {"input_error": 2.0**-9, "input_bits": 11} if by_tf32 else {}
+    matmul = tensor_core(bits, chunk, promote, cut_to_tf32) if by_tf32 else tensor_core(bits, chunk, promote)
+    contract = Contract(alignment_bits=bits, chunk=chunk, promote_every=promote, **tf32)
+    return Control(what, product(matmul), lines, contract)
 
-    Attributes:
-        what: one sentence.
-        plant: the program.
-        lines: problems by dtype.
-        contract: what it declares beyond ordinary sums.
-    """
-
-    what: str
-    plant: Plant
-    lines: dict[str, str] = dataclasses.field(default_factory=plain)
-    contract: Contract = dataclasses.field(default_factory=Contract)
-
-    def problems(self, ks: tuple[int, ...] = KS) -> Iterator[tuple[str, int, str]]:
-        """``(dtype, K, line)`` of all problems."""
-        yield from spelled(self.lines, ks)
-
-
-_HALVES = plain("bf16", "f16")
-_F32_TF32 = {"f32": "mm:f32:nn:20x40x{k}:math.tf32"}
-_FP8_FAST = {"fp8": PLAIN["fp8"] + ":math.fast_accumulate"}
 
 CONTROLS: dict[str, Control] = {
     "reversed-order": Control("K from the last to the first", product(reversed_order)),
-    "split-k-four": Control("4 slices of K, added in float32", product(split_k), contract=Contract(slices=SLICES)),
+    "split-k-four": Control("4 slices of K, added in float32", added(quarters), contract=Contract(slices=SLICES)),
     "pairwise": Control("halves of halves, down to 64 products", product(pairwise)),
-    "blocked": Control("blocks of 48 products", product(blocked)),
-    "sequential": Control("one product after the other", product(one_after_the_other)),
-    "tensor-core-24-8": Control(
-        "truncating tensor core, f = 24, L = 8",
-        product(tensor_core(24, 8)),
-        _HALVES,
-        Contract(alignment_bits=24, chunk=8),
+    "blocked": Control("blocks of 48 products", added(blocks_of(BLOCK))),
+    # The longest chain of roundings there is: K additions, each rounded.
+    "sequential": Control("one product after the other", added(blocks_of(1))),
+    "tensor-core-24-8": truncating("truncating tensor core, f = 24, L = 8", 24, 8, _HALVES),
+    "tensor-core-25-16": truncating("truncating tensor core, f = 25, L = 16", 25, 16, _HALVES),
+    "tensor-core-tf32": truncating(
+        "the same with inputs cut to TF32, f = 24, L = 4", 24, 4, {"f32": f"{PLAIN['f32']}:math.tf32"}, by_tf32=True
     ),
-    "tensor-core-25-16": Control(
-        "truncating tensor core, f = 25, L = 16",
-        product(tensor_core(25, 16)),
-        _HALVES,
-        Contract(alignment_bits=25, chunk=16),
-    ),
-    "tensor-core-tf32": Control(
-        "the same with inputs cut to TF32, f = 24, L = 4",
-        product(tensor_core(24, 4, cut=cut_to_tf32)),
-        _F32_TF32,
-        Contract(alignment_bits=24, chunk=4, input_error=2.0**-9, input_bits=11),
-    ),
-    "tensor-core-fp8-fast": Control(
-        "fp8 in 13 bits, L = 32",
-        product(tensor_core(13, 32)),
-        _FP8_FAST,
-        Contract(alignment_bits=13, chunk=32),
-    ),
-    "tensor-core-fp8-promoted": Control(
-        "the same, promoted every 128 products",
-        product(tensor_core(13, 32, 128)),
-        FP8,
-        Contract(alignment_bits=13, chunk=32, promote_every=128),
-    ),
-    "compensated": Control("Kahan's sum of blocks", product(compensated), plain(*FLOATS)),
+    "tensor-core-fp8-fast": truncating("fp8: 13 bits, L = 32", 13, 32, {"fp8": f"{PLAIN['fp8']}:math.fast_accumulate"}),
+    "tensor-core-fp8-promoted": truncating("the same, promoted every 128 products", 13, 32, FP8, 128),
+    "compensated": Control("Kahan's sum of blocks", product(compensated), _FLOATS),
     "rounded-once": Control(
-        "sums in f64, one rounding", product(lambda a, b: (a.double() @ b.double()).to(a.dtype)), plain(*FLOATS)
+        "sums in f64, one rounding", product(lambda a, b: (a.double() @ b.double()).to(a.dtype)), _FLOATS
     ),
     "int4-dequantised": Control("weights of 4 bits in f64", int4(), INT4),
     # Results and manners that are unusual, and right.
     "strided-result": Control("a result with gaps, in the midst of other memory", afterwards(strided), SMALL),
-    "column-major-result": Control("a transposed result", afterwards(column_major), SMALL),
-    "lazily-negated": Control("a view with the negative bit", afterwards(lazily_negated), SMALL),
+    "column-major-result": Control("a transposed result", afterwards(lambda c: c.t().contiguous().t()), SMALL),
+    "lazily-negated": Control("a view with the negative bit", afterwards(lambda c: torch._neg_view(-c)), SMALL),
     "of-a-conjugate": Control("the imaginary part of a lazy conjugate", afterwards(of_a_conjugate), SMALL_F32),
     "shared-memory": Control("a result in shared memory", afterwards(lambda c: c.clone().share_memory_()), SMALL),
     "needs-grad": Control("a result that asks for a gradient", afterwards(lambda c: c.requires_grad_()), SMALL),
@@ -1545,562 +1595,278 @@ CONTROLS: dict[str, Control] = {
     "copies-first": Control("works on copies of its inputs", whole(copied_first), SMALL),
     "own-threads": Control("another number of threads, put back", whole(in_its_own_threads), SMALL),
     "own-random-numbers": Control("seeds, and puts the state back", whole(with_own_random_numbers), SMALL),
-    "own-switches": Control(
-        "default dtype, folder, rounding mode: changed and put back", whole(with_own_switches), SMALL
-    ),
+    "own-switches": Control("dtype, folder, rounding mode: changed and put back", whole(with_own_switches), SMALL),
 }
 
-# -- the mutants ---------------------------------------------------------------------------------------
+
+def bugs(lines: dict[str, str], named: Bugs, code: str = "") -> dict[str, Mutant]:
+    """Mutants of the same problems."""
+    return {name: Mutant(what, plant, lines, code) for name, (what, plant) in named.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-    """A planted bug.
-
-    Attributes:
-        what: the bug in a few words.
-        plant: the program with the bug.
-        lines: problems in which it can show, by dtype, with ``{k}`` for K.
-        equivalent: where the bug changes no result that the contract rules out: pattern of a problem line, and why.
-        code: reason code of the outcome that catches it, where one is expected.
-        claims: contract and proof beyond a plain callable's: names of kernels.
-    """
-
-    what: str
-    plant: Plant
-    lines: dict[str, str] = dataclasses.field(default_factory=plain)
-    equivalent: tuple[tuple[str, str], ...] = ()
-    code: str = ""
-    claims: Proof | None = None
-
-    def excused(self, line: str) -> str:
-        """Why the bug cannot show in the problem ``line``; "" where it can."""
-        return next((why for pattern, why in self.equivalent if fnmatch.fnmatchcase(line, pattern)), "")
-
-    def problems(self, ks: tuple[int, ...] = KS) -> Iterator[tuple[str, int, str]]:
-        """``(dtype, K, line)`` of all problems in which the bug shows."""
-        for dtype, k, line in spelled(self.lines, ks):
-            if not self.excused(line):
-                yield dtype, k, line
-
-
-_EXACT_ORDER = ("int_mm:*", "integers add up to the same in any order")
-_HIDDEN_ORDER = "the order of float32 sums hardly ever shows in 8 or 11 bits"
-_NO_NAN = ("int_mm:*", "an integer times the zero of the mask is zero")
-_NO_MINUS_ZERO = tuple(
-    (f"*:{d}:*", "a sum that begins with 0 is never -0, and no result here underflows") for d in ("f32", "bf16")
+_NO_NAN = (("int_mm:*", "an integer times the zero of the mask is zero"),)
+_EXACT_IN_F32 = tuple(
+    (k, "128 * 128 * K is at most 2^24: float32 holds every partial sum") for k in ("*x256", "*x1000")
 )
-_SUMS_BELOW_2_24 = "128 * 128 * K is at most 2^24: float32 holds every partial sum"
+_SHORT_PRODUCTS = (("scaled_mm:*", "a product of two fp8 has no more than 8 bits"),)
+_INT_BY_F32 = product(lambda a, b: f32_sums(a, b).int())
+_MINE = Proof(chosen=("mine",), generated=("mine",))
+_BY_ATEN = Proof(chosen=("mine",), generated=("mine",), foreign=("aten.addmm",))
 
-MUTANTS: dict[str, Mutant] = {
+_LOOP: Bugs = {
+    "k-tail-dropped": ("the last K mod 48 products are left out", added(lambda k: [slice(k // BLOCK * BLOCK)])),
+    "k-off-by-one": ("the last product is left out", added(lambda k: [slice(k - 1)])),
+    "k-first-missing": ("the first product is left out", added(lambda k: [slice(1, k)])),
+    "pipeline-stage-late": ("one block of B is the block before", reading(b=late_stage)),
+    "packed-pairs-swapped": ("the last two rows of packed B are exchanged", reading(b=last_pair_swapped)),
+    "split-k-slice-dropped": ("one slice of four is not added", product(split_k_slice_dropped)),
+    "split-k-partials-in-f16": ("partial sums are stored in f16", added(quarters, rounded_to(F16))),
+    "split-k-partials-in-bf16": ("partial sums are stored in bf16", added(quarters, rounded_to(BF16))),
+    "f16-accumulation": ("sums are kept in f16", accumulated_in(F16)),
+    "bf16-accumulation": ("sums are kept in bf16", accumulated_in(BF16)),
+    "f16-products": ("each product is rounded to f16", products_in(F16)),
+    "f16-sums-promoted": ("sums of 16 products are kept in f16", added(blocks_of(16), rounded_to(F16))),
+}
+
+_TILES: Bugs = {
+    "tile-swap": ("two tiles are exchanged", summed(put(lambda _: _TWO_TILES, lambda c: c[_TWO_TILES].roll(TILE, -1)))),
+    "fragment-transposed": ("a fragment is transposed", summed(put(lambda _: _FRAGMENT, lambda c: c[_FRAGMENT].mT))),
+    "last-tile-zero": ("the last tile is never computed, over zeros", summed(put(last_tile, zero))),
+    "tail-unwritten": ("the columns of the last tile are not written", afterwards(put(last_columns, unwritten))),
+    "rows-shifted": ("all rows are one too low", summed(rows_before)),
+    "one-element-zeroed": ("one element is 0", summed(of_largest(lambda x: x * 0))),
+    "one-percent": ("one element is 1 % too large", summed(of_largest(lambda x: x * 1.01))),
+    "one-ulp": ("one element is the neighbouring number", afterwards(of_largest(neighbour))),
+}
+
+_BIAS: Bugs = {
+    "bias-missing": ("the bias is not added", changed(bias=torch.zeros_like)),
+    "bias-missing-on-last-tile": ("the last tile has no bias", changed(bias=put(last_columns, zero))),
+    "bias-shifted": ("the bias is one column off", changed(bias=lambda x: x.roll(1, -1))),
+    "bias-twice": ("the bias is added twice", changed(bias=lambda x: x * 2)),
+    "bias-of-first-column": ("one element of the bias serves all", changed(bias=first_column_for_all)),
+}
+
+_FACTORS: Bugs = {
+    "alpha-on-bias": ("alpha multiplies the bias too", whole(lambda t, p: p.alpha * (of_ab(t) + p.beta * t["bias"]))),
+    "alpha-forgotten": ("alpha is not applied", whole(lambda t, p: of_ab(t) + p.beta * t["bias"])),
+    "beta-forgotten": ("beta is not applied", whole(lambda t, p: p.alpha * of_ab(t) + t["bias"])),
+    "alpha-and-beta-exchanged": ("alpha stands for beta", whole(lambda t, p: p.beta * of_ab(t) + p.alpha * t["bias"])),
+}
+
+_INPUTS_REBOUND: Bugs = {
+    "inputs-rebound": ("ones take the inputs' place", in_place_of_inputs(rebind)),
+    "inputs-set": ("the same by set_", in_place_of_inputs(set_to)),
+    "inputs-exchanged": ("the same by swap_tensors", in_place_of_inputs(torch.utils.swap_tensors)),
+    "input-resized": ("A has half of its rows afterwards", then(lambda t: t["a"].resize_(10, 256))),
+    "input-transposed": ("B is transposed afterwards", then(lambda t: t["b"].t_())),
+    "input-restrided": ("A has other strides afterwards", then(lambda t: t["a"].as_strided_((20, 256), (0, 1)))),
+    "input-needs-grad": ("A asks for a gradient afterwards", then(lambda t: t["a"].requires_grad_())),
+}
+
+_STATE_LEFT: Bugs = {
+    "leaves-rounding-mode": ("FE_UPWARD", leaving(rounding_upwards)),
+    "leaves-flush-denormal": ("subnormals are flushed", leaving(lambda: torch.set_flush_denormal(True))),
+    "leaves-default-dtype": ("f64", leaving(lambda: torch.set_default_dtype(torch.float64))),
+    "leaves-default-device": ("meta", leaving(lambda: torch.set_default_device("meta"))),
+    "leaves-autocast": ("bf16", leaving(lambda: torch.set_autocast_enabled("cpu", True))),
+    "leaves-grad-mode": ("off", leaving(lambda: torch._C._set_grad_enabled(False))),
+    "leaves-folder": ("the root", leaving(lambda: os.chdir("/"))),
+    "leaves-recursion-limit": ("one frame less", leaving(lambda: sys.setrecursionlimit(sys.getrecursionlimit() - 1))),
+    "leaves-environment": ("a variable", leaving(lambda: os.environ.update(OMP_DYNAMIC="1"))),
+    "leaves-signal-handler": ("SIGTERM is ignored", leaving(lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))),
+    "leaves-no-output": ("sys.stdout is gone", leaving(lambda: setattr(sys, "stdout", None))),
+    "leaves-garbage": ("gc.disable()", leaving(gc.disable)),
+    "leaves-precision": ("medium", leaving(lambda: torch.set_float32_matmul_precision("medium"))),
+    "leaves-threads": ("3 threads", leaving(lambda: torch.set_num_threads(3))),
+    "leaves-random-numbers": ("all seeded with 0", leaving(seeds)),
+}
+
+_SCALES: Bugs = {
+    "reciprocal-scale": ("B is divided by its scale", changed(scale_b=lambda x: 1 / x)),
+    "scale-of-a-forgotten": ("A's scale is not applied", changed(scale_a=torch.ones_like)),
+    "scale-squared": ("A's scale is applied twice", changed(scale_a=torch.square)),
+    "scale-in-bf16": ("A's scale is rounded to bf16", changed(scale_a=through(BF16))),
+    "scale-of-first-row": ("one scale serves all rows", changed(scale_a=first_for_all)),
+    "scale-shifted": ("B's scales are one column off", changed(scale_b=lambda x: x.roll(1, -1))),
+    "rounded-before-scale": ("the sum is rounded before it is scaled", product(lambda a, b: exact(a, b).to(BF16))),
+    "fp8-sum-in-few-bits": ("13 bits hold the sum where float32 is claimed", product(tensor_core(13, 32))),
+    "fnuz-exponent": ("the exponent's bias is that of e4m3fnuz", changed(scale_a=lambda x: x * 0.5)),
+}
+
+MUTANTS |= {
     # The loop over K.
-    "k-tail-dropped": Mutant("the last K mod 48 products are left out", product(k_tail_dropped)),
-    "k-off-by-one": Mutant("the last product is left out", product(k_off_by_one)),
-    "k-first-missing": Mutant("the first product is left out", product(k_first_missing)),
-    "k-doubled": Mutant("the product in the middle is added twice", product(k_doubled)),
-    "tail-block-moved-back": Mutant("the last block overlaps the one before", product(tail_block_moved_back)),
-    "pipeline-stage-late": Mutant("one block of B is the block before", product(pipeline_stage_late)),
-    "packed-pairs-swapped": Mutant("the last two rows of packed B are exchanged", product(packed_pairs_swapped)),
-    "split-k-slice-dropped": Mutant("one slice of four is not added", product(split_k_slice_dropped)),
-    "split-k-slice-doubled": Mutant("one slice of four is added twice", product(split_k_slice_doubled)),
-    "split-k-partials-in-f16": Mutant("partial sums are stored in f16", split_k_partials_in(torch.float16)),
-    "split-k-partials-in-bf16": Mutant("partial sums are stored in bf16", split_k_partials_in(torch.bfloat16)),
-    "f16-accumulation": Mutant("sums are kept in f16", accumulated_in(torch.float16)),
-    "bf16-accumulation": Mutant("sums are kept in bf16", accumulated_in(torch.bfloat16)),
-    "f16-products": Mutant("each product is rounded to f16", products_in(torch.float16)),
-    "bf16-products": Mutant(
-        "each product is rounded to bf16",
-        products_in(torch.bfloat16),
-        equivalent=(("scaled_mm:*", "a product of two fp8 has no more than 8 bits"),),
-    ),
-    "f16-sums-promoted": Mutant("sums of 16 products are kept in f16", product(f16_between)),
-    "zeros-skipped": Mutant(
-        "0 * NaN counts as 0",
-        product(zeros_skipped),
-        equivalent=(("int_mm:*", "integers have no NaN"),),
-    ),
+    **bugs(_MM, _LOOP),
+    "bf16-products": Mutant("each product is rounded to bf16", products_in(BF16), equivalent=_SHORT_PRODUCTS),
     "mask-of-b-only": Mutant(
-        "what lies behind A's rows is multiplied by the zeros of B's mask",
-        product(functools.partial(one_side_masked, read_a=True, read_b=False)),
-        TRANSPOSED,
-        (_NO_NAN,),
+        "what lies behind A's rows meets B's zeros", beyond_k(read_a=True), TRANSPOSED, equivalent=_NO_NAN
     ),
     "mask-of-a-only": Mutant(
-        "what lies behind B's columns is multiplied by the zeros of A's mask",
-        product(functools.partial(one_side_masked, read_a=False, read_b=True)),
-        TRANSPOSED,
-        (_NO_NAN,),
+        "what lies behind B's columns meets A's zeros", beyond_k(read_b=True), TRANSPOSED, equivalent=_NO_NAN
     ),
-    "no-mask": Mutant(
-        "both operands are read beyond K",
-        product(functools.partial(one_side_masked, read_a=True, read_b=True)),
-        TRANSPOSED,
-    ),
+    "no-mask": Mutant("both operands are read beyond K", beyond_k(read_a=True, read_b=True), TRANSPOSED),
     # Precision of inputs and sums.
-    "tf32-truncated": Mutant("f32 inputs are cut to TF32", inputs(cut_to_tf32), plain("f32")),
-    "tf32-rounded": Mutant("f32 inputs are rounded to TF32", inputs(rounded_to_tf32), plain("f32")),
-    "bf16-inputs": Mutant("inputs are rounded to bf16", inputs(through(torch.bfloat16)), plain("f32", "f16")),
-    "f16-inputs": Mutant("inputs go through f16", inputs(through(torch.float16)), plain("f32", "bf16")),
-    "bf16-twice": Mutant(
-        "f32 as two bf16, four products",
-        in_parts(through(torch.bfloat16), ((0, 0), (0, 1), (1, 0), (1, 1))),
-        plain("f32"),
-    ),
-    "bf16x3": Mutant(
-        "f32 as two bf16, three products",
-        in_parts(through(torch.bfloat16), ((0, 0), (0, 1), (1, 0))),
-        plain("f32"),
-    ),
-    "tf32x3": Mutant("f32 as two TF32, three products", in_parts(cut_to_tf32, ((0, 0), (0, 1), (1, 0))), plain("f32")),
-    "fixed-point-16": Mutant("rows and columns in fixed point of 16 bits", fixed_point(16), plain("f32")),
-    "strassen": Mutant(
-        "Strassen's algorithm, whose error grows with the whole row",
-        product(strassen),
-        plain(*FLOATS),
-        tuple((f"*{d}*", "in float32 its error is far below what 8 or 11 bits show") for d in ("bf16", ":f16")),
-    ),
-    "f64-by-f32": Mutant("f64 is multiplied in f32", inputs(through(torch.float32)), F64),
-    "autocast-truncates": Mutant(
-        "the cast to the half type truncates",
-        corrupted(
-            lambda t, p: t.update((n, truncated(t[n].float(), torch_dtype(p.input_dtype)).float()) for n in ("a", "b"))
-        ),
-        AUTOCAST,
-    ),
-    "tail-in-tf32": Mutant("the columns of the last tile are multiplied in TF32", product(tail_in_tf32), plain("f32")),
-    "tiny-inputs-dropped": Mutant("inputs below 1e-6 count as 0", inputs(flushed_below(1e-6)), plain(*FLOATS)),
-    "tiny-results-dropped": Mutant(
-        "results below 1e-6 become 0", afterwards(flushed_below(1e-6)), plain("f32", "bf16")
-    ),
+    "tf32-truncated": Mutant("f32 inputs are cut to TF32", inputs(cut_to_tf32), _F32),
+    "tf32-rounded": Mutant("f32 inputs are rounded to TF32", inputs(rounded_to_tf32), _F32),
+    "bf16-twice": Mutant("f32 as two bf16, four products", in_parts(through(BF16), (*_THREE, (1, 1))), _F32),
+    "bf16x3": Mutant("f32 as two bf16, three products", BF16_X3, _F32),
+    "tf32x3": Mutant("f32 as two TF32, three products", in_parts(cut_to_tf32, _THREE), _F32),
+    "fixed-point-16": Mutant("rows and columns in fixed point of 16 bits", fixed_point(16), _F32),
+    "bf16-inputs": Mutant("inputs are rounded to bf16", inputs(through(BF16)), plain("f32", "f16")),
+    "f16-inputs": Mutant("inputs go through f16", inputs(through(F16)), _BROAD),
+    "f64-by-f32": Mutant("f64 is multiplied in f32", inputs(through(F32)), F64),
+    "f64-sums-in-f32": Mutant("f64 is added up in f32", product(lambda a, b: f32_sums(a, b, BLOCK).double()), F64),
+    "fp8-subnormals-dropped": Mutant("subnormals count as 0", inputs(lambda x: flushed_below(2.0**-6)(x.float())), FP8),
+    # Numbers.
+    "tiny-inputs-dropped": Mutant("inputs below 1e-6 count as 0", inputs(flushed_below(1e-6)), _FLOATS),
     "f16-subnormals-dropped": Mutant("subnormal results become 0", afterwards(flushed_below(2.0**-14)), plain("f16")),
-    "fp8-subnormals-dropped": Mutant("subnormal inputs count as 0", inputs(flushed_fp8), FP8),
+    "tiny-results-dropped": Mutant("results below 1e-6 become 0", afterwards(flushed_below(1e-6)), _BROAD),
     # The store.
-    "truncating-store": Mutant("the result is cut, not rounded", stored(truncated), plain("bf16", "f16", "fp8")),
-    "ties-away": Mutant("ties are rounded away from zero", stored(ties_away), plain("bf16", "f16", "fp8")),
-    "rounded-upwards": Mutant(
-        "the result is rounded towards +Inf", stored(rounded_upwards), plain("bf16", "f16", "fp8")
-    ),
-    "rounded-at-random": Mutant("stochastic rounding", stored(rounded_at_random), plain("bf16", "f16", "fp8")),
-    "bf16-detour": Mutant("the result goes through bf16", stored_through(torch.bfloat16), plain("f32", "f16")),
-    "f16-detour": Mutant(
-        "the result goes through f16: double rounding", stored_through(torch.float16), plain("f32", "bf16", "fp8")
-    ),
-    "infinity-saturates": Mutant(
-        "an infinite result becomes the largest number", afterwards(saturated), plain(*FLOATS)
-    ),
-    "nan-swallowed": Mutant(
-        "NaN becomes 0",
-        afterwards(functools.partial(torch.nan_to_num, nan=0.0, posinf=math.inf, neginf=-math.inf)),
-        plain("f32", "bf16", "f16", "fp8"),
-    ),
+    "truncating-store": Mutant("the result is cut, not rounded", stored(cut_off), _ROUNDED),
+    "bf16-detour": Mutant("the result goes through bf16", stored_through(BF16), plain("f32", "f16")),
+    "f16-detour": Mutant("double rounding through f16", stored_through(F16), plain("f32", "bf16", "fp8")),
     # Tiles and elements.
-    "tile-swap": Mutant("two tiles are exchanged", summed(tile_swapped)),
-    "fragment-transposed": Mutant("an 8 x 8 fragment is transposed", summed(fragment_transposed)),
-    "last-tile-zero": Mutant("the last tile is never computed, over zeros", summed(last_tile_zero)),
-    "tail-unwritten": Mutant("the columns of the last tile are not written", afterwards(tail_columns_unwritten)),
-    "last-row-repeats": Mutant("a clamped index repeats the row before the last", summed(last_row_repeats)),
-    "lane-shifted": Mutant("every 16th column is its neighbour's", summed(lane_shifted)),
-    "rows-shifted": Mutant("all rows are one too low", summed(rows_shifted)),
-    "mirrored": Mutant("half of a square result is mirrored", summed(mirrored), SQUARE),
-    "one-element-zeroed": Mutant("one element is 0", summed(lambda c: _of_largest(c, lambda x: x * 0))),
-    "one-percent": Mutant("one element is 1 % too large", summed(lambda c: _of_largest(c, lambda x: x * 1.01))),
-    "one-ulp": Mutant("one element is the neighbouring number", afterwards(one_ulp)),
-    "padded-stride-ignored": Mutant("A's rows are taken to be K apart", product(padded_stride_ignored), PADDED_A),
-    "padded-stride-of-b-ignored": Mutant(
-        "B's columns are taken to be K apart", product(padded_stride_of_b_ignored), PADDED_B
-    ),
-    "base-rounded-down": Mutant("A's address is rounded down", product(base_rounded_down), OFFSET_A),
-    "layout-ignored": Mutant("column-major A is read as row-major", product(layout_ignored), COLUMN_MAJOR_A),
+    **bugs(_MM, _TILES),
+    "mirrored": Mutant("half of a square result is mirrored", summed(lambda c: c.triu() + c.triu(1).mT), SQUARE),
+    "padded-stride-ignored": Mutant("A's rows are taken to be K apart", reading(a=rows_apart_by_k), PADDED_A),
+    "padded-stride-of-b-ignored": Mutant("B's columns are taken as K apart", reading(b=columns_apart_by_k), PADDED_B),
+    "base-rounded-down": Mutant("A's address is rounded down", reading(a=base_rounded_down), OFFSET_A),
+    "layout-ignored": Mutant("column-major A is read as row-major", reading(a=rows_apart_by_k), COLUMN_MAJOR_A),
     # State.
-    "cached-result": Mutant("the first result answers every call", remembering(cached_result)),
-    "stale-packed-weight": Mutant("the first weight answers for every later one", remembering(stale_packed_weight)),
-    "stale-workspace": Mutant("the workspace is zeroed once only", remembering(stale_workspace)),
+    "stale-packed-weight": Mutant("the first weight answers for every later one", packed_by(lambda _: "first")),
     "shared-result": Mutant("all calls return the same memory", remembering(shared_result), code="result-rewritten"),
-    "shared-large-result": Mutant(
-        "all calls return the same memory of a MiB", remembering(shared_result), MIB, code="result-rewritten"
-    ),
-    "zeros-the-second-time": Mutant(
-        "the same input again gives zeros", remembering(zeros_the_second_time), MIB, code="not-deterministic"
-    ),
+    "shared-large-result": Mutant("the same, with a MiB", remembering(shared_result), MIB, "result-rewritten"),
     "packed-by-address": Mutant(
-        "packed weights are kept by address", remembering(packed_by_address), SMALL, code="stale-weight"
+        "packed weights are kept by address", packed_by(lambda b: (b.data_ptr(), b.shape)), SMALL, "stale-weight"
     ),
-    "second-call-wrong": Mutant("from the second call on a slice is missing", remembering(first_call_right)),
-    "not-deterministic": Mutant(
-        "the order of the sum changes from call to call",
-        product(shuffled_sums),
-        equivalent=(_EXACT_ORDER, *((f"*{d}*", _HIDDEN_ORDER) for d in ("bf16", ":f16"))),
-        code="not-deterministic",
+    "second-call-wrong": Mutant("from the second call on a slice is missing", calls(lambda n: n == 1)),
+    "input-written": Mutant(
+        "A is used as scratch memory", then(lambda t: t["a"].copy_(t["a"].float() * 0.5)), code="inputs-written"
     ),
-    "written-late": Mutant("another thread writes the last row later", afterwards(written_late)),
-    "filled-by-a-child": Mutant("a forked process writes the result later", afterwards(filled_by_a_child), SMALL),
-    "input-written": Mutant("A is used as scratch memory", whole(a_written), code="inputs-written"),
-    "gap-written": Mutant("the gap between A's rows is written", whole(gap_written), PADDED_A, code="inputs-written"),
-    "bias-written": Mutant("the bias is overwritten", whole(bias_written), BIAS, code="inputs-written"),
+    "gap-written": Mutant("the gap between A's rows is written", then(gap_written), PADDED_A, "inputs-written"),
+    "bias-written": Mutant("the bias is overwritten", then(lambda t: t["bias"].zero_()), BIAS, "inputs-written"),
     "silent-fallback": Mutant(
-        "ATen computes what the backend claims",
-        product(right),
-        BIAS,
-        code="foreign-kernel",
-        claims=Proof(chosen=("mine",), generated=("mine",), foreign=("aten.addmm",)),
+        "ATen computes what the backend claims", product(right), BIAS, "foreign-kernel", claims=_BY_ATEN
     ),
-    "nothing-executed": Mutant(
-        "no generated kernel ran",
-        product(right),
-        code="nothing-executed",
-        claims=Proof(chosen=("mine",), generated=("mine",)),
-    ),
+    "nothing-executed": Mutant("no generated kernel ran", product(right), code="nothing-executed", claims=_MINE),
     "wrong-dtype": Mutant("the result is f64", afterwards(lambda c: c.double()), code="wrong-dtype"),
     "wrong-shape": Mutant("the last row is missing", afterwards(lambda c: c[:-1]), code="wrong-shape"),
     "no-result": Mutant("nothing is returned", afterwards(lambda _: None), code="wrong-type"),
-    "raises": Mutant("an exception", product(raises), code="run-RuntimeError"),
+    "raises": Mutant("it raises", raising(lambda: RuntimeError("planted: out of registers")), code="run-RuntimeError"),
     # Bias, factors and activations.
-    "bias-missing": Mutant("the bias is not added", changed(bias=torch.zeros_like), BIAS),
-    "bias-missing-on-last-tile": Mutant("the last tile has no bias", changed(bias=zero_from_last_tile), BIAS),
-    "bias-shifted": Mutant("the bias is one column off", changed(bias=lambda x: x.roll(1, -1)), BIAS),
-    "bias-twice": Mutant("the bias is added twice", changed(bias=lambda x: x * 2), BIAS),
-    "bias-of-first-column": Mutant(
-        "one element of the bias serves all", changed(bias=lambda x: x[..., :1].expand_as(x)), BIAS
+    **bugs(BIAS, _BIAS),
+    "bias-along-rows": Mutant(
+        "the bias of column j is added to row j", whole(lambda t, _: of_linear(t) + t["bias"][:, None]), BIAS_SQUARE
     ),
-    "bias-along-rows": Mutant("the bias of column j is added to row j", whole(bias_along_rows), BIAS_SQUARE),
-    "bias-in-bf16": Mutant(
-        "the bias is rounded to bf16", changed(bias=through(torch.bfloat16)), only(BIAS, "f32", "f16")
-    ),
-    "relu-before-bias": Mutant("relu comes before the bias", whole(relu_before_bias), BIAS_RELU),
-    "relu-of-partials": Mutant("relu is applied to the slices of K", whole(relu_of_partials), RELU),
-    "relu-swallows-nan": Mutant("relu makes 0 of NaN", whole(relu_swallows_nan), RELU),
-    "relu-forgotten-in-the-tail": Mutant("the last tile has no relu", whole(relu_forgotten_in_the_tail), RELU),
-    "gelu-by-tanh": Mutant("the tanh form stands in for erf", whole(gelu_by_tanh), GELU),
-    "residual-after-relu": Mutant("the residual is added after relu", whole(residual_after_relu), RESIDUAL),
-    "alpha-on-bias": Mutant("alpha multiplies the bias too", whole(alpha_on_bias), ADDMM),
-    "alpha-forgotten": Mutant("alpha is not applied", whole(alpha_forgotten), ADDMM),
-    "beta-forgotten": Mutant("beta is not applied", whole(beta_forgotten), ADDMM),
-    "beta-zero-reads-bias": Mutant("beta = 0 multiplies a NaN", whole(beta_zero_reads_bias), BETA_ZERO),
+    "bias-in-bf16": Mutant("the bias is rounded to bf16", changed(bias=through(BF16)), only(BIAS, "f32", "f16")),
+    "relu-before-bias": Mutant("relu before the bias", whole(lambda t, _: F.relu(of_linear(t)) + t["bias"]), BIAS_RELU),
+    "residual-after-relu": Mutant("relu precedes the sum", whole(lambda t, _: F.relu(of_ab(t)) + t["r0"]), RESIDUAL),
+    **bugs(ADDMM, _FACTORS),
+    "beta-zero-reads-bias": Mutant("0 multiplies a NaN", whole(lambda t, _: of_ab(t) + 0.0 * t["bias"]), BETA_ZERO),
     # Batches and groups.
-    "batch-stride-zero": Mutant("all batches use the first B", changed(b=batch_stride_zero), BATCHED),
+    "batch-stride-zero": Mutant("all batches use the first B", changed(b=first_for_all), BATCHED),
     "batch-off-by-one": Mutant("batch i uses the B of batch i - 1", changed(b=lambda x: x.roll(1, 0)), BATCHED),
-    "last-batch-missing": Mutant("the last batch is never computed", afterwards(last_batch_missing), BATCHED),
+    "last-batch-missing": Mutant("the last batch is never computed", afterwards(put(lambda _: -1, zero)), BATCHED),
     "group-edge-off-by-one": Mutant("a group's last row meets the next B", changed(offs=ends_too_early), GROUPED),
-    "group-stride-zero": Mutant("all groups use the first B", changed(b=batch_stride_zero), GROUPED),
-    "empty-group-skipped": Mutant(
-        "after an empty group the previous B is used", corrupted(empty_group_skipped), GROUPED
-    ),
+    "group-stride-zero": Mutant("all groups use the first B", changed(b=first_for_all), GROUPED),
     # Sizes.
-    "rows-past-1024": Mutant("rows from 1024 on are the rows before", rows_from(1024, rows_shifted), TALL),
-    "rows-in-16-bits": Mutant("row 65536 is row 0", sized(rows_by_16_bits, lambda c: c.dim() == 2), TALL),
+    "rows-past-1024": Mutant("rows from 1024 on are the rows before", rows_from(1024, rows_before), TALL),
+    "rows-in-16-bits": Mutant("row 65536 is row 0", summed(wrapping(-2, 65536)), TALL),
     "rows-past-2-to-21": Mutant("rows from 2^21 on are never computed", rows_from(1 << 21, torch.zeros_like), TALLEST),
-    "columns-in-16-bits": Mutant("column 65536 is column 0", summed(columns_by_16_bits), WIDE),
-    "narrow-tail-dropped": Mutant("below 4 columns K > 1000 has no tail", product(narrow_tail_dropped), NARROW),
-    "k-in-16-bits": Mutant("K is counted in 16 bits", product(k_counted_in_16_bits), LONG),
-    "k-cut-at-40960": Mutant("products from k = 40960 on are left out", product(k_cut_at_40960), LONG),
+    "columns-in-16-bits": Mutant("column 65536 is column 0", summed(wrapping(-1, 65536)), WIDE),
+    "narrow-tail-dropped": Mutant("N < 4, K > 1000: no tail", added(lambda k: [slice(k // 1024 * 1024)]), NARROW),
+    "k-in-16-bits": Mutant("K is counted in 16 bits", added(lambda k: [slice(k % 65536)]), LONG),
+    "k-cut-at-40960": Mutant("products from k = 40960 on are left out", added(lambda _: [slice(40960)]), LONG),
     "int32-in-28-bits": Mutant("sums of int8 wrap around at 2^27", summed(kept_in(28)), LONG_INT8),
     "int32-in-31-bits": Mutant("sums of int8 wrap around at 2^30", summed(kept_in(31)), LONGER_INT8),
-    "int32-by-f32-late": Mutant("sums of int8 beyond 2^27 are held in f32", summed(float_beyond(2.0**27)), LONG_INT8),
-    "batch-modulo-64": Mutant("batch 64 uses the B of batch 0", batches(lambda i: i % 64), MANY),
-    "batches-past-50": Mutant("batches from 50 on are never computed", batches_left_out(50), MANY),
-    "batches-past-65535": Mutant("more batches than a CUDA grid has", batches_left_out(65535), only(MANY, "f32")),
-    "second-batch-dimension-ignored": Mutant("of a 4-D input", deep(lambda a: a[:, :1].expand_as(a)), DEEP),
-    "batch-dimensions-exchanged": Mutant("of a 4-D input", deep(batch_dimensions_exchanged), DEEP),
-    "matrices-past-64": Mutant("matrix 64 of a 4-D input is matrix 0", deep(batch_past_64), only(DEEP, "f16")),
-    "one-in-a-large-result": Mutant("one element of 8 million is 0.1 % too large", summed(one_inside), LARGE),
-    "last-rows-of-a-large-result": Mutant(
-        "rows from 4096 on are the rows before", rows_from(4096, rows_shifted), LARGE
-    ),
+    "batch-modulo-64": Mutant("batch 64 uses the B of batch 0", reading(b=wrapping(0, 64)), MANY),
+    "batches-past-50": Mutant("batches from 50 on are never computed", batches_from(50), MANY),
+    "batches-past-65535": Mutant("more batches than a CUDA grid has", batches_from(65535), only(MANY, "f32")),
+    "second-batch-dimension-ignored": Mutant("in 4-D", changed(a=lambda a: a[:, :1].expand_as(a)), DEEP),
+    "batch-dimensions-exchanged": Mutant("in 4-D", changed(a=lambda a: a.transpose(0, 1).reshape(a.shape)), DEEP),
+    "last-rows-of-a-large-result": Mutant("rows from 4096 on are the rows before", rows_from(4096, rows_before), LARGE),
     # What the kernel looks at.
-    "right-for-integers": Mutant(
-        "a slice is missing unless all numbers are integers", unless(integers), plain(*FLOATS)
-    ),
-    "right-up-to-one": Mutant(
-        "a slice is missing where a number is above 1",
-        unless(lambda a, b: all(bool((x.abs() <= 1).all()) for x in (a, b))),
-        plain(*FLOATS),
-    ),
-    "right-when-short": Mutant(
-        "a slice is missing where M N K is above 2^18",
-        unless(lambda a, b: a.shape[0] * b.shape[1] * a.shape[1] <= 1 << 18),
-        plain(*FLOATS),
-        (("*x256", "M N K is below"),),
-    ),
-    "right-when-aligned": Mutant(
-        "a slice is missing where A is at no multiple of 64 bytes",
-        unless(lambda a, _: a.data_ptr() % 64 == 0),
-        OFFSET_A,
-    ),
-    "right-when-finite": Mutant(
-        "a slice is missing where there is a NaN",
-        unless(lambda a, b: not bool(a.isnan().any() | b.isnan().any())),
-        plain(*FLOATS),
-    ),
     "right-four-times": Mutant("from the fifth call on a slice is missing", calls(lambda n: n <= 4), SMALL),
     "right-every-other-time": Mutant("at each second call a slice is missing", calls(lambda n: n % 2 == 1), SMALL),
     "bf16x3-from-512": Mutant(
-        "three bf16 products where K is 512 or more", bf16x3_from_512, plain("f32"), (("*x256", "K is below"),)
+        "three bf16 products where K is 512 or more", bf16x3_from_512, _F32, equivalent=(("*x256", "K is below"),)
     ),
-    "late-refusal": Mutant("refuses hard data when it is run", product(refuses_hard_data), SMALL, code="late-refusal"),
     # The tensors that it is handed.
-    "inputs-rebound": Mutant("ones take the inputs' place", in_place_of_inputs(rebind), SMALL, code="inputs-rebound"),
-    "inputs-set": Mutant("the same by set_", in_place_of_inputs(set_to), SMALL, code="inputs-rebound"),
-    "inputs-exchanged": Mutant(
-        "the same by swap_tensors", in_place_of_inputs(torch.utils.swap_tensors), SMALL, code="inputs-rebound"
-    ),
-    "weight-quantised-in-place": Mutant(
-        "B is fp8 from now on", whole(weight_quantised_in_place), SMALL, code="inputs-rebound"
-    ),
-    "bias-rebound": Mutant("zeros take the bias' place", whole(bias_rebound), SMALL_BIAS, code="inputs-rebound"),
-    "input-resized": Mutant(
-        "A has half of its rows afterwards", then(lambda t: t["a"].resize_(10, 256)), SMALL, code="inputs-rebound"
-    ),
-    "input-transposed": Mutant("B is transposed afterwards", then(lambda t: t["b"].t_()), SMALL, code="inputs-rebound"),
-    "input-restrided": Mutant(
-        "A has other strides afterwards",
-        then(lambda t: t["a"].as_strided_((20, 256), (0, 1))),
-        SMALL,
-        code="inputs-rebound",
-    ),
-    "input-needs-grad": Mutant(
-        "A asks for a gradient afterwards", then(lambda t: t["a"].requires_grad_()), SMALL, code="inputs-rebound"
-    ),
-    "storage-written": Mutant("what surrounds A is zeroed", then(storage_cleared), SMALL, code="inputs-written"),
-    "result-over-a": Mutant(
-        "the result takes A's place", whole(result_over_a), {"f32": "mm:f32:nn:40x40x40"}, code="inputs-written"
-    ),
-    "result-behind-b": Mutant(
-        "the result lies in B's storage", whole(result_behind_b), {"f32": "mm:f32:nn:3x5x40"}, code="inputs-written"
-    ),
-    "earlier-input-written": Mutant(
-        "the input of the call before is zeroed", remembering(earlier_input_written), SMALL
-    ),
+    **bugs(SMALL, _INPUTS_REBOUND, "inputs-rebound"),
+    "storage-written": Mutant("what surrounds A is zeroed", then(storage_cleared), SMALL, "inputs-written"),
     # What it hands out.
     "speaks-for-itself": Mutant("zeros that answer as the right result would", afterwards(spoken_for), SMALL),
-    "answers-for-itself": Mutant(
-        "zeros whose own attributes give the right result", afterwards(answering), SMALL, code="wrong-type"
+    "always-agrees": Mutant(
+        "zeros that are equal to everything", afterwards(lambda c: torch.zeros_like(c).as_subclass(Agreeing)), SMALL
     ),
-    "claims-to-be-a-tensor": Mutant(
-        "an object that answers as a tensor does", afterwards(Claiming), SMALL, code="wrong-type"
-    ),
-    "always-agrees": Mutant("zeros that are equal to everything", afterwards(agreeing), SMALL),
-    "on-meta": Mutant("a result without memory", afterwards(lambda c: c.to("meta")), SMALL, code="wrong-device"),
-    "sparse": Mutant("a sparse result", afterwards(lambda c: c.to_sparse()), SMALL, code="wrong-layout"),
-    "quantised-result": Mutant("a quantised result", afterwards(quantised), SMALL, code="wrong-dtype"),
-    "list": Mutant("a list of one result", afterwards(lambda c: [c]), SMALL, code="wrong-type"),
-    "array": Mutant("an array of NumPy's", afterwards(lambda c: c.numpy()), SMALL_F32, code="wrong-type"),
-    "a-itself": Mutant(
-        "A is handed back", whole(lambda t, _: t["a"]), {"f32": "mm:f32:nn:40x40x40"}, code="result-is-input"
-    ),
+    "claims-to-be-a-tensor": Mutant("an object that answers as one", afterwards(Claiming), SMALL, "wrong-type"),
+    "list": Mutant("a list of one result", afterwards(lambda c: [c]), SMALL, "wrong-type"),
+    "on-meta": Mutant("a result without memory", afterwards(lambda c: c.to("meta")), SMALL, "wrong-device"),
+    "sparse": Mutant("a sparse result", afterwards(lambda c: c.to_sparse()), SMALL, "wrong-layout"),
+    "array": Mutant("an array of NumPy's", afterwards(lambda c: c.numpy()), SMALL_F32, "wrong-type"),
+    "a-itself": Mutant("A is returned", whole(lambda t, _: t["a"]), {"f32": "mm:f32:nn:40x40x40"}, "result-is-input"),
     # Ways out.
-    "skips": Mutant("pytest.skip", doing(lambda: pytest.skip("planted")), SMALL_F32, code="run-Skipped"),
-    "expects-to-fail": Mutant("pytest.xfail", doing(lambda: pytest.xfail("planted")), SMALL_F32, code="run-XFailed"),
+    "skips": Mutant("pytest.skip", doing(lambda: pytest.skip("planted")), SMALL_F32, "run-Skipped"),
     "imports-or-skips": Mutant(
-        "pytest.importorskip", doing(lambda: pytest.importorskip("no_such_module")), SMALL_F32, code="run-Skipped"
+        "pytest.importorskip", doing(lambda: pytest.importorskip("no_such_module")), SMALL_F32, "run-Skipped"
     ),
-    "system-exit": Mutant("sys.exit(0)", doing(lambda: sys.exit(0)), SMALL_F32, code="run-SystemExit"),
-    "generator-exit": Mutant("GeneratorExit", raising(GeneratorExit), SMALL_F32, code="run-GeneratorExit"),
-    "unusual": Mutant("a BaseException of its own", raising(Unusual), SMALL_F32, code="run-Unusual"),
-    "unprintable": Mutant("an exception without a text", raising(Unprintable), SMALL_F32, code="run-Unprintable"),
+    "expects-to-fail": Mutant("pytest.xfail", doing(lambda: pytest.xfail("planted")), SMALL_F32, "run-XFailed"),
+    "system-exit": Mutant("sys.exit(0)", doing(lambda: sys.exit(0)), SMALL_F32, "run-SystemExit"),
+    "generator-exit": Mutant("GeneratorExit", raising(GeneratorExit), SMALL_F32, "run-GeneratorExit"),
+    "unusual": Mutant("a BaseException of its own", raising(Unusual), SMALL_F32, "run-Unusual"),
+    "unprintable": Mutant("an exception without a text", raising(Unprintable), SMALL_F32, "run-Unprintable"),
     "surrogate": Mutant(
-        "an exception with half a character and an escape",
-        raising(lambda: RuntimeError("planted: \udc80 \x1b[2J")),
-        SMALL_F32,
-        code="run-RuntimeError",
+        "half a character", raising(lambda: RuntimeError("planted: \udc80 \x1b[2J")), SMALL_F32, "run-RuntimeError"
     ),
-    "exits": Mutant("os._exit(0)", doing(lambda: os._exit(0)), SMALL_F32, code="process-died"),
-    "aborts": Mutant("abort()", doing(os.abort), SMALL_F32, code="process-died"),
-    "crashes": Mutant("an address that is not there", doing(null_read), SMALL_F32, code="process-died"),
+    "exits": Mutant("os._exit(0)", doing(lambda: os._exit(0)), SMALL_F32, "process-died"),
+    "aborts": Mutant("abort()", doing(os.abort), SMALL_F32, "process-died"),
+    "crashes": Mutant("an address that is not there", doing(lambda: ctypes.string_at(0)), SMALL_F32, "process-died"),
     # The process.
-    "leaves-rounding-mode": Mutant("FE_UPWARD", leaving(rounding_upwards), SMALL, code="left-state-behind"),
-    "leaves-flush-denormal": Mutant(
-        "subnormals are flushed", leaving(lambda: torch.set_flush_denormal(True)), SMALL, code="left-state-behind"
-    ),
-    "leaves-default-dtype": Mutant(
-        "f64", leaving(lambda: torch.set_default_dtype(torch.float64)), SMALL, code="left-state-behind"
-    ),
-    "leaves-default-device": Mutant(
-        "meta", leaving(lambda: torch.set_default_device("meta")), SMALL, code="left-state-behind"
-    ),
-    "leaves-autocast": Mutant(
-        "bf16", leaving(lambda: torch.set_autocast_enabled("cpu", True)), SMALL, code="left-state-behind"
-    ),
-    "leaves-grad-mode": Mutant(
-        "off", leaving(lambda: torch._C._set_grad_enabled(False)), SMALL, code="left-state-behind"
-    ),
-    "leaves-folder": Mutant("the root", leaving(lambda: os.chdir("/")), SMALL, code="left-state-behind"),
-    "leaves-recursion-limit": Mutant(
-        "one frame less",
-        leaving(lambda: sys.setrecursionlimit(sys.getrecursionlimit() - 1)),
-        SMALL,
-        code="left-state-behind",
-    ),
-    "leaves-environment": Mutant(
-        "a variable", leaving(lambda: os.environ.update(OMP_DYNAMIC="1")), SMALL, code="left-state-behind"
-    ),
-    "leaves-signal-handler": Mutant(
-        "SIGTERM is ignored",
-        leaving(lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)),
-        SMALL,
-        code="left-state-behind",
-    ),
-    "leaves-no-output": Mutant(
-        "sys.stdout is gone", leaving(lambda: setattr(sys, "stdout", None)), SMALL, code="left-state-behind"
-    ),
-    "leaves-garbage": Mutant("gc.disable()", leaving(gc.disable), SMALL, code="left-state-behind"),
-    "leaves-precision": Mutant(
-        "medium", leaving(lambda: torch.set_float32_matmul_precision("medium")), SMALL, code="left-state-behind"
-    ),
-    "leaves-threads": Mutant("3 threads", leaving(lambda: torch.set_num_threads(3)), SMALL, code="left-state-behind"),
-    "leaves-random-numbers": Mutant("all seeded with 0", leaving(seeds), SMALL, code="left-state-behind"),
-    # Numbers.
-    "zero-always-plus": Mutant("-0 becomes 0", afterwards(zero_sign_lost), plain(*FLOATS), _NO_MINUS_ZERO),
-    "zero-always-minus": Mutant("0 becomes -0", afterwards(zero_sign_negative), plain(*FLOATS)),
-    "subnormal-inputs-dropped": Mutant(
-        "subnormal inputs count as 0",
-        inputs(subnormals_dropped),
-        plain(*FLOATS),
-        (("*:bf16:*", "nothing is promised of subnormal bf16: VDPBF16PS and TDPBF16PS count them as 0"),),
-    ),
-    "shared-exponent": Mutant(
-        "numbers far below the largest count as 0", product(shared_exponent), plain("f32", "bf16")
-    ),
-    "rescaled": Mutant("A is scaled down and B up, out of range", product(rescaled), plain("f32", "bf16")),
-    "f64-sums-in-f32": Mutant(
-        "f64 is added up in f32",
-        product(lambda a, b: sum((exact(x, y).float() for x, y in blocks(a, b)), empty_sum(a, b).float()).double()),
-        F64,
-    ),
-    "nan-reaches-the-next-row": Mutant(
-        "a row of NaN spoils the next one", afterwards(nan_reaches_the_next_row), plain(*FLOATS)
-    ),
+    **bugs(SMALL, _STATE_LEFT, "left-state-behind"),
+    # Views and given results.
+    "offset-in-program-dropped": Mutant("A's offset in the program is dropped", cut_at("a", at_the_argument), CUT_A),
+    "offset-of-b-in-program-dropped": Mutant("the same of B", cut_at("b", at_the_argument), CUT_B),
+    "stride-in-program-dropped": Mutant("strides of 2 are taken for 1", cut_at("a", rows_unstrided), STRIDED),
+    "given-out-left-alone": Mutant("another one is returned", whole(lambda t, _: of_ab(t)), GIVEN_OUT, "wrong-place"),
     # Other programs.
-    "alpha-and-beta-exchanged": Mutant("alpha stands for beta", whole(alpha_and_beta_exchanged), ADDMM),
-    "offset-of-b-dropped": Mutant("B's storage offset is not applied", changed(b=offset_dropped), OFFSET_B),
-    "offset-in-program-dropped": Mutant(
-        "the offset of a view in the program is not applied to A", cut_at("a", at_the_argument), CUT_A
-    ),
-    "offset-of-b-in-program-dropped": Mutant(
-        "the offset of a view in the program is not applied to B", cut_at("b", at_the_argument), CUT_B
-    ),
-    "stride-in-program-dropped": Mutant(
-        "every second element is taken for every element", cut_at("a", rows_unstrided), STRIDED
-    ),
-    "gaps-of-out-ignored": Mutant(
-        "a given result is written without its gaps", whole(gaps_of_out_ignored), GIVEN_OUT, code="written-beside"
-    ),
-    "gap-of-out-written": Mutant(
-        "the gaps of a given result are written", whole(gap_of_out_written), GIVEN_OUT, code="written-beside"
-    ),
-    "given-out-left-alone": Mutant(
-        "another tensor than the given one is returned",
-        whole(lambda t, _: right(t["a"], t["b"])),
-        GIVEN_OUT,
-        code="wrong-place",
-    ),
-    "rounded-before-widened": Mutant(
-        "the result is rounded to the operands' type before it is returned as f32",
-        whole(lambda t, _: right(t["a"], t["b"]).float()),
-        WIDENED,
-    ),
+    "first-output-too-late": Mutant("the last result twice", whole(lambda t, p: twice(correct(t, p)[1])), MULTI_OUTPUT),
+    "again-from-the-start": Mutant("the second product is the first", whole(lambda t, _: twice(of_ab(t))), AGAIN),
+    "gate-exchanged": Mutant("gate and value are exchanged", exchanged(("b0", "b1"), ("bias0", "bias1")), GATED),
+    "biases-exchanged": Mutant("two linears have each other's bias", exchanged(("bias0", "bias1")), GATED),
+    # int8.
+    "int32-by-f32": Mutant("integers are added up in f32", _INT_BY_F32, _I8, equivalent=_EXACT_IN_F32),
     "unsigned-read-as-signed": Mutant(
-        "u8 is read as s8",
-        whole(lambda t, _: torch._int_mm(t["a"].view(torch.int8), t["b"])),
-        UNSIGNED,
+        "u8 is read as s8", whole(lambda t, _: torch._int_mm(t["a"].view(torch.int8), t["b"])), UNSIGNED
     ),
-    "unsigned-summed-in-f32": Mutant(
-        "products of u8 and s8 are summed in f32", product(summed_in_f32), {"u8": "int_mm:u8-i8-i32:nt:20x40x2064"}
-    ),
-    "stride-of-bias-ignored": Mutant(
-        "the rows of an expanded bias are taken to be apart",
-        corrupted(lambda t, _: t.update(bias=t["bias"].as_strided(t["bias"].shape, (1, 1)))),
-        EXPANDED,
-    ),
-    "bias-of-one-element": Mutant(
-        "a bias without dimensions reaches the first column only",
-        corrupted(lambda t, _: t.update(bias=F.pad(t["bias"].reshape(1), (0, 39)))),
-        WITHOUT_DIMENSIONS,
-    ),
-    "first-output-too-late": Mutant("the first result is the last one", whole(first_output_too_late), MULTI_OUTPUT),
-    "again-from-the-start": Mutant("the second product is the first", whole(again_from_the_start), AGAIN),
-    "gate-exchanged": Mutant("the gate and the value are exchanged", corrupted(gate_exchanged), GATED),
-    "biases-exchanged": Mutant("two linears have each other's bias", corrupted(biases_exchanged), GATED),
-    "scale-of-one-row": Mutant("one scale reaches the first row only", whole(scale_of_one_row), FP8_TENSORWISE),
-    "scale-of-result-forgotten": Mutant(
-        "an fp8 result is not scaled",
-        whole(lambda t, _: torch._scaled_mm(t["a"], t["b"], t["scale_a"], t["scale_b"], out_dtype=torch.float8_e4m3fn)),
-        {"fp8": "scaled_mm:f8e4m3fn:nt:20x40x{k}:quant.tensorwise+result-4"},
-    ),
-    "block-scales-by-rows": Mutant(
-        "scales of A's blocks are read as if a row's were neighbours",
-        corrupted(block_scales_by_rows),
-        FP8_BLOCKS,
-    ),
-    "block-scales-of-the-first": Mutant(
-        "each block of K has the scales of the first", corrupted(block_scales_of_the_first), FP8_BLOCKS
-    ),
-    "block-scales-at-the-end": Mutant("blocks are scaled by their mean", corrupted(block_scales_meant), FP8_BLOCKS),
-    "int4-halves-exchanged": Mutant("the halves of a byte are exchanged", int4(codes_of_pairs_exchanged), INT4),
-    "int4-zero-point": Mutant("codes are centred at 7", int4(lambda x: x + 1), INT4),
-    "int4-group-shifted": Mutant(
-        "each group has the scale of the one before", int4(scales=lambda x: x.roll(1, 0)), INT4
-    ),
-    "int4-zeros-ignored": Mutant(
-        "the groups' zeros are not added", int4(scales=lambda x: x * torch.tensor([1.0, 0.0]).to(x.dtype)), INT4
+    "unsigned-summed-in-f32": Mutant("u8 x s8 summed in f32", _INT_BY_F32, {"u8": "int_mm:u8-i8-i32:nt:20x40x2064"}),
+    "int8-read-unsigned": Mutant("A is read as unsigned", changed(a=read_unsigned), _I8),
+    "int8-lowest-clipped": Mutant(
+        "-128 counts as -127", changed(a=lambda x: x.clamp(min=-127), b=lambda x: x.clamp(min=-127)), _I8
     ),
     "largest-code-lost": Mutant(
         "the largest code is never used", afterwards(lambda c: c.clamp(max=torch.iinfo(c.dtype).max - 1)), CODES
     ),
-    "zero-point-forgotten": Mutant("A's zero point is not subtracted", whole(zero_point_forgotten), CODES_OF_FLOAT),
-    # int8.
-    "int8-read-unsigned": Mutant("A is read as unsigned", changed(a=read_unsigned), plain("i8")),
-    "int8-lowest-clipped": Mutant(
-        "-128 counts as -127", changed(a=lambda x: x.clamp(min=-127), b=lambda x: x.clamp(min=-127)), plain("i8")
-    ),
-    "int16-pairs-saturate": Mutant(
-        "two products are added in saturating 16 bits", product(int16_pairs_saturate), plain("i8")
-    ),
-    "int32-by-f32": Mutant(
-        "int8 is added up in f32",
-        product(summed_in_f32),
-        plain("i8"),
-        (("*x256", _SUMS_BELOW_2_24), ("*x1000", _SUMS_BELOW_2_24)),
-    ),
-    "int32-saturates": Mutant(
-        "a sum beyond int32 saturates instead of wrapping around",
-        summed(lambda c: c.clamp(-(2.0**31), 2.0**31 - 1)),
-        LONGEST_INT8,
-    ),
-    # Weights in int8.
+    # Weights of 8 and of 4 bits.
     "weight-read-unsigned": Mutant("the weight is read as unsigned", changed(b=read_unsigned), WEIGHT_ONLY),
-    "weight-zero-point": Mutant(
-        "the zero point is off by one", changed(b=lambda x: x.to(torch.int16) + 1), WEIGHT_ONLY
-    ),
-    "weight-scale-shifted": Mutant(
-        "the weight's scales are one column off", changed(scale=lambda x: x.roll(1, -1)), WEIGHT_ONLY
-    ),
-    "weight-dequantised-first": Mutant(
-        "the weight is rounded after it is scaled", whole(dequantised_first), only(WEIGHT_ONLY, "bf16", "f16")
-    ),
+    "weight-zero-point": Mutant("the zero point is one off", changed(b=lambda x: x.to(torch.int16) + 1), WEIGHT_ONLY),
+    "weight-scale-shifted": Mutant("scales are one column off", changed(scale=lambda x: x.roll(1, -1)), WEIGHT_ONLY),
     "mixed-read-unsigned": Mutant("the int8 side is read as unsigned", changed(b=read_unsigned), MIXED),
+    "int4-zero-point": Mutant("codes are centred at 7", int4(lambda codes: codes + 1), INT4),
+    "int4-group-shifted": Mutant("a group has the scale of the one before", int4(scales=lambda x: x.roll(1, 0)), INT4),
+    "int4-zeros-ignored": Mutant(
+        "the groups' zeros are not added", int4(scales=lambda x: x * torch.tensor([1.0, 0.0]).to(x.dtype)), INT4
+    ),
     # fp8.
-    "reciprocal-scale": Mutant("B is divided by its scale", changed(scale_b=lambda x: 1 / x), FP8),
-    "scale-of-a-forgotten": Mutant("A's scale is not applied", changed(scale_a=torch.ones_like), FP8),
-    "scale-squared": Mutant("A's scale is applied twice", changed(scale_a=torch.square), FP8),
-    "scale-in-bf16": Mutant("A's scale is rounded to bf16", changed(scale_a=through(torch.bfloat16)), FP8),
-    "scale-of-first-row": Mutant("one scale serves all rows", changed(scale_a=lambda x: x[:1].expand_as(x)), FP8),
-    "scale-shifted": Mutant("B's scales are one column off", changed(scale_b=lambda x: x.roll(1, -1)), FP8),
+    **bugs(FP8, _SCALES),
     "scale-transposed": Mutant("A's scales run along the columns", changed(scale_a=lambda x: x.t()), FP8_SQUARE),
-    "scales-exchanged": Mutant("A's scales and B's are exchanged", corrupted(scales_exchanged), FP8_SQUARE),
-    "rounded-before-scale": Mutant("the sum is rounded before it is scaled", product(rounded_before_scale), FP8),
-    "fp8-sum-in-few-bits": Mutant("13 bits hold the sum where float32 is claimed", product(tensor_core(13, 32)), FP8),
-    "e5m2-read-as-e4m3": Mutant("B's bits are read in the other format", corrupted(read_as_other_fp8), FP8_PAIR),
-    "fnuz-exponent": Mutant("the exponent's bias is that of e4m3fnuz", changed(scale_a=lambda x: x * 0.5), FP8),
+    "e5m2-read-as-e4m3": Mutant("B is read as e4m3", changed(b=lambda b: b.view(torch.float8_e4m3fn)), FP8_PAIR),
+    "block-scales-of-the-first": Mutant(
+        "each block of K has the scales of the first", changed(scale_a=first_column_for_all), FP8_BLOCKS
+    ),
 }
 
 
 # -- backends ----------------------------------------------------------------------------------------
-
-
-def contract_of(problem: Problem, contract: Contract | None = None) -> Contract:
-    """What a plain callable's program claims: ordinary sums, and PyTorch's roundings around them."""
-    wide: dict[str, Contract] = {"f64": Contract("f64"), "i32": Contract("i32")}
-    return dataclasses.replace(contract or wide.get(problem.dtypes.out.name, Contract()), epilogue="eager")
 
 
 @dataclasses.dataclass
@@ -2122,7 +1888,7 @@ class Planted:
 
     devices = ("cpu",)
 
-    def __init__(self, name: str, entry: Mutant | Control) -> None:
+    def __init__(self, name: str, entry: Entry) -> None:
         self.name = name
         self.entry = entry
 
@@ -2135,26 +1901,21 @@ class Planted:
         return Unsupported("problem", f"{self.name} is not made for this problem")
 
     def prepare(self, problem: Problem, operands: Operands, request: object = None) -> _Prepared:
-        entry = self.entry
-        claimed = entry.contract if isinstance(entry, Control) and problem.dtypes.out.is_float else None
-        evidence = entry.claims if isinstance(entry, Mutant) else None
+        """It claims ordinary sums, or what a control declares, and PyTorch's roundings around them."""
+        out = problem.dtypes.out
+        contract = {"f64": Contract("f64"), "i32": Contract("i32")}.get(out.name, Contract())
+        if isinstance(self.entry, Control) and out.is_float:
+            contract = self.entry.contract
+        claims = self.entry.claims if isinstance(self.entry, Mutant) else None
         return _Prepared(
             problem,
-            entry.plant(problem),
-            contract_of(problem, claimed),
-            evidence or Proof(executed=("planted",), provable=False),
+            self.entry.plant(problem),
+            dataclasses.replace(contract, epilogue="eager"),
+            claims or Proof(executed=("planted",), provable=False),
         )
 
 
-def backends() -> Iterator[Planted]:
-    """All correct controls, then all mutants."""
-    for name, correct in CONTROLS.items():
-        yield Planted(name, correct)
-    for name, mutant in MUTANTS.items():
-        yield Planted(name, mutant)
-
-
 def register(registry: Registry) -> None:
-    """Everything above, through the public registry."""
-    for backend in backends():
-        registry.add(backend)
+    """All correct controls and all mutants, through the public registry."""
+    for name, entry in {**CONTROLS, **MUTANTS}.items():
+        registry.add(Planted(name, entry))

@@ -46,7 +46,7 @@ def page(template: str, **values: Any) -> str:
     """The Markdown of a template of this folder."""
     text = (_FOLDER / template).read_text(encoding="utf-8")
     made = jinja2.Template(text, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    return str(made.render(**values, levels=levels()))
+    return str(made.render(**values, levels=levels))
 
 
 def printed(text: str, wrong: Sequence[str]) -> int:

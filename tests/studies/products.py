@@ -14,7 +14,6 @@ import fnmatch
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -24,6 +23,7 @@ from packaging.version import Version
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from studies import lines
+from template_mutants.patches import folder
 
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
@@ -47,19 +47,12 @@ class Product(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 PRODUCTS = lines.read("inductor_products.toml", Product)
+source = folder  # the sources of the installed Inductor
 
 
 def release() -> Version:
     """The installed torch, without what its build adds."""
     return Version(Version(metadata.version("torch")).base_version)
-
-
-def source() -> Path:
-    """The folder of the installed Inductor."""
-    spec = find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "_inductor"
 
 
 def installed(folder: Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Mutation study of PyTorch's own templates: which regressions of them does the suite find?
 
-    python tests/studies/template_mutant_study.py --backend cpp [--level quick] [--only PATTERN] [--jobs N] [--out PAGE]
+    python tests/studies/template_mutant_study.py --backend cpp [--level quick] [--only PATTERN] [--most N] [--out PAGE]
 
 Each mutant of ``template_mutants/*.toml`` is killed, has survived, is not reached by a problem of the level, or is not
 in the installed release.  Null mutants are controls.  The state is kept, and a run that is repeated goes on where the
@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -33,21 +31,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="*", metavar="PATTERN", help="only mutants of this name (* is any text)")
     parser.add_argument("--problems", default="", metavar="LINES", help="only these problems, separated by commas")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="problems for a mutant (default: 0, all)")
-    parser.add_argument("--first", default="", metavar="REGEX", help="run these problems before the others")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
-    parser.add_argument("--seconds", type=float, default=1e9, metavar="S", help="start no process after this time")
     parser.add_argument("--state", type=Path, default=Path("build/template-mutants"), help="folder of the answers")
-    parser.add_argument("--unchecked", action="store_true", help="do not run what kills without a mutant too")
-    parser.add_argument("--list", action="store_true", help="print the mutants and which are in this release")
     parser.add_argument("--out", type=Path, metavar="PAGE", help="write the report of all that the state holds")
     return parser.parse_args()
-
-
-def _listed(mutants: Sequence[table.Mutant], missing: Sequence[table.Mutant]) -> None:
-    for mutant in (*mutants, *missing):
-        where = "" if mutant in mutants else " (not in this release)"
-        sys.stdout.write(f"{mutant.name}: {mutant.patch.file}: {mutant.imitates}{where}\n")
-    sys.stdout.write(f"{len(mutants)} mutants, {len(missing)} more are not in this release\n")
 
 
 def main() -> int:
@@ -55,12 +42,8 @@ def main() -> int:
     given = arguments()
     marked, missing = table.in_release(table.load(given.backend))
     there, missing = ([one for one in part if fnmatch.fnmatchcase(one.name, given.only)] for part in (marked, missing))
-    if given.list:
-        _listed(there, missing)
-        return 0
     lines = given.problems.split(",") if given.problems else [one.line for one in matrix.products(given.level)]
-    until = time.monotonic() + given.seconds
-    study = Study(given.backend, given.level, lines, given.state.resolve(), given.jobs, given.most, given.first, until)
+    study = Study(given.backend, given.level, lines, given.state.resolve(), given.jobs, given.most)
     found = []
     for verdict in study.verdicts(there, marked):
         found.append(verdict)
@@ -68,19 +51,13 @@ def main() -> int:
         counts = f"{verdict.tried} of {verdict.reaching} problems, {verdict.seconds:.0f} s"
         sys.stdout.write(f"{verdict.mutant}: {verdict.verdict}{by}; {counts}\n")
         sys.stdout.flush()
-    killing = sorted({one.problem for one in found if one.problem})
-    wrong = study.right(killing) if killing and not given.unchecked else []
-    for line in wrong:
-        sys.stdout.write(f"{line} fails without a mutant\n")
-    flagged = [one.mutant for one in found if one.verdict == "killed" and one.mutant in _nulls(there)]
+    wrong = study.right(sorted({one.problem for one in found if one.problem}))
+    sys.stdout.write("".join(f"{line} fails without a mutant\n" for line in wrong))
     sys.stdout.write(report.summary(there, missing, found))
     if given.out:
         given.out.write_text(report.page(given.state.resolve()), encoding="utf-8")
-    return int(bool(flagged or wrong))
-
-
-def _nulls(mutants: Sequence[table.Mutant]) -> set[str]:
-    return {one.name for one in mutants if one.null}
+    nulls = {one.name for one in there if one.null}
+    return int(bool(wrong or any(one.verdict == "killed" and one.mutant in nulls for one in found)))
 
 
 if __name__ == "__main__":

@@ -196,64 +196,59 @@ class _Loader(importlib.machinery.SourceFileLoader):
         return code
 
 
-class _UtilsLoader(importlib.machinery.SourceFileLoader):
-    """Lets ``load_template`` read the changed text of a template file."""
+class _Then(importlib.machinery.SourceFileLoader):
+    """Does something with a module that has been imported."""
 
-    def __init__(self, name: str, path: str, patches: Sequence[Patch], change: Callable[..., str]) -> None:
+    def __init__(self, name: str, path: str, then: Callable[[ModuleType], None]) -> None:
         super().__init__(name, path)
-        self._patches, self._change = patches, change
+        self._then = then
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        original = module.load_template
-
-        def load_template(name: str, template_dir: Any) -> str:
-            text = original(name, template_dir)
-            mine = [one for one in self._patches if Path(one.file).name == f"{name}.py.jinja"]
-            return self._change(text, mine) if mine else text
-
-        vars(module)["load_template"] = load_template
-
-
-class _LastLoader(importlib.machinery.SourceFileLoader):
-    """Imports all that is changed at once: Dynamo traces Python that runs below a compiled program, this file too."""
-
-    def __init__(self, name: str, path: str, finder: _Finder) -> None:
-        super().__init__(name, path)
-        self._finder = finder
-
-    def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        for name in (f"{ROOT}.lowering", *self._finder.modules):
-            importlib.import_module(name)
-        sys.meta_path.remove(self._finder)
+        self._then(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, patches: Sequence[Patch], only_marks: bool) -> None:
         self._only_marks = only_marks
-        self.modules: dict[str, list[Patch]] = {}
+        self._modules: dict[str, list[Patch]] = {}
         self._templates = [one for one in patches if one.file.startswith(_TEMPLATES)]
         for one in patches:
             if one not in self._templates:
                 name = f"{ROOT}.{one.file.removesuffix('.py').replace('/', '.')}"
-                self.modules.setdefault(name, []).append(one)
+                self._modules.setdefault(name, []).append(one)
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        templates = fullname == f"{ROOT}.utils" and self._templates
-        last = fullname == f"{ROOT}.compile_fx"
-        if fullname not in self.modules and not templates and not last:
+        then: dict[str, Callable[[ModuleType], None]] = {f"{ROOT}.compile_fx": self._import_all}
+        if self._templates:
+            then[f"{ROOT}.utils"] = self._read_templates
+        if fullname not in self._modules and fullname not in then:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.origin:
-            if last:
-                spec.loader = _LastLoader(fullname, spec.origin, self)
-            elif templates:
-                spec.loader = _UtilsLoader(fullname, spec.origin, self._templates, self._changed)
+            if fullname in then:
+                spec.loader = _Then(fullname, spec.origin, then[fullname])
             else:
-                mine = self.modules[fullname]
+                mine = self._modules[fullname]
                 spec.loader = _Loader(fullname, spec.origin, lambda text: self._changed(text, mine))
         return spec
+
+    def _import_all(self, _last: ModuleType) -> None:
+        """All that is changed at once: Dynamo traces Python that runs below a compiled program, this file too."""
+        for name in (f"{ROOT}.lowering", *self._modules):
+            importlib.import_module(name)
+        sys.meta_path.remove(self)
+
+    def _read_templates(self, utils: ModuleType) -> None:
+        """Let ``load_template`` read the changed text of a template file."""
+        original = utils.load_template
+
+        def load_template(name: str, template_dir: Any) -> str:
+            text: str = original(name, template_dir)
+            mine = [one for one in self._templates if Path(one.file).name == f"{name}.py.jinja"]
+            return self._changed(text, mine) if mine else text
+
+        vars(utils)["load_template"] = load_template
 
     def _changed(self, source: str, patches: Sequence[Patch]) -> str:
         return changed(source, filter(lambda one: one.is_in(source), patches), only_marks=self._only_marks)

@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -71,11 +70,6 @@ class Verdict:
     marked: bool = False
     seconds: float = 0.0
 
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """For what it holds."""
-        return self.mutant, self.digest, self.level
-
 
 @dataclasses.dataclass
 class Study:
@@ -88,8 +82,6 @@ class Study:
         folder: of the answers, which a later run goes on from, and of the caches.
         jobs: processes at a time.
         most: problems that are run for a mutant, 0 for all.
-        first: pattern of the problems that are run before the others.
-        until: when no further process is started, on the clock of ``time.monotonic``.
     """
 
     backend: str
@@ -98,8 +90,6 @@ class Study:
     folder: Path
     jobs: int
     most: int
-    first: str
-    until: float
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -160,57 +150,42 @@ class Study:
         """
         plain = self.survey(marked)
         log = self.folder / "verdicts.jsonl"
-        key = {(mutant.name, mutant.digest, self.level) for mutant in mutants}
-        known = {one.mutant: one for one in (Verdict(**record) for record in _records(log)) if one.key in key}
-        done = {name for name, one in known.items() if self._is_final(one)}
-        yield from (known[name] for name in done)
+        keys = {(mutant.name, mutant.digest, self.level) for mutant in mutants}
+        stored = (Verdict(**record) for record in _records(log))
+        known = {one.mutant: one for one in stored if (one.mutant, one.digest, one.level) in keys}
+        yield from known.values()
         self._warm()
 
         def judged(mutant: Mutant) -> Verdict | None:
-            if time.monotonic() > self.until:
+            started = time.monotonic()
+            found = self._verdict(mutant, plain)
+            if found.verdict == "unknown":
+                where = self.folder / "runs" / mutant.name
+                sys.stderr.write(f"{mutant.name}: the suite did not come to its end: see {where}\n")
                 return None
-            found = self._verdict(mutant, plain, known.get(mutant.name))
-            if found is not None:
-                with self._lock, log.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(dataclasses.asdict(found)) + "\n")
+            found = dataclasses.replace(found, seconds=round(time.monotonic() - started, 1))
+            with self._lock, log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(dataclasses.asdict(found)) + "\n")
             return found
 
         with ThreadPoolExecutor(self.jobs) as pool:
-            rest = [mutant for mutant in mutants if mutant.name not in done]
-            yield from filter(None, pool.map(judged, rest))
+            yield from filter(None, pool.map(judged, [mutant for mutant in mutants if mutant.name not in known]))
 
-    def _is_final(self, verdict: Verdict) -> bool:
-        """Whether no further problem is asked for."""
-        asked = min(self.most or verdict.reaching, verdict.reaching)
-        return verdict.verdict != "survived" or (not self.first and verdict.tried + verdict.same >= asked)
-
-    def _verdict(
-        self, mutant: Mutant, plain: Mapping[str, Mapping[str, Any]], before: Verdict | None
-    ) -> Verdict | None:
-        """What comes of one; ``None`` where that is not known: for want of time, or because the suite cannot run."""
-        started = time.monotonic()
+    def _verdict(self, mutant: Mutant, plain: Mapping[str, Mapping[str, Any]]) -> Verdict:
+        """What comes of one; ``unknown`` where the suite cannot run."""
         reaching = in_turn(line for line in self.lines if mutant.name in plain.get(line, {}).get("reached", ()))
-        if self.first:
-            reaching.sort(key=lambda line: re.search(self.first, line) is None)
-            before = None
-        found = before or Verdict(mutant.name, mutant.digest, self.level, "not reached", reaching=len(reaching))
-        most = self.most or len(reaching)
-        if not found.tried and reaching:
-            found = self._run(mutant, reaching[: min(FIRST, most)], found)
-        if found.verdict == "survived" and (rest := reaching[found.tried + found.same : most]):
+        found = Verdict(mutant.name, mutant.digest, self.level, "not reached", reaching=len(reaching))
+        asked = reaching[: self.most or len(reaching)]
+        if asked:
+            found = self._run(mutant, asked[:FIRST], found)
+        if found.verdict == "survived" and (rest := asked[found.tried + found.same :]):
             if not all(one.is_text() for one in mutant.patches):  # which may change nothing of a program
                 differ = self.changing(mutant, rest, plain)
                 found = dataclasses.replace(found, same=found.same + len(rest) - len(differ))
                 rest = differ
             if rest:
                 found = self._run(mutant, rest, found)
-        if found.verdict == "unknown":
-            sys.stderr.write(
-                f"{mutant.name}: the suite did not come to its end: see {self.folder / 'runs' / mutant.name}\n"
-            )
-        if found.verdict == "unknown" or (found.verdict == "survived" and time.monotonic() > self.until):
-            return None
-        return dataclasses.replace(found, seconds=round(found.seconds + time.monotonic() - started, 1))
+        return found
 
     def _run(self, mutant: Mutant, lines: Sequence[str], before: Verdict) -> Verdict:
         """The suite over problems, to the first failure."""
@@ -244,13 +219,11 @@ class Study:
         environment = {**self._environment(given, inductor), patches.LOG: str(folder / "passed")}
         with (folder / "log").open("a") as log:
             try:
-                left = max(30.0, min(_LIMIT, self.until - time.monotonic()))
-                done = subprocess.run(
-                    command, cwd=folder, env=environment, stdout=log, stderr=log, check=False, timeout=left
-                )
-                status = done.returncode
+                status = subprocess.run(
+                    command, cwd=folder, env=environment, stdout=log, stderr=log, check=False, timeout=_LIMIT
+                ).returncode
             except subprocess.TimeoutExpired:
-                log.write(f"\nno end within {left:.0f} s\n")
+                log.write(f"\nno end within {_LIMIT:.0f} s\n")
                 status = -1
         outcomes = [one for one in _records(folder / "out" / "run.jsonl") if "problem" in one]
         wrong = any(one["status"] in _FAILURES for one in outcomes)
@@ -275,10 +248,12 @@ class Study:
 
     def right(self, lines: Iterable[str]) -> list[str]:
         """Problems of these that fail without any mutant: what they kill is no evidence."""
+        if not (killing := list(lines)):
+            return []
         folder = self.folder / "runs" / "unchanged"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        outcomes, _ = self._suite(folder, None, list(lines))
+        outcomes, _ = self._suite(folder, None, killing)
         return [one["problem"] for one in outcomes if one["status"] in _FAILURES]
 
 

@@ -98,13 +98,15 @@ def _digest(text: str, constants: Mapping[str, Any]) -> str:
     return found.hexdigest()[:16]
 
 
-def survey(name: str, lines: list[str], write: Callable[[dict[str, Any]], None]) -> None:
+def survey(name: str, lines: list[str]) -> Iterator[dict[str, Any]]:
     """Generate the program of each problem.
 
     Args:
         name: of the backend.
         lines: the problems.
-        write: takes what came of each: ``line``, ``reached``, ``digest``; nothing reached where it is unsupported.
+
+    Yields:
+        What came of each: ``line``, ``reached``, ``digest``; nothing reached where it is unsupported.
     """
     backend = next(made for made in (kind() for kind in BUILTIN) if made.name == name)
     texts: list[tuple[str, Mapping[str, Any]]] = []
@@ -130,16 +132,15 @@ def survey(name: str, lines: list[str], write: Callable[[dict[str, Any]], None])
         patches.passed.clear()
         if backend.supports(problem, BuildRequest()) is None:
             with _device(name), hooked(hooks), contextlib.suppress(Exception):
-                backend.prepare(problem, _operands(name, problem), BuildRequest())
+                given = (
+                    tensors.make(problem, distributions_for(problem)[0], 0)
+                    if name == "cpp"
+                    else _without_memory(problem)
+                )
+                backend.prepare(problem, given, BuildRequest())
         reached = set(patches.passed).union(*(_MARK.findall(text) for text, _ in texts))
         digest = "-".join(_digest(*one) for one in texts)
-        write({"line": line, "reached": sorted(reached), "digest": digest})
-
-
-def _operands(backend: str, problem: Problem) -> Any:
-    if backend == "cpp":
-        return tensors.make(problem, distributions_for(problem)[0], 0)
-    return _without_memory(problem)
+        yield {"line": line, "reached": sorted(reached), "digest": digest}
 
 
 def main() -> int:
@@ -149,13 +150,10 @@ def main() -> int:
     if sys.argv[1] != "cpp" and not torch.cuda.is_available():
         _pretend()
     out = sys.stdout
-
-    def write(answer: dict[str, Any]) -> None:
-        out.write(json.dumps(answer) + "\n")
-        out.flush()
-
     with contextlib.redirect_stdout(sys.stderr):
-        survey(sys.argv[1], sys.stdin.read().split(), write)
+        for answer in survey(sys.argv[1], sys.stdin.read().split()):
+            out.write(json.dumps(answer) + "\n")
+            out.flush()
     return 0
 
 

@@ -17,36 +17,30 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from pytest_gemm.storage.datafile import Key, TableFile, is_text
-from pytest_gemm.storage.errors import FileError
+import msgspec
+
+from pytest_gemm.storage.datafile import document
 from template_mutants.patches import NotInReleaseError, Patch, changed, folder
 
 FOLDER: Final = Path(__file__).parent
 BACKENDS: Final = ("cpp", "triton", "cutlass")
 _COMMENTS: Final[Mapping[str, str]] = {"cpp": "/*", "triton": "#", "cutlass": "/*"}
-_CHANGES: Final = "write a list of tables with file, old, new and after"
-_TEXT: Final = "write a text between quotes"
 
 
-def _are_changes(value: object) -> bool:
-    """Whether a value is a list of changes."""
-    keys = {"file", "old", "new", "after"}
-    return isinstance(value, list) and all(isinstance(one, dict) and one.keys() <= keys for one in value)
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of a file; see the module's docstring."""
 
-
-_KEYS: Final = {
-    "name": Key(is_text, _TEXT, "name the mutant"),
-    "file": Key(is_text, _TEXT, "name the file below torch/_inductor"),
-    "old": Key(is_text, _TEXT, "write the text that is changed"),
-    "new": Key(is_text, _TEXT, "write what stands in its place"),
-    "imitates": Key(is_text, _TEXT, "say what kind of regression it is"),
-    "after": Key(is_text, _TEXT),
-    "null": Key(is_text, _TEXT),
-    "equivalent": Key(is_text, _TEXT),
-    "survives": Key(is_text, _TEXT),
-    "also": Key(_are_changes, _CHANGES),
-    "elsewhere": Key(_are_changes, _CHANGES),
-}
+    name: str
+    file: str
+    old: str
+    new: str
+    imitates: str
+    after: str = ""
+    null: str = ""
+    equivalent: str = ""
+    survives: str = ""
+    also: tuple[dict[str, str], ...] = ()
+    elsewhere: tuple[dict[str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,23 +86,19 @@ def load(backend: str) -> tuple[Mutant, ...]:
     """The mutants of a backend's templates.
 
     Raises:
-        FileError: for a file that is not TOML, an unknown key, a wrong value, or a name that stands twice.
+        FileError: for a file that is not TOML.
+        msgspec.ValidationError: for an unknown key or a wrong value.
     """
-    file = TableFile(FOLDER / f"{backend}.toml", "mutant", FileError)
-    found: dict[str, Mutant] = {}
-    for table in file.tables():
-        values = file.read(table, _KEYS)
-        own = {key: values[key] for key in ("name", "file", "old", "new")}
-        patch = Patch(**own, after=values.get("after", ""), comment=_COMMENTS[backend])
-        if patch.name in found:
-            raise file.fail(f"two mutants are called {patch.name}", "names are unique", "name")
-        changes = {
-            key: tuple(dataclasses.replace(patch, **one) for one in values.get(key, []))
-            for key in ("also", "elsewhere")
-        }
-        texts = {key: values.get(key, "") for key in ("imitates", "null", "equivalent", "survives")}
-        found[patch.name] = Mutant(backend, patch, **texts, others=changes["also"], elsewhere=changes["elsewhere"])
-    return tuple(found.values())
+    (tables,) = document(FOLDER / f"{backend}.toml").values()
+    found = []
+    for row in msgspec.convert(tables, list[_Row]):
+        patch = Patch(row.name, row.file, row.old, row.new, row.after, _COMMENTS[backend])
+        also, elsewhere = (
+            tuple(dataclasses.replace(patch, **one) for one in changes) for changes in (row.also, row.elsewhere)
+        )
+        found.append(Mutant(backend, patch, row.imitates, row.null, row.equivalent, row.survives, also, elsewhere))
+    assert len({one.name for one in found}) == len(found), "names are unique"
+    return tuple(found)
 
 
 def in_release(mutants: Iterable[Mutant]) -> tuple[list[Mutant], list[Mutant]]:

@@ -122,7 +122,7 @@ def test_a_mutant_is_found_and_a_control_is_not(tmp_path: Path) -> None:
     names = {"micro-k-tail", "null-bias"}
     mutants = [one for one in table.load("cpp") if one.name in names]
     lines = ["mm:f32:nn:17x65x127", "linear:bf16:nt:17x65x127:bias"]
-    study = Study("cpp", "quick", lines, tmp_path, jobs=1, most=0, first="", until=float("inf"))
+    study = Study("cpp", "quick", lines, tmp_path, jobs=1, most=0)
     for name in ("inductor-survey", "inductor-warm"):
         known_cpu.copy_to(study.folder / name)
     found = {one.mutant: one for one in study.verdicts(mutants, mutants)}
