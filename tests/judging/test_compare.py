@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+import oracle
 import pytest
 import torch
 
@@ -35,12 +36,11 @@ class Given:
 
 
 def given(line: str, distribution: str = "rand", seed: int = 11, epilogue: str = "either") -> Given:
-    problem = Problem.parse(line)
-    made = ops.make(problem, distribution, seed, "cpu")
+    made = oracle.make(line, distribution, seed)
+    problem = made.problem
     accumulate = "i32" if problem.op.name == "int_mm" else "f64" if problem.dtypes.out.name == "f64" else "f32"
     contract = Contract(accumulate, epilogue)  # type: ignore[arg-type]  # the literals' values
-    span = interval.interval(problem, made, reference.reference(problem, made), contract)
-    return Given(problem, made, span, program.build(problem)(**program.args(problem, made)))
+    return Given(problem, made, oracle.interval(made, contract), oracle.computed(made))
 
 
 def verdict(case: Given, result: object, **more: object) -> verdict_module.Comparison:
@@ -125,11 +125,6 @@ def test_what_is_no_result_at_all(result: object, code: str, words: str) -> None
     assert words in mismatch(found).text()
     assert words in mismatch(found).summary()
     assert found.ratio == math.inf
-
-
-def test_strides_of_a_result_do_not_matter() -> None:
-    case = given("mm:f32:nn:33x65x127")
-    assert verdict(case, case.result.t().contiguous().t()).ok
 
 
 def test_a_swallowed_nan_and_an_invented_one() -> None:

@@ -148,19 +148,21 @@ def crashing(**threads: Comparison) -> Entry:
 
 
 @pytest.mark.parametrize(
-    ("case", "who", "threads"),
+    ("case", "who", "option"),
     [
-        (CaseId("cpp", MM.line, threads=4, run_threads=2), "cpp@4/2t", "4/2"),
-        (CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "cpp@aoti@7t", "7"),
+        (CaseId("cpp", MM.line), "cpp", "--gemm-threads=1"),  # those of the run
+        (CaseId("cpp", MM.line, threads=4, run_threads=2), "cpp@4/2t", "--gemm-threads=4/2"),
+        (CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "cpp@aoti@7t", "--gemm-threads=7"),
+        (CaseId("cpp", MM.line, mode=Mode.CPP_WRAPPER), "cpp@cpp-wrapper", "--gemm-modes=cpp-wrapper"),
     ],
 )
-def test_the_threads_of_a_case_show_in_id_report_rerun_line_and_record(case: CaseId, who: str, threads: str) -> None:
+def test_threads_and_mode_show_in_id_report_rerun_line_and_record(case: CaseId, who: str, option: str) -> None:
     assert str(case) == f"{who}-{MM.line}"
     assert selection.case_id(f"conformance/test_it.py::test_product[{case}]") == case
     odd = Outcome(case, "rand", 0, Status.INCORRECT)
     text = text_module.failure(odd, text_module.Rerun("test_it.py", ("--gemm-threads=1",)))
     assert f"{MM.line} on {who}: incorrect" in text
-    assert text.count("--gemm-threads") == text.count(f"--gemm-threads={threads}") == 1
+    assert text.count(option.split("=", maxsplit=1)[0]) == text.count(option) == 1
     assert records.from_record(records.to_record(odd)) == odd
     assert selection.case_id(f"x[cpp@2u-{MM.line}]") is None
 
