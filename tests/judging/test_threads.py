@@ -142,11 +142,6 @@ def test_a_template_whose_threads_each_take_a_block_is_caught(monkeypatch: pytes
     assert statuses_of_cpp("mm:f32:nn:256x128x64", cores(), 1) == {Status.INCORRECT}
 
 
-def crashing(**threads: Comparison) -> Entry:
-    conditions = {name: Comparisons((comparison,)) for name, comparison in threads.items()}
-    return Entry("some", "r", {"backend": Globs(("cpp",)), **conditions}, crashes=True)
-
-
 @pytest.mark.parametrize(
     ("case", "who", "option"),
     [
@@ -167,19 +162,20 @@ def test_threads_and_mode_show_in_id_report_rerun_line_and_record(case: CaseId, 
     assert selection.case_id(f"x[cpp@2u-{MM.line}]") is None
 
 
-def test_an_entry_of_the_ledger_may_speak_of_the_threads_of_a_run() -> None:
-    env, fewer = known_module.environment("cpu"), crashing(run_threads=Comparison("<", 4))
-    assert Ledger((fewer,)).applicable("cpp", MM, "test_product", env.at("", 4, 2)) is fewer
-    assert Ledger((fewer,)).applicable("cpp", MM, "test_product", env.at("", 4)) is None
+FEWER, SINGLE = {"run_threads": Comparison("<", 4)}, {"threads": Comparison("==", 1)}
 
 
-@pytest.mark.parametrize(("threads", "known"), [(1, True), (2, False), (0, False)])
-def test_an_entry_of_the_ledger_may_speak_of_the_threads_of_a_case(
-    monkeypatch: pytest.MonkeyPatch, threads: int, known: bool
+@pytest.mark.parametrize(
+    ("condition", "threads", "run_threads", "known"),
+    [(FEWER, 4, 2, True), (FEWER, 4, 0, False), (SINGLE, 1, 0, True), (SINGLE, 2, 0, False), (SINGLE, 0, 0, False)],
+)
+def test_an_entry_of_the_ledger_may_speak_of_threads(
+    monkeypatch: pytest.MonkeyPatch, condition: dict[str, Comparison], threads: int, run_threads: int, known: bool
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # the run's
-    held = crashing(threads=Comparison("==", 1))
-    env = known_module.environment("cpu").at("", threads)
+    conditions = {name: Comparisons((comparison,)) for name, comparison in condition.items()}
+    held = Entry("some", "r", {"backend": Globs(("cpp",)), **conditions}, crashes=True)
+    env = known_module.environment("cpu").at("", threads, run_threads)
     assert env.threads == (threads or 3)
     assert (Ledger((held,)).applicable("cpp", MM, "test_product", env) is held) is known
 
