@@ -8,8 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from pytest_gemm.core.outcome import Misconduct, Reason
@@ -78,13 +76,6 @@ def fingerprint_of(results: Sequence[torch.Tensor]) -> str:
     return " ".join(memory.digest(x.contiguous().flatten()) for x in results)
 
 
-def _raw(x: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """The bytes of a tensor on the CPU, in the order of its indices."""
-    # A copy, since a result of one element may have any stride, with which it cannot be viewed as bytes.
-    found: npt.NDArray[np.uint8] = x.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8).numpy()
-    return found
-
-
 def digest_of(results: Sequence[torch.Tensor]) -> str:
     """A short digest of the values of results: strides do not count, and every NaN is the same one.
 
@@ -100,5 +91,6 @@ def digest_of(results: Sequence[torch.Tensor]) -> str:
             x = x.float() if x.element_size() == 1 else x  # torch cannot fill fp8 by a mask
             nans = x.isnan()
             x = x.masked_fill(nans, math.nan) if bool(nans.any()) else x
-        found.update(_raw(x).data)
+        # A copy, since a result of one element may have any stride, with which it cannot be viewed as bytes.
+        found.update(x.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()[:16]

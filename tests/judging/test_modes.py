@@ -20,16 +20,12 @@ from pytest_gemm.backends.inductor.artifact import Artifact
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.core.case_id import MODES, CaseId, Device, Mode
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
-from pytest_gemm.plugin import selection
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.record import lines as records
-from pytest_gemm.report import model
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 MINE = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, None, True)
@@ -50,12 +46,6 @@ def test_a_mode_that_a_backend_lacks_is_refused_with_its_reason(mode: str) -> No
         (outcome,) = Judge().outcomes(Case(backend, MM, ("rand",), 0, Device.CPU, mode=Mode(mode)))
         assert (outcome.status, outcome.mode) == (Status.UNSUPPORTED, mode)
         assert outcome.code == "mode"
-
-
-def test_cuda_graphs_need_a_cuda_device() -> None:
-    reason = unsupported(CppBackend(), MM, BuildRequest(mode=Mode.CUDAGRAPHS))
-    assert reason is not None
-    assert "CUDA graphs" in reason.reason.text
 
 
 @pytest.mark.compiler
@@ -131,18 +121,6 @@ def test_what_a_program_of_cpp_calls_is_read_in_it() -> None:
 def test_somebody_else_s_product_shows_in_a_program_of_cpp(call: str, name: str) -> None:
     (found,) = generated_code.cpp_program(PROGRAM.format(more=f"    AOTI_TORCH_ERROR_CODE_CHECK({call});")).foreign
     assert found.endswith(name)
-
-
-def test_a_mode_shows_in_id_report_rerun_line_and_record() -> None:
-    case = CaseId("cpp", MM.line, mode=Mode.CPP_WRAPPER)
-    assert str(case) == f"cpp@cpp-wrapper-{MM.line}"
-    assert selection.case_id(f"test_it.py::test_product[{case}]") == case
-    assert selection.case_id(f"test_it.py::test_product[cpp-{MM.line}]") == CaseId("cpp", MM.line)
-    text = text_module.failure(MODED, text_module.Rerun("test_it.py"))
-    assert f"{MM.line} on cpp@aoti: incorrect" in text
-    assert text.endswith("--gemm-modes=aoti")
-    assert records.from_record(records.to_record(MODED)) == MODED
-    assert set(model.by([MODED], "who", "problem")) == {("cpp@aoti", MM.line)}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutants import CONTROLS, MUTANTS, Planted
+from mutants import CONTROLS, MUTANTS, Planted, exact, store
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
@@ -49,16 +49,6 @@ def one_thread() -> Iterator[None]:
 
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product in float32, or wider, before any store."""
-    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
-    return torch.matmul(a.to(wide), b.to(wide))
-
-
-def store(c: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return c.to(like.dtype)
 
 
 def judged(matmul: Matmul, line: str, distributions: tuple[str, ...], mode: str = "auto") -> list[Outcome]:

@@ -142,42 +142,40 @@ def test_a_template_whose_threads_each_take_a_block_is_caught(monkeypatch: pytes
     assert statuses_of_cpp("mm:f32:nn:256x128x64", cores(), 1) == {Status.INCORRECT}
 
 
-def crashing(**threads: Comparison) -> Entry:
-    conditions = {name: Comparisons((comparison,)) for name, comparison in threads.items()}
-    return Entry("some", "r", {"backend": Globs(("cpp",)), **conditions}, crashes=True)
-
-
 @pytest.mark.parametrize(
-    ("case", "who", "threads"),
+    ("case", "who", "option"),
     [
-        (CaseId("cpp", MM.line, threads=4, run_threads=2), "cpp@4/2t", "4/2"),
-        (CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "cpp@aoti@7t", "7"),
+        (CaseId("cpp", MM.line), "cpp", "--gemm-threads=1"),  # those of the run
+        (CaseId("cpp", MM.line, threads=4, run_threads=2), "cpp@4/2t", "--gemm-threads=4/2"),
+        (CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "cpp@aoti@7t", "--gemm-threads=7"),
+        (CaseId("cpp", MM.line, mode=Mode.CPP_WRAPPER), "cpp@cpp-wrapper", "--gemm-modes=cpp-wrapper"),
     ],
 )
-def test_the_threads_of_a_case_show_in_id_report_rerun_line_and_record(case: CaseId, who: str, threads: str) -> None:
+def test_threads_and_mode_show_in_id_report_rerun_line_and_record(case: CaseId, who: str, option: str) -> None:
     assert str(case) == f"{who}-{MM.line}"
     assert selection.case_id(f"conformance/test_it.py::test_product[{case}]") == case
     odd = Outcome(case, "rand", 0, Status.INCORRECT)
     text = text_module.failure(odd, text_module.Rerun("test_it.py", ("--gemm-threads=1",)))
     assert f"{MM.line} on {who}: incorrect" in text
-    assert text.count("--gemm-threads") == text.count(f"--gemm-threads={threads}") == 1
+    assert text.count(option.split("=", maxsplit=1)[0]) == text.count(option) == 1
     assert records.from_record(records.to_record(odd)) == odd
     assert selection.case_id(f"x[cpp@2u-{MM.line}]") is None
 
 
-def test_an_entry_of_the_ledger_may_speak_of_the_threads_of_a_run() -> None:
-    env, fewer = known_module.environment("cpu"), crashing(run_threads=Comparison("<", 4))
-    assert Ledger((fewer,)).applicable("cpp", MM, "test_product", env.at("", 4, 2)) is fewer
-    assert Ledger((fewer,)).applicable("cpp", MM, "test_product", env.at("", 4)) is None
+FEWER, SINGLE = {"run_threads": Comparison("<", 4)}, {"threads": Comparison("==", 1)}
 
 
-@pytest.mark.parametrize(("threads", "known"), [(1, True), (2, False), (0, False)])
-def test_an_entry_of_the_ledger_may_speak_of_the_threads_of_a_case(
-    monkeypatch: pytest.MonkeyPatch, threads: int, known: bool
+@pytest.mark.parametrize(
+    ("condition", "threads", "run_threads", "known"),
+    [(FEWER, 4, 2, True), (FEWER, 4, 0, False), (SINGLE, 1, 0, True), (SINGLE, 2, 0, False), (SINGLE, 0, 0, False)],
+)
+def test_an_entry_of_the_ledger_may_speak_of_threads(
+    monkeypatch: pytest.MonkeyPatch, condition: dict[str, Comparison], threads: int, run_threads: int, known: bool
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # the run's
-    held = crashing(threads=Comparison("==", 1))
-    env = known_module.environment("cpu").at("", threads)
+    conditions = {name: Comparisons((comparison,)) for name, comparison in condition.items()}
+    held = Entry("some", "r", {"backend": Globs(("cpp",)), **conditions}, crashes=True)
+    env = known_module.environment("cpu").at("", threads, run_threads)
     assert env.threads == (threads or 3)
     assert (Ledger((held,)).applicable("cpp", MM, "test_product", env) is held) is known
 
