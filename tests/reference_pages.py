@@ -1,4 +1,4 @@
-"""Tables of ``docs/reference`` that are made of the code, between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
+"""Tables of the documents that are made of the code, between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
 
 ``python tests/reference_pages.py`` rewrites them; a test fails when one is not what the code gives.
 """
@@ -12,7 +12,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,9 @@ from pytest_gemm.problem.steps import STEPS, StepKind
 from pytest_gemm.tools.cli import COMMANDS, Parser
 from pytest_gemm.verdict import Red
 
-FOLDER: Final = Path(__file__).parents[1] / "docs" / "reference"
+ROOT: Final = Path(__file__).parents[1]
+FOLDER: Final = ROOT / "docs" / "reference"
+ARCHITECTURE: Final = ROOT / "docs" / "explanation" / "architecture.md"
 COMMAND: Final = "python tests/reference_pages.py"
 _BLOCK: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -170,8 +172,40 @@ def _members(kind: type[enum.Enum], head: str) -> str:
     return table((head, "meaning", "fails the run"), rows)
 
 
+def _packages() -> str:
+    """The packages by floor: each stands above all that it imports."""
+    homes = [*(ROOT / "pytest_gemm").iterdir(), *(ROOT / name for name in ("backends", "conformance", "perf"))]
+    found = {one.stem: one for one in homes if one.name == "verdict.py" or (one / "__init__.py").exists()}
+    imported = {name: _imported(home) & found.keys() - {name} for name, home in found.items()}
+
+    @cache
+    def floor(name: str) -> int:
+        return 1 + max(map(floor, imported[name]), default=0)
+
+    names = sorted(found, key=lambda name: (-floor(name), name))
+    rows = [(str(floor(n)), f"`{n}`", _about(found[n]), code(o for o in names if o in imported[n])) for n in names]
+    return table(("floor", "package", "what it is", "imports"), rows)
+
+
+def _imported(home: Path) -> set[str]:
+    """The packages that the modules of one import, within functions too."""
+    found = set()
+    for path in home.rglob("*.py") if home.is_dir() else [home]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pytest_gemm"):
+                found |= {f"{node.module}.{one.name}".split(".")[1] for one in node.names}
+    return found
+
+
+def _about(home: Path) -> str:
+    """The first line of a package's docstring."""
+    path = home / "__init__.py" if home.is_dir() else home
+    return text((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0])
+
+
 BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
     **{group: partial(_options, group) for group in ("cases", "correctness", "speed")},
+    "packages": _packages,
     "settings": _settings,
     "commands": _commands,
     "ops": _ops,
@@ -192,7 +226,7 @@ def rewritten(page: str) -> str:
 
 def pages() -> dict[Path, str]:
     """The pages that have generated tables, as they are."""
-    texts = {path: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
+    texts = {path: path.read_text(encoding="utf-8") for path in (ARCHITECTURE, *sorted(FOLDER.glob("*.md")))}
     return {path: page for path, page in texts.items() if _BLOCK.search(page)}
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/reference are what the code gives, and the page of the API has all that is public."""
+"""Generated tables are what the code gives, and the page of the API has all that is public."""
 
 from __future__ import annotations
 

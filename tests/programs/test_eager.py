@@ -7,6 +7,7 @@ import torch
 from mutants import exact, store
 from oracle import computed, is_right, make
 
+from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.operands.distributions import distributions_for
@@ -74,12 +75,12 @@ def test_eager_and_a_plain_product_are_right(line: str) -> None:
     ("mm:f32:nn:33x40x65:b.relu", 1, False), ("mm_plus_mm:f32:nt:33x40x96:b.constant:m.dynamic", 2, False),
 ])  # fmt: skip
 def test_a_template_has_the_constants_of_the_problem(line: str, products: int, is_bound_again: bool) -> None:
-    backend = CppBackend(selection="one", threads=1)
+    backend = CppBackend(threads=1)
     for distribution in ("int-2", "rand"):
         o = make(line, distribution)
-        prepared = backend.prepare(o.problem, o)
+        prepared = backend.prepare(o.problem, o, BuildRequest(selection=Selection.ONE))
         assert is_right(o, prepared.run(o), prepared.contract), distribution
         proof = prepared.proof()
         assert proof.objection() is None
         assert (len(proof.executed), proof.foreign) == (products, ())
-    assert (backend.log.compiles == 1) is is_bound_again, backend.log.unbindable
+    assert (backend.log.compiles == 1) is is_bound_again, prepared.artifact.rebind_reason
