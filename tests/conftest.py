@@ -16,6 +16,8 @@ import pytest_gemm.plugin.hooks  # noqa: F401  # before an inner run loads it: p
 # Eager ATen is a control in many tests.  oneDNN's AMX kernels have a defect, which the ledger knows
 # (aten-amx-nan-in-the-row-before); without them a control is right on every machine.  Read when torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+# Modules ask for a device while they are imported; the driver, started by that, is lost to the forks of tests/worker.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 # A deadline would time the examples, and machines that run tests are shared.
 settings.register_profile("pytest-gemm", deadline=None)

@@ -87,8 +87,11 @@ def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
     shared = str(config.getoption("dist", "no")) != "no" and not hasattr(config, "workerinput")
     address = shared_keeper(config)
     made = Keeper(backends, settings.threads, modules, confined=settings.confined, shared=shared, address=address)
-    if shared and is_any_given(config):  # GEMM tests will come
-        made.load()
+    if is_any_given(config):  # GEMM tests will come
+        if shared:
+            made.load()
+        elif address:  # the process begins while this one imports torch and collects
+            made.prepare(cuda="cuda" in settings.devices.values())
     return made
 
 

@@ -516,8 +516,8 @@ def test_each_fault_of_a_gpu_is_one_case_and_everything_else_is_judged(pytester:
     assert len(judged) == len(set(judged))
     assert len({(backend, problem) for backend, problem, _ in judged}) == 2 * 12
     kernels = {o["problem"].split(":")[3].split("x")[0]: o["kernels"] for o in outcomes if o["status"] != "passed"}
-    assert kernels["16"] == ["planted_illegal_address"]
-    assert kernels["32"] == ["planted_endless"]
+    assert "planted_illegal_address" in kernels["16"]  # beside those that the device's profiler has seen
+    assert "planted_endless" in kernels["32"]
     text = result.stdout.str()
     assert "CUDA error in run: an illegal memory access was encountered; the process has lost the device" in text
     assert "no end in run within 20 s" in text
