@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from speed_runs import stored
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status
@@ -36,18 +37,15 @@ SMALL, MIDDLE, LARGE = (f"mm:f32:nn:{n}x64x64" for n in (16, 32, 64))
 def entry(problem: str = SMALL, us: float = 100.0, **facts: Any) -> Baseline:
     """A baseline of four sessions around a time in microseconds, twice as fast as its comparator."""
     subject = (us, 1.02 * us, 0.99 * us, 1.01 * us)
-    known = Baseline(
-        backend="cpp",
-        problem=problem,
-        subject_us=subject,
+    known = stored(
+        CaseId("cpp", problem),
+        subject,
         comparator="aten",
         comparator_us=tuple(2.0 * one for one in subject),
-        spread=0.01,
         contract="c0ffee",
         software={"torch": "2.13.0"},
         commit="abc123",
         date="2026-01-01T10:00:00+00:00",
-        epochs=(),
     )
     return replace(known, **facts)
 
