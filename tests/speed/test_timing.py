@@ -431,10 +431,8 @@ class Counted:
 class FakeProbe:
     def __init__(self, *states: GpuState) -> None:
         self.states: Iterator[GpuState] = itertools.cycle(states or (GpuState(1980.0),))
-        self.reads = 0
 
     def __call__(self) -> GpuState | None:
-        self.reads += 1
         return next(self.states)
 
 
