@@ -490,18 +490,19 @@ _TIMED: Final = ("-m", "pytest", "--gemm-backends=correct", "--gemm-sessions=1",
 
 
 @pytest.mark.slow
-def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> None:
+def test_two_runs_of_a_machine_do_not_time_at_once_nor_wait_for_ever(project: pytest.Pytester) -> None:
     with contextlib.ExitStack() as holding:
         holding.enter_context(files.locked(lock_of(project.path / "tmp", "cpu")))
-        waiting = project.popen(
-            [sys.executable, *_TIMED],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        result = project.run(sys.executable, *_TIMED, "--gemm-set=speed.wait=1")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(
+            [f"ERROR: speed: process {os.getpid()} holds * for more than 1 s: * raise --gemm-set=speed.wait *"]
         )
-        said = ""
-        while f"process {os.getpid()} is timing on cpu; waiting for it, 0 of 3600 s (speed.wait)" not in said:
+        waiting = project.popen(
+            [sys.executable, *_TIMED], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        said = b""
+        while f"process {os.getpid()} is timing on cpu; waiting for it, 0 of 3600 s (speed.wait)".encode() not in said:
             assert waiting.stdout is not None
             line = waiting.stdout.readline()
             assert line, said
@@ -509,17 +510,7 @@ def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> 
         holding.close()
         rest, _ = waiting.communicate()
     assert waiting.returncode == 0, rest
-    assert "GEMM speed on" in rest
-
-
-@pytest.mark.slow
-def test_a_run_does_not_wait_for_another_one_for_ever(project: pytest.Pytester) -> None:
-    with files.locked(lock_of(project.path / "tmp", "cpu")):
-        result = project.run(sys.executable, *_TIMED, "--gemm-set=speed.wait=1")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        [f"ERROR: speed: process {os.getpid()} holds * for more than 1 s: * raise --gemm-set=speed.wait *"]
-    )
+    assert b"GEMM speed on" in rest
 
 
 def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
