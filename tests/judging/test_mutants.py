@@ -287,7 +287,7 @@ def test_mutants_through_the_hook_make_a_red_run(tmp_path: Path, programs: Progr
 # -- the study ------------------------------------------------------------------------------------------
 
 
-def test_a_flood_of_correct_products_accuses_nobody() -> None:
-    found = mutant_study.flooded(0, 60)
+def test_a_flood_of_correct_products_accuses_nobody(tmp_path: Path) -> None:
+    found = mutant_study.flooded(0, 60, journal=tmp_path)
     assert not found.alarms
     assert found.ends["passed"] >= 40
