@@ -26,21 +26,20 @@ from pytest_gemm.machine import processor
 from pytest_gemm.speed.timing import cpu, paired
 from pytest_gemm.speed.timing import cuda as cuda_module
 from pytest_gemm.speed.timing.cuda import CudaTimer, GpuState
-from pytest_gemm.speed.timing.paired import Call, Conditions, Plan, Readings, Target, TimingError
+from pytest_gemm.speed.timing.paired import Call, Conditions, Plan, Readings, Target, Timer, TimingError
 
 # Seconds of a call that begins at a given time.
 Cost = Callable[[float], float]
 
 
-class VirtualTimer:
+class VirtualTimer(Timer):
     """A clock that only the calls move: each has the cost that belongs to its name."""
 
     def __init__(self, **costs: Cost | float) -> None:
         self.now = 0.0
         self.readings: list[tuple[str, int, float]] = []
-        self.log: list[str] = []
+        self.has_ended = False
         self.costs = {name: cost if callable(cost) else (lambda _now, c=cost: c) for name, cost in costs.items()}
-        self.conditions = Conditions({"load": 7.0})
 
     def call(self, name: str) -> Call:
         def run() -> None:
@@ -55,19 +54,12 @@ class VirtualTimer:
     def clock(self) -> float:
         return self.now
 
-    def steady(self) -> bool:
-        return True
-
     def begin(self) -> None:
         self.readings.clear()
-        self.log.append("begin")
-
-    def taken(self, name: str) -> None:
-        self.log.append(name)
 
     def end(self) -> Conditions:
-        self.log.append("end")
-        return self.conditions
+        self.has_ended = True
+        return Conditions({})
 
     def measure(self, *, comparator: bool = True, **plan: Any) -> Readings:
         return paired.measure(
@@ -94,17 +86,13 @@ class VirtualTarget:
 # -- blocks --------------------------------------------------------------------------------------------------
 
 
-def blocks_of(timer: VirtualTimer, length: int) -> list[tuple[str, ...]]:
-    names = [name for name, _, _ in timer.readings]
-    return [tuple(names[i : i + length]) for i in range(0, len(names), length)]
-
-
 def test_a_block_reads_both_twice_in_a_random_order_that_the_seed_repeats() -> None:
     orders = []
     for seed in (0, 0, 1):
         timer = VirtualTimer(subject=2e-3, comparator=3e-3)
         readings = timer.measure(seed=seed)
-        orders.append(blocks_of(timer, 4))
+        names = [name for name, _, _ in timer.readings]
+        orders.append([tuple(names[i : i + 4]) for i in range(0, len(names), 4)])
         assert len(readings.subject) == len(readings.comparator) == 30
     assert set(orders[0]) == {
         ("subject", "comparator", "comparator", "subject"),
@@ -231,7 +219,7 @@ def test_the_conditions_end_even_when_a_call_fails() -> None:
     timer = VirtualTimer(subject=fails, comparator=1e-3)
     with pytest.raises(RuntimeError, match="boom"):
         timer.measure()
-    assert timer.log[-1] == "end"
+    assert timer.has_ended
 
 
 # -- plans and readings ----------------------------------------------------------------------------------------
