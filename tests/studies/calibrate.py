@@ -101,25 +101,18 @@ class CaseFacts:
         seconds: median over the sessions of their estimates.
         raw, ratio: session-to-session scale of the logarithm of the time and of the ratio (1.4826 MAD).
         weights: how often each share of the comparator was chosen.
-        stored, against: minimum detectable effects that the gate stated, one a run.
+        effects: minimum detectable effects that the gate stated, one a run, by its use.
     """
 
     seconds: float
     raw: float
     ratio: float | None
     weights: Counter[float] = dataclasses.field(default_factory=Counter)
-    stored: list[float] = dataclasses.field(default_factory=list)
-    against: list[float] = dataclasses.field(default_factory=list)
+    effects: dict[str, list[float]] = dataclasses.field(default_factory=lambda: defaultdict(list))
 
-    @property
-    def detectable_stored(self) -> float | None:
-        """Median of the effects against stored baselines."""
-        return statistics.median(self.stored) if self.stored else None
-
-    @property
-    def detectable_against(self) -> float | None:
-        """Median of the effects of base against head."""
-        return statistics.median(self.against) if self.against else None
+    def detectable(self, use: str) -> float | None:
+        """Median of the effects in a use of the gate."""
+        return statistics.median(self.effects[use]) if self.effects[use] else None
 
     @property
     def kind(self) -> str:
@@ -354,8 +347,7 @@ def _gate_run(study: Study, name: str, draw: Resample, *, plant: bool) -> Screen
     score.count(screened, judgements)
     for case, judgement in screened.judgements.items():
         if judgement.minimum_effect is not None:
-            facts = study.cases[case]
-            (facts.against if name == AGAINST else facts.stored).append(judgement.minimum_effect)
+            study.cases[case].effects[name].append(judgement.minimum_effect)
     if plant:
         cases = list(study.cases)
         for change in PLANTED:
