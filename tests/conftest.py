@@ -27,7 +27,7 @@ settings.load_profile("pytest-gemm")
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 # Files with something that takes long to make: the tests of each share a worker, which makes it once.
-_ONE_WORKER = frozenset({"test_calibrate", "test_commands", "test_packaging", "test_pairs", "test_speed_page"})
+_ONE_WORKER = frozenset({"test_commands", "test_packaging", "test_pairs", "test_speed_page"})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,10 +7,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
+from pytest_gemm.speed.baseline.entry import Baseline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session
 from pytest_gemm.speed.report.rows import Run
 
@@ -125,6 +128,23 @@ def measured(figures: Sequence[tuple[float, float | None]], case: CaseId = CASE,
         )
         for subject, comparator in figures
     ]
+
+
+def stored(case: CaseId, subject_us: Sequence[float], **facts: Any) -> Baseline:
+    """A baseline of a case by the microseconds of its sessions."""
+    known = Baseline(
+        backend=case.backend,
+        problem=case.problem,
+        candidate=case.candidate,
+        subject_us=tuple(subject_us),
+        spread=0.01,
+        contract="5f0c",
+        software={},
+        commit="ab12cd3",
+        date="2026-07-01T10:00:00",
+        epochs=(),
+    )
+    return replace(known, **facts)
 
 
 def run_of(*cases: Sequence[Sample], verdict: Verdict = Verdict.SAME, **changes: Any) -> Run:

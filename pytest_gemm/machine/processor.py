@@ -73,19 +73,16 @@ def cpu() -> Cpu:
         return Cpu()
 
 
-def waited(proc: Path = Path("/proc")) -> float | None:
+def waited() -> float | None:
     """Seconds that all threads of this process were ready to run and did not, since they began.
 
     The kernel counts it in nanoseconds, not in ticks, and core by core.
-
-    Args:
-        proc: where procfs is mounted.
 
     Returns:
         ``None`` where nothing is counted.
     """
     found = []
-    for path in proc.glob("self/task/*/schedstat"):
+    for path in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has just ended
             found.append(int(path.read_text(encoding="utf-8").split()[1]))
     return sum(found) * 1e-9 if any(found) else None
@@ -94,14 +91,14 @@ def waited(proc: Path = Path("/proc")) -> float | None:
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
-def busy_seconds(proc: Path, cores: set[int]) -> dict[str, float]:
+def busy_seconds(cores: set[int], proc: Path = Path("/proc")) -> dict[str, float]:
     """CPU seconds since the start of the system that ``cores`` were ``busy``, and those of them that were ``stolen``.
 
     psutil numbers the cores that are online from 0 on, which are other ones where some are offline.
 
     Args:
-        proc: where procfs is mounted; see proc(5) for the columns of its ``stat``.
         cores: by number.
+        proc: where procfs is mounted; see proc(5) for the columns of its ``stat``.
 
     Returns:
         Nothing where nothing is counted, as in some sandboxes.

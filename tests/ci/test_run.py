@@ -55,20 +55,18 @@ def test_another_release_of_torch(tmp_path: Path) -> None:
     assert "\ntorch==2.14.* with" in run(tmp_path, README, TORCH_VERSION="2.14.*").stdout
 
 
-@pytest.mark.parametrize(("tests", "lint"), [(1, 0), (0, 1), (5, 1)])
-def test_what_is_red_ends_it(tmp_path: Path, tests: int, lint: int) -> None:
-    done = run(tmp_path, README, tests, lint)
-    assert done.returncode == (tests or lint)
-    assert ("says lint" in done.stdout) == bool(lint)
-
-
-def test_a_red_first_command_is_the_last(tmp_path: Path) -> None:
-    done = run(tmp_path, README.replace("echo", "false"))
-    assert done.returncode == 1
-    assert "pytest tests" not in done.stdout
-
-
-def test_a_readme_without_the_commands(tmp_path: Path) -> None:
-    done = run(tmp_path, "")
-    assert done.returncode == 4
-    assert "README.md has 0 commands" in done.stderr
+@pytest.mark.parametrize(
+    ("readme", "tests", "lint", "status", "last"),
+    [
+        (README, 1, 0, 1, "pytest tests -n auto"),
+        (README, 0, 1, 1, "says lint"),
+        (README.replace("echo", "false"), 0, 0, 1, "python3 -m venv .venv"),
+        ("", 0, 0, 4, ""),
+    ],
+    ids=["tests", "lint", "first-command", "no-commands"],
+)
+def test_what_is_red_ends_it(tmp_path: Path, readme: str, tests: int, lint: int, status: int, last: str) -> None:
+    done = run(tmp_path, readme, tests, lint)
+    said = [line for line in done.stdout.splitlines() if line and not line.startswith("==")]
+    assert (done.returncode, said[-1] if said else "") == (status, last)
+    assert ("README.md has 0 commands" in done.stderr) == (not readme)

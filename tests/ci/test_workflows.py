@@ -33,6 +33,7 @@ def my_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 """
 ONE = "mm:f32:nn:16x16x16"
+TIMED = f"--gemm-sessions=1 --gemm-set=speed.windows=3 --gemm-threads=1 --gemm-problem={ONE} -o pythonpath=."
 
 
 def git(where: Path, *words: str) -> str:
@@ -147,9 +148,7 @@ def test_base_against_head(runner: Runner) -> None:
 
 @pytest.mark.study
 def test_recording_becomes_a_pull_request(runner: Runner) -> None:
-    runner.defaults(
-        f"--gemm-sessions=1 --gemm-set=speed.windows=3 --gemm-threads=1 --gemm-problem={ONE} -o pythonpath=."
-    )
+    runner.defaults(TIMED)
     context = {"inputs": {"accept": "", "reason": ""}}
     text = EXAMPLES["gemm-record"]
     # On a busy machine the run records nothing: this is what it would have written.
@@ -182,9 +181,7 @@ def test_recording_becomes_a_pull_request(runner: Runner) -> None:
 @pytest.mark.study
 def test_stored_baselines(runner: Runner) -> None:
     """Red where nothing is stored; not run for a fork."""
-    runner.defaults(
-        f"--gemm-sessions=1 --gemm-set=speed.windows=3 --gemm-threads=1 --gemm-problem={ONE} -o pythonpath=."
-    )
+    runner.defaults(TIMED)
     steps = runner.job(EXAMPLES["gemm-baselines"], "gate")
     assert runner.steps[-1].outputs["verdict"] == "no-baseline", output(steps)
     event = {"pull_request": {"head": {"repo": {"full_name": "fork/kernels"}}}}

@@ -24,7 +24,7 @@ from typing import Final
 
 import known_cpu
 import pytest
-from documents import ROOT, commands, commands_of
+from documents import ROOT, commands
 from made_up_sessions import CONFTEST as MADE_UP_SESSIONS
 from msgspec.structs import replace
 from warm_processes import Programs
@@ -301,12 +301,3 @@ def test_the_options_of_a_run_are_accepted(
     words = shlex.split(re.sub(r"(-against=)\S+", rf"\1{sys.prefix}", shown.run))
     options = [word for word in words if word.startswith("--gemm-")]
     pytester.parseconfigure("-p", "no:unraisableexception", *options)
-
-
-def test_what_a_page_shows() -> None:
-    text = "Run\n\n    pytest perf \\\n      -x   # all\n    3 passed\n\n"
-    text += "or `pip list`, see `pytest-gemm compare` and `git`.\n"
-    text += "```console\n$ pytest -k '# a'\npytest is run\n```\n```yaml\npytest\n```\n"
-    text += "    for a in b; do\n      pytest $a\n    done; wait\n"
-    found = [one.text for one in commands_of(text)]
-    assert found == ["pytest perf -x", "pip list", "pytest -k '# a'", "for a in b; do\n  pytest $a\ndone; wait"]

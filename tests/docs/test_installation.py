@@ -7,8 +7,6 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from pytest_gemm import __version__
 
 ROOT: Final = Path(__file__).parents[2]
@@ -26,20 +24,6 @@ def installed(text: str) -> list[str]:
         found += [FORM] * match[1].count(FORM) + NAME.findall(rest)
         found += re.findall(r"\S*git\+\S*pytest-gemm\S*", rest)
     return found
-
-
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("pip install pytest-gemm pytest-xdist", ["pytest-gemm"]),
-        ('"$side-env/bin/pip" install "pytest-gemm[dev]>=0.1" .', ["pytest-gemm[dev]>=0.1"]),
-        ("pip install git+https://github.com/OWNER/pytest-gemm", ["git+https://github.com/OWNER/pytest-gemm"]),
-        (f"pip install torch {FORM} .", [FORM]),
-        ("pip install . ../pytest-gemm", []),
-    ],
-)
-def test_a_command_is_understood(command: str, expected: list[str]) -> None:
-    assert installed(command) == expected
 
 
 def test_no_page_installs_what_no_index_has() -> None:

@@ -22,6 +22,8 @@ from pytest_gemm.speed.gate.policy import Policy
 CASES = tuple(CaseId("cpp", f"mm:f32:nn:{16 * (i + 1)}x64x64") for i in range(12))
 FIRST = CASES[0]
 Readings = dict[CaseId, list[Reading]]
+Judged = tuple[Screened, dict[CaseId, Judgement]]
+Mode = Callable[..., Judged]
 
 
 @dataclasses.dataclass
@@ -86,7 +88,7 @@ def judge(
     policy: Policy | None = None,
     edit: Callable[[Readings, Readings, Readings], None] = lambda _stored, _first, _more: None,
     first_epoch: float = 0.0,
-) -> tuple[Screened, dict[CaseId, Judgement]]:
+) -> Judged:
     """Record twelve sessions, screen, confirm; ``edit`` spoils the readings first.
 
     ``first_epoch``: how much faster everything was in the first epoch, as a fraction.
@@ -121,7 +123,7 @@ def judge_pair(
     policy: Policy | None = None,
     edit: Callable[[Readings, Readings, Readings, Readings], None] = lambda _a, _b, _c, _d: None,
     swing: float = 0.0,
-) -> tuple[Screened, dict[CaseId, Judgement]]:
+) -> Judged:
     """Base and head in alternation; ``swing``: how far the machine's state goes from pair to pair."""
     policy = policy or Policy.for_device("cpu")
     parts = []
@@ -372,9 +374,7 @@ def test_the_median_absolute_deviation_is_worth_what_the_constants_say() -> None
 
 @pytest.mark.parametrize("mode", [judge, judge_pair])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_same_code_is_never_slower(
-    mode: Callable[..., tuple[Screened, dict[CaseId, Judgement]]], device: str
-) -> None:
+def test_the_same_code_is_never_slower(mode: Mode, device: str) -> None:
     verdicts: list[Verdict] = []
     for seed in range(40):
         lab = Lab(seed=seed, noisy={CASES[2]: 0.03}, raw=CASES[9:])
@@ -405,7 +405,7 @@ def busy(*parts: Readings, seed: int = 0) -> None:
                 )
 
 
-BUSY: dict[Callable[..., tuple[Screened, dict[CaseId, Judgement]]], Callable[..., None]] = {
+BUSY: dict[Mode, Callable[..., None]] = {
     judge: lambda _stored, first, more: busy(first, more),
     judge_pair: busy,
 }
@@ -413,9 +413,7 @@ BUSY: dict[Callable[..., tuple[Screened, dict[CaseId, Judgement]]], Callable[...
 
 @pytest.mark.parametrize("mode", [judge, judge_pair])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_45_times_slower_is_found_on_a_busy_machine(
-    mode: Callable[..., tuple[Screened, dict[CaseId, Judgement]]], device: str
-) -> None:
+def test_what_is_45_times_slower_is_found_on_a_busy_machine(mode: Mode, device: str) -> None:
     for seed in range(10):
         _, judgements = mode(Lab(seed=seed), policy=Policy.for_device(device), subject={FIRST: 45.0}, edit=BUSY[mode])
         first = judgements.pop(FIRST)
@@ -428,9 +426,7 @@ def test_what_is_45_times_slower_is_found_on_a_busy_machine(
 @pytest.mark.parametrize("mode", [judge, judge_pair])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("slower", [1.0, 1.5])
-def test_a_load_alone_makes_nothing_slower(
-    mode: Callable[..., tuple[Screened, dict[CaseId, Judgement]]], device: str, slower: float
-) -> None:
+def test_a_load_alone_makes_nothing_slower(mode: Mode, device: str, slower: float) -> None:
     for seed in range(40):
         _, judgements = mode(
             Lab(seed=seed, raw=CASES[9:]), policy=Policy.for_device(device), subject=slower, edit=BUSY[mode]

@@ -17,6 +17,7 @@ from typing import Any, Final
 import made_up_sessions
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
+from speed_runs import stored
 from warm_processes import Programs
 
 from pytest_gemm.config.config import SpeedConfig
@@ -27,7 +28,6 @@ from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import controller, roofline
 from pytest_gemm.speed import runner as runner_module
-from pytest_gemm.speed.baseline import entry
 from pytest_gemm.speed.data import Sample, Session, read_session
 from pytest_gemm.speed.request import Group, Project
 from pytest_gemm.storage import files
@@ -318,10 +318,6 @@ def test_the_printed_way_to_accept_a_slow_down_works_where_it_is_printed(
     result = project.runpytest_inprocess(*given)
     assert result.ret == 0
     result.stdout.fnmatch_lines(["gate: 2 same"])
-    # Nothing waits any longer.
-    done = subprocess.run(["bash", "-c", printed.partition(";")[2]], capture_output=True, text=True, check=False)
-    assert done.returncode == 4
-    assert "is slower than its baseline, so that it could be accepted" in done.stderr
 
 
 @pytest.mark.slow
@@ -472,22 +468,11 @@ def test_a_selection_that_makes_a_case_slower_has_to_recur(
     selects: list[str], verdict: Verdict, told: str, tmp_path: Path
 ) -> None:
     # Autotuning on a busy machine takes a slow candidate now and then: nothing in the kernels has changed.
-    stored = entry.Baseline(
-        backend=CASE.backend,
-        problem=CASE.problem,
-        subject_us=tuple(10.0 + 1e-3 * i for i in range(8)),
-        selected=("old",),
-        spread=0.0,
-        contract="",
-        software={},
-        commit="",
-        date="",
-        epochs=(),
-    )
+    known = stored(CASE, [10.0 + 1e-3 * i for i in range(8)], selected=("old",), contract="")
     config: Any = SimpleNamespace(speed=SpeedConfig(baselines=tmp_path), options=defaultdict(str))
     runner = Selecting(selects)
     measurement = controller._Measurement(config, runner, "cuda", [CASE], [Group("head")])
-    measurement.made.stored = {CASE: stored}
+    measurement.made.stored = {CASE: known}
     measurement.judge()
     (judgement,) = measurement.made.judgements
     assert judgement.verdict is verdict, judgement.reason
@@ -505,18 +490,19 @@ _TIMED: Final = ("-m", "pytest", "--gemm-backends=correct", "--gemm-sessions=1",
 
 
 @pytest.mark.slow
-def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> None:
+def test_two_runs_of_a_machine_do_not_time_at_once_nor_wait_for_ever(project: pytest.Pytester) -> None:
     with contextlib.ExitStack() as holding:
         holding.enter_context(files.locked(lock_of(project.path / "tmp", "cpu")))
-        waiting = project.popen(
-            [sys.executable, *_TIMED],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        result = project.run(sys.executable, *_TIMED, "--gemm-set=speed.wait=1")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(
+            [f"ERROR: speed: process {os.getpid()} holds * for more than 1 s: * raise --gemm-set=speed.wait *"]
         )
-        said = ""
-        while f"process {os.getpid()} is timing on cpu; waiting for it, 0 of 3600 s (speed.wait)" not in said:
+        waiting = project.popen(
+            [sys.executable, *_TIMED], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        said = b""
+        while f"process {os.getpid()} is timing on cpu; waiting for it, 0 of 3600 s (speed.wait)".encode() not in said:
             assert waiting.stdout is not None
             line = waiting.stdout.readline()
             assert line, said
@@ -524,17 +510,7 @@ def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> 
         holding.close()
         rest, _ = waiting.communicate()
     assert waiting.returncode == 0, rest
-    assert "GEMM speed on" in rest
-
-
-@pytest.mark.slow
-def test_a_run_does_not_wait_for_another_one_for_ever(project: pytest.Pytester) -> None:
-    with files.locked(lock_of(project.path / "tmp", "cpu")):
-        result = project.run(sys.executable, *_TIMED, "--gemm-set=speed.wait=1")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        [f"ERROR: speed: process {os.getpid()} holds * for more than 1 s: * raise --gemm-set=speed.wait *"]
-    )
+    assert b"GEMM speed on" in rest
 
 
 def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from scipy import stats
-from speed_runs import CASE, LINE, OTHER, PEAKS, REASONS, TIMED, example, measured, problems, run_of
+from speed_runs import CASE, LINE, OTHER, PEAKS, REASONS, TIMED, example, measured, problems, run_of, stored
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.baseline.entry import Baseline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample
 from pytest_gemm.speed.report import rows as rows_module
 from pytest_gemm.speed.report import text as reports
@@ -272,23 +271,11 @@ SLOWER = Judgement(
 )
 
 
-STORED = Baseline(
-    problem=LINE,
-    subject_us=(117.2,),
-    spread=0.0,
-    contract="5f0c",
-    software={},
-    commit="ab12cd3",
-    date="2026-07-01T10:00:00",
-    epochs=(),
-)
-
-
 def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -> None:
     text = reports.failure(
         SLOWER,
         "pytest rerun",
-        stored=STORED,
+        stored=stored(CASE, [117.2]),
         record="pytest perf --gemm-record",
     )
     assert text.splitlines() == [

@@ -8,39 +8,38 @@ import itertools
 import math
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import fake_nvml
-import psutil
 import pytest
 import torch
 
+from pytest_gemm.machine import processor
 from pytest_gemm.speed.timing import cpu, paired
 from pytest_gemm.speed.timing import cuda as cuda_module
 from pytest_gemm.speed.timing.cuda import CudaTimer, GpuState
-from pytest_gemm.speed.timing.paired import Call, Conditions, Plan, Readings, Target, TimingError
+from pytest_gemm.speed.timing.paired import Call, Conditions, Plan, Readings, Target, Timer, TimingError
 
 # Seconds of a call that begins at a given time.
 Cost = Callable[[float], float]
 
 
-class VirtualTimer:
+class VirtualTimer(Timer):
     """A clock that only the calls move: each has the cost that belongs to its name."""
 
     def __init__(self, **costs: Cost | float) -> None:
         self.now = 0.0
         self.readings: list[tuple[str, int, float]] = []
-        self.log: list[str] = []
+        self.has_ended = False
         self.costs = {name: cost if callable(cost) else (lambda _now, c=cost: c) for name, cost in costs.items()}
-        self.conditions = Conditions({"load": 7.0})
 
     def call(self, name: str) -> Call:
         def run() -> None:
@@ -55,19 +54,12 @@ class VirtualTimer:
     def clock(self) -> float:
         return self.now
 
-    def steady(self) -> bool:
-        return True
-
     def begin(self) -> None:
         self.readings.clear()
-        self.log.append("begin")
-
-    def taken(self, name: str) -> None:
-        self.log.append(name)
 
     def end(self) -> Conditions:
-        self.log.append("end")
-        return self.conditions
+        self.has_ended = True
+        return Conditions({})
 
     def measure(self, *, comparator: bool = True, **plan: Any) -> Readings:
         return paired.measure(
@@ -94,17 +86,13 @@ class VirtualTarget:
 # -- blocks --------------------------------------------------------------------------------------------------
 
 
-def blocks_of(timer: VirtualTimer, length: int) -> list[tuple[str, ...]]:
-    names = [name for name, _, _ in timer.readings]
-    return [tuple(names[i : i + length]) for i in range(0, len(names), length)]
-
-
 def test_a_block_reads_both_twice_in_a_random_order_that_the_seed_repeats() -> None:
     orders = []
     for seed in (0, 0, 1):
         timer = VirtualTimer(subject=2e-3, comparator=3e-3)
         readings = timer.measure(seed=seed)
-        orders.append(blocks_of(timer, 4))
+        names = [name for name, _, _ in timer.readings]
+        orders.append([tuple(names[i : i + 4]) for i in range(0, len(names), 4)])
         assert len(readings.subject) == len(readings.comparator) == 30
     assert set(orders[0]) == {
         ("subject", "comparator", "comparator", "subject"),
@@ -231,7 +219,7 @@ def test_the_conditions_end_even_when_a_call_fails() -> None:
     timer = VirtualTimer(subject=fails, comparator=1e-3)
     with pytest.raises(RuntimeError, match="boom"):
         timer.measure()
-    assert timer.log[-1] == "end"
+    assert timer.has_ended
 
 
 # -- plans and readings ----------------------------------------------------------------------------------------
@@ -280,92 +268,56 @@ def test_the_collector_is_back_after_a_call_that_fails() -> None:
     assert gc.isenabled()
 
 
+def test_the_work_of_all_but_guests_on_the_own_cores_is_counted(tmp_path: Path) -> None:
+    columns = "1 2 4 8 16 32 64 128 256 512"  # user nice system idle iowait irq softirq steal guest guest_nice
+    (tmp_path / "stat").write_text(f"cpu 1 1 1\ncpu0 {columns}\ncpu1 {columns}\ncpu2 {columns}\nintr 5\n")
+    ticks = processor.TICKS
+    expected = {"busy": 2 * (1 + 2 + 4 + 32 + 64 + 128) / ticks, "stolen": 2 * 128 / ticks}
+    assert processor.busy_seconds({0, 1}, tmp_path) == expected
+    assert processor.busy_seconds({0}, tmp_path / "nowhere") == {}
+
+
 @pytest.mark.parametrize(
-    ("column", "core", "counts"),
+    ("spent", "says"),
     [
-        ("user", 0, True),
-        ("nice", 1, True),
-        ("irq", 0, True),
-        ("steal", 1, True),
-        ("idle", 0, False),
-        ("iowait", 0, False),
-        ("guest", 0, False),  # is in user already
-        ("user", 2, False),  # not a core of this process
+        ({"busy": 0.9}, ""),  # seconds of ten
+        ({"busy": 1.3}, "others used 0.13 of its cores"),
+        ({"busy": 11.3, "own": 10.0}, "others used 0.13 of its cores"),
+        ({"waited": 0.9}, ""),
+        ({"waited": 2.0}, "others used 0.20 cores that it waited for"),
+        ({"waited": 20.0, "own": 10.0}, "others used 1.00 cores that it waited for"),
+        ({"waited": 20.0, "own": 20.0}, ""),  # four threads on two cores wait for each other
+        ({"waited": 28.0, "own": 12.0}, "others used 0.80 cores that it waited for"),
+        ({}, ""),  # the system tells nothing
     ],
 )
-def test_load_of_others_on_the_own_cores_disturbs(
-    column: str, core: int, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_others_that_take_a_tenth_of_a_core_disturb(
+    spent: dict[str, float], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    columns = ["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice"]
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
-
-    def write(extra: int) -> None:
-        rows = [[1000 + extra * ((c, number) == (column, core)) for c in columns] for number in range(3)]
-        lines = [f"cpu{number} {' '.join(map(str, row))}" for number, row in enumerate(rows)]
-        (tmp_path / "stat").write_text("\n".join(["cpu 1 1 1", *lines, "intr 5", ""]), encoding="utf-8")
-
-    timer = cpu.CpuTimer(tmp_path)
-    write(0)
+    monkeypatch.setattr(cpu, "cores", lambda: 2)
+    timer = cpu.CpuTimer()
+    spent = {"wall": 10.0, "own": 0.0, **spent} | ({"stolen": 0.0} if "busy" in spent else {})
+    counters = iter([dict.fromkeys(spent, 1.0), {name: 1.0 + seconds for name, seconds in spent.items()}])
+    monkeypatch.setattr(timer, "_counters", lambda: next(counters))
     timer.begin()
-    write(10**9)
     found = timer.end()
-    assert ("of its cores" in found.disturbed) == counts
-    assert (found.telemetry["others_cores"] > 1000) == counts
-    assert (found.telemetry["stolen_cores"] > 1000) == (column == "steal")
-
-
-@pytest.mark.parametrize(("load", "disturbs"), [(0.0, False), (0.09, False), (0.13, True)])
-def test_a_little_load_is_not_a_disturbance(
-    load: float, disturbs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cores kept busy by others for ten seconds."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
-    timer = cpu.CpuTimer(tmp_path)
-    for now, busy in ((0.0, 1.0), (10.0, 1.0 + 10.0 * load)):
-        ticks = round(busy * os.sysconf("SC_CLK_TCK"))
-        (tmp_path / "stat").write_text(f"cpu0 {ticks} 0 0 0 0 0 0 0 0 0\n", encoding="utf-8")
-        with monkeypatch.context() as patch:
-            patch.setattr("time.perf_counter", lambda now=now: now)
-            if now == 0.0:
-                timer.begin()
-            else:
-                assert bool(timer.end().disturbed) == disturbs
-
-
-@pytest.mark.parametrize(
-    ("threads", "waited", "says"),
-    [
-        (2, 0.1, ""),  # seconds of ten, each thread
-        (2, 1.0, "others used 0.20 cores that it waited for"),
-        (4, 5.0, ""),  # four threads on two cores wait for each other
-        (4, 7.0, "others used 0.80 cores that it waited for"),
-    ],
-)
-def test_threads_that_wait_for_their_core_disturb(
-    threads: int, waited: float, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """OpenMP binds each thread to a core: what runs on the others' cores is not in the main thread's counters."""
-    own = os.getpid()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0} if pid in {0, own} else {1})
-    timer = cpu.CpuTimer(tmp_path)
-    ids = [own + number for number in range(threads)]
-    tasks = [tmp_path / "self" / "task" / str(number) for number in ids]
-    monkeypatch.setattr(psutil.Process, "threads", lambda _: [types.SimpleNamespace(id=number) for number in ids])
-    for now in (0.0, 10.0):
-        ran = min(10.0 - waited, 20.0 / threads) if now else 0.0
-        for task in tasks:
-            task.mkdir(parents=True, exist_ok=True)
-            waits = round((1.0 + waited * bool(now)) * 1e9)
-            (task / "schedstat").write_text(f"{round(ran * 1e9)} {waits} 7\n", encoding="utf-8")
-        usage = resource.struct_rusage((threads * ran, *[0.0] * 15))
-        with monkeypatch.context() as patch:
-            patch.setattr("time.perf_counter", lambda now=now: now)
-            patch.setattr(resource, "getrusage", lambda _who, usage=usage: usage)
-            if now == 0.0:
-                timer.begin()
-            else:
-                found = timer.end()
     assert found.disturbed == says
+    assert ("others_cores" in found.telemetry) == ("busy" in spent)
+    assert ("waited_cores" in found.telemetry) == ("waited" in spent)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
+def test_cores_are_those_of_all_threads() -> None:
+    """OpenMP binds each thread to a core."""
+    own = os.sched_getaffinity(0)
+    first, second, *_ = own
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(os.sched_setaffinity, 0, {second}).result()
+        os.sched_setaffinity(0, {first})
+        try:
+            assert cpu.cores() == 2
+        finally:
+            os.sched_setaffinity(0, own)
 
 
 @pytest.mark.slow
@@ -390,16 +342,6 @@ def test_a_thread_that_shares_its_core_is_seen_to_wait() -> None:
         os.sched_setaffinity(0, cores)
     assert "cores that it waited for" in found.disturbed
     assert 0.1 < found.telemetry["waited_cores"] <= 1.0
-
-
-def test_without_counters_nothing_is_said_of_others(tmp_path: Path) -> None:
-    (tmp_path / "stat").write_text("cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n", encoding="utf-8")
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        timer = cpu.CpuTimer(folder)
-        timer.begin()
-        found = timer.end()
-        assert found.disturbed == ""
-        assert "others_cores" not in found.telemetry
 
 
 def test_a_product_is_timed_on_the_cpu() -> None:
@@ -477,10 +419,8 @@ class Counted:
 class FakeProbe:
     def __init__(self, *states: GpuState) -> None:
         self.states: Iterator[GpuState] = itertools.cycle(states or (GpuState(1980.0),))
-        self.reads = 0
 
     def __call__(self) -> GpuState | None:
-        self.reads += 1
         return next(self.states)
 
 

@@ -1,9 +1,8 @@
 """False alarms and power of the gate on a machine: ``python tests/studies/calibrate.py SESSIONS_DIR > calibration.md``.
 
-Many sessions of the same code (an A/A study) give the rate of false alarms of a rule; multiplying one case's readings
+Many sessions of the same code (an A/A study) give the rate of false alarms of the gate; multiplying one case's readings
 by 1.05 gives its power for a slow-down of 5%.  Runs are sampled from the sessions without replacement, whole sessions
-at a time, which preserves what the cases of one process have in common.  The rules of four other tools are scored on
-the same samples.
+at a time, which preserves what the cases of one process have in common.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ STORED: Final = "gate, stored baseline"
 AGAINST: Final = "gate, base against head"
 SUITE: Final = "gate, stored, 200 cases"
 
-_PEERS: Final = ("mean:5%", "U test", "asv", "1.20x")  # rules of other tools
-_RULES: Final = (*_PEERS, STORED, SUITE, AGAINST)  # as templates/calibration.md.jinja explains them
+_RULES: Final = (STORED, SUITE, AGAINST)  # as calibration.md.jinja explains them
 
 _SUITE: Final = 200  # cases of a composed suite
 _POWER_RUNS: Final = 100  # planting is a run for every slow-down; this many bound a share of 0.95 to within 0.05
@@ -50,7 +48,7 @@ _PRESENT: Final = 0.9  # share of the sessions that must have a case
 
 @dataclasses.dataclass
 class Score:
-    """How a rule did.
+    """How the gate did, in one of its uses.
 
     Attributes:
         runs: A/A runs.
@@ -73,17 +71,13 @@ class Score:
     found: Counter[tuple[float, str]] = dataclasses.field(default_factory=Counter)
     planted: Counter[tuple[float, str]] = dataclasses.field(default_factory=Counter)
 
-    def add(self, slower: int, judged: int) -> None:
-        """Count a run in which so many of the judged cases were called slower."""
-        self.runs += 1
-        self.red += slower > 0
-        self.flagged += slower
-        self.judged += judged
-
     def count(self, screened: Screened, judgements: Mapping[CaseId, Judgement]) -> None:
-        """Count a run of the gate."""
+        """Count a run."""
         verdicts = Counter(judgement.verdict for judgement in judgements.values())
-        self.add(verdicts[Verdict.SLOWER], len(judgements))
+        self.runs += 1
+        self.red += verdicts[Verdict.SLOWER] > 0
+        self.flagged += verdicts[Verdict.SLOWER]
+        self.judged += len(judgements)
         self.faster += verdicts[Verdict.FASTER]
         self.undecided += verdicts[Verdict.UNDECIDED]
         self.confirmed += len(screened.wanted)
@@ -107,25 +101,18 @@ class CaseFacts:
         seconds: median over the sessions of their estimates.
         raw, ratio: session-to-session scale of the logarithm of the time and of the ratio (1.4826 MAD).
         weights: how often each share of the comparator was chosen.
-        stored, against: minimum detectable effects that the gate stated, one a run.
+        effects: minimum detectable effects that the gate stated, one a run, by its use.
     """
 
     seconds: float
     raw: float
     ratio: float | None
     weights: Counter[float] = dataclasses.field(default_factory=Counter)
-    stored: list[float] = dataclasses.field(default_factory=list)
-    against: list[float] = dataclasses.field(default_factory=list)
+    effects: dict[str, list[float]] = dataclasses.field(default_factory=lambda: defaultdict(list))
 
-    @property
-    def detectable_stored(self) -> float | None:
-        """Median of the effects against stored baselines."""
-        return statistics.median(self.stored) if self.stored else None
-
-    @property
-    def detectable_against(self) -> float | None:
-        """Median of the effects of base against head."""
-        return statistics.median(self.against) if self.against else None
+    def detectable(self, use: str) -> float | None:
+        """Median of the effects in a use of the gate."""
+        return statistics.median(self.effects[use]) if self.effects[use] else None
 
     @property
     def kind(self) -> str:
@@ -143,7 +130,7 @@ class Study:
         policy: of the gate.
         stored_sessions: of a baseline.
         pairs: pairs of neighbouring sessions; too few of them leave base against head out.
-        scores: by the rule's name.
+        scores: by the use of the gate.
         cases: by case.
         left_out: cases that too few sessions have, with their number.
     """
@@ -298,40 +285,6 @@ def suite_run(table: Sessions, rng: np.random.Generator, policy: Policy, k: int)
     return Resample(Design(policy, stored), ({}, first), ({}, more))
 
 
-# -- the other tools' rules --------------------------------------------------------------------------------------
-
-
-def _peers(now: Sequence[Sample], then: Sample, changes: Sequence[float]) -> list[dict[str, bool]]:
-    """Which of the other rules flag a case that is slower than in a stored session by each of the changes.
-
-    Args:
-        now: three sessions of the head; all but the last rule look at the first alone.
-        then: the stored session.
-        changes: slow-downs to plant, as fractions.
-    """
-    factors = 1 + np.array(changes)
-    # One test a row: the planted slow-downs of the same readings.
-    p = stats.mannwhitneyu(
-        factors[:, None] * np.array(now[0].subject),
-        np.array(then.subject)[None, :],
-        axis=1,
-        method="asymptotic",
-        use_continuity=False,
-    ).pvalue
-    mean = factors * statistics.fmean(now[0].subject) / statistics.fmean(then.subject)
-    median = factors * now[0].median / then.median
-    least = factors * min(one.median for one in now) / then.median
-    return [
-        {
-            "mean:5%": bool(mean[i] > 1.05),
-            "U test": bool(p[i] < 0.05 and median[i] > 1),
-            "asv": bool(median[i] > 1.1 and p[i] < 0.002),
-            "1.20x": bool(least[i] > 1.2),
-        }
-        for i in range(len(changes))
-    ]
-
-
 # -- the study ---------------------------------------------------------------------------------------------------
 
 
@@ -371,7 +324,6 @@ def calibrate(sessions: Sequence[Session], *, runs: int = 300, seed: int = 0, st
         screened = _gate_run(study, STORED, draw, plant=plant)
         for case, weight in screened.learnt.weights.items():
             study.cases[case].weights[weight] += 1
-        _peer_run(study, table, order, stored, plant=plant)
         study.scores[SUITE].count(*suite_run(table, rng, policy, stored).idle())
         if pairs >= policy.screen_pairs + policy.confirm_pairs:
             _gate_run(study, AGAINST, pair_run(table, rng, policy), plant=plant)
@@ -395,8 +347,7 @@ def _gate_run(study: Study, name: str, draw: Resample, *, plant: bool) -> Screen
     score.count(screened, judgements)
     for case, judgement in screened.judgements.items():
         if judgement.minimum_effect is not None:
-            facts = study.cases[case]
-            (facts.against if name == AGAINST else facts.stored).append(judgement.minimum_effect)
+            study.cases[case].effects[name].append(judgement.minimum_effect)
     if plant:
         cases = list(study.cases)
         for change in PLANTED:
@@ -406,20 +357,6 @@ def _gate_run(study: Study, name: str, draw: Resample, *, plant: bool) -> Screen
                 for case in slowed:
                     score.plant(change, study.cases[case].kind, found=case in found)
     return screened
-
-
-def _peer_run(study: Study, table: Sessions, order: Sequence[int], k: int, *, plant: bool) -> None:
-    slower: Counter[str] = Counter()
-    for case, facts in study.cases.items():
-        then = next(by[case] for n in order[:k] if case in (by := table.samples[n]))
-        now = [by[case] for n in order[k:] if case in (by := table.samples[n])][:3]
-        idle, *slowed = _peers(now, then, (0.0, *(PLANTED if plant else ())))
-        slower.update(rule for rule, red in idle.items() if red)
-        for change, flagged in zip(PLANTED, slowed, strict=False):
-            for rule, red in flagged.items():
-                study.scores[rule].plant(change, facts.kind, found=red)
-    for rule in _PEERS:
-        study.scores[rule].add(slower[rule], len(study.cases))
 
 
 # -- the page ----------------------------------------------------------------------------------------------------
@@ -436,7 +373,6 @@ def page(study: Study) -> str:
         study=study,
         scores=scores,
         runs=runs,
-        peers=_PEERS,
         planted=PLANTED,
         planted_runs=min(runs, _POWER_RUNS),
         classes=CLASSES,

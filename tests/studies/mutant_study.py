@@ -553,7 +553,7 @@ def flooded(seed: int, count: int, journal: Path | None = None) -> Flood:
         if ledger().applicable("aten", problem, "test_product", environment) is not None:
             return  # it can kill the process
         if journal is not None:
-            (journal / str(seed)).write_text(trial.to_text())
+            (journal / str(seed)).write_text(f"{problem}, seed {trial.seed}")
         for outcome in who.outcomes(Case(backend, problem, trial.distributions, trial.seed, Device.CPU)):
             found.add(outcome, problem, ledger().match(outcome, problem, environment) is not None)
 

@@ -13,7 +13,7 @@ import argparse
 import functools
 import itertools
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -64,9 +64,6 @@ _NEEDED: Final[Mapping[str, str]] = {
     "out.offset": "out.copied",
     "out.transposed": "out.copied",
 }
-# An addition has so many facts that are asked for at most; more than two make it less likely that a template takes it.
-_TOGETHER: Final = 5
-_TRIED: Final = 12
 # Facets of which a problem has one value.
 _SINGLE: Final = frozenset({"op", "dtypes", "layout", "bias"})
 
@@ -249,18 +246,13 @@ def missing(problems: Sequence[Problem]) -> dict[Pair, Problem]:
 
 
 def additions(problems: Sequence[Problem]) -> tuple[Problem, ...]:
-    """Problems that have all pairs which these do not have: few, for one covers several."""
+    """Problems that have all pairs which these do not have; one covers several."""
     left, found = missing(problems), []
     while left:
-        pair, problem = next(iter(left.items()))
-        wanted = frozenset(fact for fact in pair if fact[0] != "mode")
-        beside = Counter(fact for other in left if other & wanted for fact in other - wanted if fact[0] != "mode")
-        for fact, _ in beside.most_common(_TRIED):
-            if len(wanted) < _TOGETHER and (made := _witness(wanted | {fact} | pair)) is not None:
-                problem, wanted = made, wanted | {fact}
+        problem = next(iter(left.values()))
         found.append(problem)
         have = covered([problem])
-        left = {other: one for other, one in left.items() if other not in have and other != pair}
+        left = {pair: one for pair, one in left.items() if pair not in have}
     return tuple(found)
 
 

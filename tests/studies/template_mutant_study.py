@@ -1,6 +1,6 @@
 """Mutation study of PyTorch's own templates: which regressions of them does the suite find?
 
-    python tests/studies/template_mutant_study.py --backend cpp [--level quick] [--only PATTERN] [--most N] [--out PAGE]
+    python tests/studies/template_mutant_study.py --backend cpp [--level quick] [--only PATTERN] [--most N] > PAGE
 
 Each mutant of ``template_mutants/*.toml`` is killed, has survived, is not reached by a problem of the level, or is not
 in the installed release.  Null mutants are controls.  The state is kept, and a run that is repeated goes on where the
@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from studies import lines
 from template_mutants import report, table
 from template_mutants.study import Study
 
@@ -33,31 +34,28 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=0, metavar="N", help="problems for a mutant (default: 0, all)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--state", type=Path, default=Path("build/template-mutants"), help="folder of the answers")
-    parser.add_argument("--out", type=Path, metavar="PAGE", help="write the report of all that the state holds")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Run the study; returns 1 where a null mutant fails, or a problem that kills fails without a mutant."""
+    """Print the page of all that the state holds; returns 1 where a null mutant, or no mutant, makes a problem fail."""
     given = arguments()
     marked, missing = table.in_release(table.load(given.backend))
     there, missing = ([one for one in part if fnmatch.fnmatchcase(one.name, given.only)] for part in (marked, missing))
-    lines = given.problems.split(",") if given.problems else [one.line for one in matrix.products(given.level)]
-    study = Study(given.backend, given.level, lines, given.state.resolve(), given.jobs, given.most)
-    found = []
+    problems = given.problems.split(",") if given.problems else [one.line for one in matrix.products(given.level)]
+    study = Study(given.backend, given.level, problems, given.state.resolve(), given.jobs, given.most)
+    nulls, killing, wrong = {one.name for one in there if one.null}, set(), []
     for verdict in study.verdicts(there, marked):
-        found.append(verdict)
         by = f" by {verdict.problem} ({verdict.status})" if verdict.problem else ""
         counts = f"{verdict.tried} of {verdict.reaching} problems, {verdict.seconds:.0f} s"
-        sys.stdout.write(f"{verdict.mutant}: {verdict.verdict}{by}; {counts}\n")
-        sys.stdout.flush()
-    wrong = study.right(sorted({one.problem for one in found if one.problem}))
-    sys.stdout.write("".join(f"{line} fails without a mutant\n" for line in wrong))
-    sys.stdout.write(report.summary(there, missing, found))
-    if given.out:
-        given.out.write_text(report.page(given.state.resolve()), encoding="utf-8")
-    nulls = {one.name for one in there if one.null}
-    return int(bool(wrong or any(one.verdict == "killed" and one.mutant in nulls for one in found)))
+        sys.stderr.write(f"{verdict.mutant}: {verdict.verdict}{by}; {counts}\n")
+        if verdict.verdict == "killed":
+            killing.add(verdict.problem)
+            if verdict.mutant in nulls:
+                wrong.append(f"{verdict.mutant} changes nothing, and was killed")
+    wrong += [f"{line} fails without a mutant" for line in study.right(sorted(killing))]
+    sys.stderr.write(f"not in this release: {', '.join(one.name for one in missing) or 'none'}\n")
+    return lines.printed(report.page(given.state.resolve()), wrong)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a mutation study has found, as text and as a page."""
+"""What a mutation study has found, as a page."""
 
 from __future__ import annotations
 
@@ -24,19 +24,6 @@ def _counts(mutants: Sequence[table.Mutant], found: Iterable[Verdict]) -> dict[s
         if kind is not None:
             count[f"{kind} {one.verdict}".strip()] += 1
     return count
-
-
-def summary(mutants: Sequence[table.Mutant], missing: Sequence[table.Mutant], found: Sequence[Verdict]) -> str:
-    """The result of a run in a few lines."""
-    count = _counts(mutants, found)
-    reached = count["killed"] + count["survived"]
-    lines = [f"{count['killed']} of {reached} mutants killed that are reached and not equivalent"]
-    lines.append(f"{count['not reached']} not reached, {len(missing)} not in this release")
-    nulls = sum(number for kind, number in count.items() if kind.startswith("null"))
-    lines.append(f"{count['null killed']} of {nulls} null mutants found; {count['equivalent killed']} equivalent found")
-    counted = {one.name for one in mutants if not one.null and not one.equivalent}
-    lines += [f"survived: {one.mutant}" for one in found if one.verdict == "survived" and one.mutant in counted]
-    return "\n".join(lines) + "\n"
 
 
 def page(state: Path) -> str:

@@ -103,14 +103,14 @@ class Study:
         places = hashlib.sha256("".join(mutant.digest for mutant in mutants).encode()).hexdigest()[:12]
         file = self.folder / f"survey-{places}.jsonl"
         given = self.folder / f"survey-{places}.json"
-        patches.write(given, (one for mutant in mutants for one in mutant.patches), only_marks=True)
+        patches.write(given, (mutant.patch for mutant in mutants), only_marks=True)
         return self._surveyed(file, given, self.lines, self.jobs)
 
     def changing(self, mutant: Mutant, lines: Sequence[str], plain: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """The problems whose program a mutant changes."""
         file = self.folder / f"changed-{mutant.name}-{mutant.digest}.jsonl"
         given = self.folder / f"changed-{mutant.name}.json"
-        patches.write(given, mutant.patches)
+        patches.write(given, [mutant.patch])
         found = self._surveyed(file, given, lines, 1)
         return [line for line in lines if found.get(line, plain[line])["digest"] != plain[line]["digest"]]
 
@@ -179,7 +179,7 @@ class Study:
         if asked:
             found = self._run(mutant, asked[:FIRST], found)
         if found.verdict == "survived" and (rest := asked[found.tried + found.same :]):
-            if not all(one.is_text() for one in mutant.patches):  # which may change nothing of a program
+            if not mutant.patch.is_text():  # which may change nothing of a program
                 differ = self.changing(mutant, rest, plain)
                 found = dataclasses.replace(found, same=found.same + len(rest) - len(differ))
                 rest = differ
@@ -193,7 +193,7 @@ class Study:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         given = folder / "patches.json"
-        patches.write(given, mutant.patches)
+        patches.write(given, [mutant.patch])
         outcomes, ended = self._suite(folder, given, lines)
         failed = next((one for one in outcomes if one["status"] in _FAILURES), None)
         marked = before.marked or self._is_marked(folder, mutant)

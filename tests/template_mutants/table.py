@@ -3,21 +3,19 @@
 A ``[[mutant]]`` has a ``name``, the ``file`` below ``torch/_inductor``, the text ``old`` that becomes ``new``, and what
 it ``imitates``, a kind of regression.  ``after`` is a text before it, where ``old`` stands more than once.  ``null`` is
 the reason why it changes nothing: a control.  ``equivalent`` is the reason why no result can show it, and ``survives``
-why the suite does not find it all the same.  ``also`` lists further changes that belong to it, and ``elsewhere`` the
-same change as other releases have it: tables with ``file``, ``old``, ``new`` and ``after``; what they leave out is the
-mutant's.
+why the suite does not find it all the same.  ``elsewhere`` lists the same change as other releases have it: tables
+with ``file``, ``old``, ``new`` and ``after``; what they leave out is the mutant's.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from pytest_gemm.storage.datafile import document
 from template_mutants.patches import NotInReleaseError, Patch, changed, folder
@@ -27,8 +25,8 @@ BACKENDS: Final = ("cpp", "triton", "cutlass")
 _COMMENTS: Final[Mapping[str, str]] = {"cpp": "/*", "triton": "#", "cutlass": "/*"}
 
 
-class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of a file; see the module's docstring."""
+class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One mutant; see the module's docstring."""
 
     name: str
     file: str
@@ -39,47 +37,18 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     null: str = ""
     equivalent: str = ""
     survives: str = ""
-    also: tuple[dict[str, str], ...] = ()
     elsewhere: tuple[dict[str, str], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-    """One mutant; see the module's docstring.
-
-    Attributes:
-        backend: whose templates it changes.
-        patch: the change.
-        imitates: what kind of regression it is.
-        null: why it changes nothing, "" for one that does.
-        equivalent: why no result can show it, "" for one that can be killed.
-        survives: why the suite does not find it, for the report.
-        others: further changes that belong to it.
-        elsewhere: the change as other releases have it.
-    """
-
-    backend: str
-    patch: Patch
-    imitates: str
-    null: str = ""
-    equivalent: str = ""
-    survives: str = ""
-    others: tuple[Patch, ...] = ()
-    elsewhere: tuple[Patch, ...] = ()
+    comment: str = "#"
 
     @property
-    def name(self) -> str:
-        return self.patch.name
-
-    @property
-    def patches(self) -> tuple[Patch, ...]:
-        """All its changes."""
-        return (self.patch, *self.others)
+    def patch(self) -> Patch:
+        """Its change."""
+        return Patch(self.name, self.file, self.old, self.new, self.after, self.comment)
 
     @property
     def digest(self) -> str:
         """Of its text: an answer of an earlier run holds as long as it is the same."""
-        return hashlib.sha256(repr(self.patches).encode()).hexdigest()[:12]
+        return hashlib.sha256(repr(self.patch).encode()).hexdigest()[:12]
 
 
 def load(backend: str) -> tuple[Mutant, ...]:
@@ -90,13 +59,7 @@ def load(backend: str) -> tuple[Mutant, ...]:
         msgspec.ValidationError: for an unknown key or a wrong value.
     """
     (tables,) = document(FOLDER / f"{backend}.toml").values()
-    found = []
-    for row in msgspec.convert(tables, list[_Row]):
-        patch = Patch(row.name, row.file, row.old, row.new, row.after, _COMMENTS[backend])
-        also, elsewhere = (
-            tuple(dataclasses.replace(patch, **one) for one in changes) for changes in (row.also, row.elsewhere)
-        )
-        found.append(Mutant(backend, patch, row.imitates, row.null, row.equivalent, row.survives, also, elsewhere))
+    found = [replace(one, comment=_COMMENTS[backend]) for one in msgspec.convert(tables, list[Mutant])]
     assert len({one.name for one in found}) == len(found), "names are unique"
     return tuple(found)
 
@@ -110,7 +73,7 @@ def in_release(mutants: Iterable[Mutant]) -> tuple[list[Mutant], list[Mutant]]:
     there: list[Mutant] = []
     missing: list[Mutant] = []
     for mutant in mutants:
-        ways = (mutant, *(dataclasses.replace(mutant, patch=patch) for patch in mutant.elsewhere))
+        ways = (mutant, *(replace(mutant, **changes) for changes in mutant.elsewhere))
         found = next(filter(_applies, ways), None)
         (missing if found is None else there).append(found or mutant)
     return there, missing
@@ -118,15 +81,11 @@ def in_release(mutants: Iterable[Mutant]) -> tuple[list[Mutant], list[Mutant]]:
 
 def _applies(mutant: Mutant) -> bool:
     """Whether its text is in the installed release."""
-    by_file: dict[str, list[Patch]] = defaultdict(list)
-    for patch in mutant.patches:
-        by_file[patch.file].append(patch)
-    for file, patches in by_file.items():
-        path = folder() / file
-        try:
-            text = changed(path.read_text(encoding="utf-8"), patches)
-        except (FileNotFoundError, NotInReleaseError):
-            return False
-        if path.suffix == ".py":
-            compile(text, str(path), "exec")
+    path = folder() / mutant.file
+    try:
+        text = changed(path.read_text(encoding="utf-8"), [mutant.patch])
+    except (FileNotFoundError, NotInReleaseError):
+        return False
+    if path.suffix == ".py":
+        compile(text, str(path), "exec")
     return True

@@ -9,7 +9,6 @@ import os
 import resource
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import psutil
@@ -58,13 +57,9 @@ class CpuTimer(Timer):
     because others ran there; ``others_cores``, how many cores' worth of work somebody else did on the cores that the
     main thread may run on (of which ``stolen_cores`` by the hypervisor for other machines).  What the system does not
     tell is left out.
-
-    Args:
-        proc: where procfs is mounted.
     """
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
+    def __init__(self) -> None:
         self._before: dict[str, float] = {}
 
     def targets(self, works: Mapping[str, Calls]) -> Mapping[str, Target]:
@@ -101,8 +96,8 @@ class CpuTimer(Timer):
     def _counters(self) -> dict[str, float]:
         """Seconds since some origin: by the clock, and of CPU time; what the system does not count is left out."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        found = processor.busy_seconds(self._proc, os.sched_getaffinity(0))
-        if (lost := processor.waited(self._proc)) is not None:
+        found = processor.busy_seconds(os.sched_getaffinity(0))
+        if (lost := processor.waited()) is not None:
             found["waited"] = lost
         own = usage.ru_utime + usage.ru_stime
         return found | {"wall": time.perf_counter(), "own": own}
