@@ -97,26 +97,6 @@ class Headroom:
     zero: int
     draw: Callable[[str], Stream]
 
-    @property
-    def k(self) -> int:
-        """Number of products in a sum."""
-        return self.problem.terms
-
-    @property
-    def b_is_a(self) -> bool:
-        """B is A, as it is or transposed."""
-        return self.problem.b_is_a
-
-    @property
-    def scaled(self) -> bool:
-        """B has scales for each column."""
-        return self.problem.op.weight_scales
-
-    @property
-    def int8(self) -> bool:
-        """A and B are 8-bit integers whose product is scaled."""
-        return self.problem.op.int8
-
     @functools.cached_property
     def quantised(self) -> str:
         """``tensorwise``, ``rowwise`` or ``blocks`` where A and B are fp8 with scales of their own; "" elsewhere.
@@ -148,7 +128,7 @@ class Headroom:
             # Scales and bias come after the sum, and in f32; those of small blocks before it.
             return int(2**_FP8_BITS * (_MICRO_STEP**2 if self.problem.micro_block else 1.0))
         limit = self.limit * 3 // 4 if self.adds else self.limit
-        if self.scaled and not self.int8:  # the sums of integers are exact before they are scaled
+        if self.problem.op.weight_scales and not self.problem.op.int8:  # sums of integers are exact before the scales
             limit = int(limit * _SCALE_STEP)
         if self.b.dtype.name == "i4":
             limit //= _INT4_GROWTH
@@ -158,7 +138,7 @@ class Headroom:
 
     def both(self, lines: Callable[[Side], Array]) -> tuple[Array, Array | None]:
         """The lines of A and those of B, ``None`` where B is A."""
-        return lines(self.a), None if self.b_is_a else lines(self.b)
+        return lines(self.a), None if self.problem.b_is_a else lines(self.b)
 
     def exponent(self, rms: float, bound: float) -> int:
         """Exponent e of the power of two to scale A @ B by.
@@ -170,11 +150,11 @@ class Headroom:
         if self.all_integer:
             return 0
         # Eight standard deviations are never seen (1e-15 per element); a diagonal of A @ A.T is the bound.
-        peak = bound if self.b_is_a else min(bound, 8.0 * rms)
+        peak = bound if self.problem.b_is_a else min(bound, 8.0 * rms)
         # A difference of logarithms: the quotient may overflow.
         most = math.floor(math.log2(self.room) - math.log2(peak + 2.0 * self.adds * rms))
         e = min(most, round(math.log2(self.target / rms)) if self.target else 0)
-        return 2 * (e // 2) if self.b_is_a else e
+        return 2 * (e // 2) if self.problem.b_is_a else e
 
     def split(self, e: int) -> tuple[int, int]:
         """Exponents for A and for B that make up ``e``; an integer side takes none."""
@@ -313,10 +293,10 @@ def scale_shapes(headroom: Headroom) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the scales of A's rows and B's columns, or of their blocks."""
     rows, columns = headroom.a.shape[1], headroom.b.shape[1]
     if blocks := headroom.problem.scale_blocks:
-        k = -(-headroom.k // BLOCK_K)
+        k = -(-headroom.problem.terms // BLOCK_K)
         return (-(-rows // blocks[0]), k), (k, -(-columns // blocks[1]))
     if block := headroom.problem.micro_block:
-        return (rows, headroom.k // block), (columns, headroom.k // block)
+        return (rows, headroom.problem.terms // block), (columns, headroom.problem.terms // block)
     if (batch := headroom.problem.shape.batch) is not None:  # of all groups; each has its own where K is divided
         ragged = headroom.problem.op.ragged
         of_a = {"m": (rows,), "k": (batch * rows,)}.get(ragged, (batch, rows))
@@ -366,10 +346,10 @@ def on_grid(headroom: Headroom, a: Array, b: Array | None, rms: float, bound: fl
     ``rms`` and ``bound`` are those of A @ B in integers; ``only_b`` leaves A as it is where B can be scaled.  Scales
     are powers of two.
     """
-    factors, is_micro = 2 if headroom.quantised else int(headroom.scaled), headroom.problem.micro_block > 0
-    typical, least = _SCALE_RMS**factors, (_MICRO_STEP if is_micro else _SCALE_STEP) ** factors
-    wholes = math.prod(_WHOLE) if headroom.problem.has_whole_scales else 1.0
-    typical, least = typical * wholes, least * wholes
+    problem = headroom.problem
+    factors, is_micro = 2 if headroom.quantised else int(problem.op.weight_scales), problem.micro_block > 0
+    wholes = math.prod(_WHOLE) if problem.has_whole_scales else 1.0
+    typical, least = wholes * _SCALE_RMS**factors, wholes * (_MICRO_STEP if is_micro else _SCALE_STEP) ** factors
     e = headroom.exponent(rms * typical, bound)
     level, quantum, spare = rms * 2.0**e * typical, 2.0**e * least, headroom.limit - bound / least
     if headroom.quantised:
@@ -378,7 +358,7 @@ def on_grid(headroom: Headroom, a: Array, b: Array | None, rms: float, bound: fl
         # Small blocks are scaled before the sum.
         base = (1.0 if found else 2.0**e) * _MICRO_STEP**2 if is_micro else 1.0
         return Drawn(a, b, level, spare, *scales, quantum=quantum, base_quantum=base, wholes=found)
-    if headroom.int8:
+    if headroom.problem.op.int8:
         spare = headroom.limit / 4  # the bias comes after the scales, and whatever it costs is in the bound
     ea, eb = (0, e) if only_b and headroom.b.dtype.is_float else headroom.split(e)
     drawn = Drawn(
@@ -391,7 +371,7 @@ def on_grid(headroom: Headroom, a: Array, b: Array | None, rms: float, bound: fl
         units=(2.0**ea, 2.0**eb),
         magnitude_bound=headroom.limit - spare,
     )
-    if headroom.scaled:
+    if headroom.problem.op.weight_scales:
         values = np.array([1, 0.5, 0.25, 0.125], dtype=np.float32)
         drawn.scale_b = headroom.draw("scale").look_up((headroom.b.shape[1],), values, 8)
     return drawn
@@ -407,6 +387,6 @@ def as_is(headroom: Headroom, a: Array, b: Array, level: float, spare: float, bo
     elif headroom.quantised:
         drawn.scale_a, drawn.scale_b = (np.ones(shape, dtype=np.float32) for shape in scale_shapes(headroom))
         drawn.wholes = (4.0, 0.25) if headroom.problem.has_whole_scales else None
-    elif headroom.scaled:
+    elif headroom.problem.op.weight_scales:
         drawn.scale_b = np.ones(headroom.b.shape[1], dtype=np.float32)
     return drawn

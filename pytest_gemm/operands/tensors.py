@@ -254,7 +254,7 @@ def make(problem: Problem, distribution: str, seed: int, device: str = Device.CP
     # Roundings to a narrow dtype, overflows to Inf included, are meant; torch does them silently.
     drawn = chosen.build(headroom)
     _face_relu(headroom, drawn)
-    if headroom.int8:
+    if headroom.problem.op.int8:
         _scale_int8(headroom, drawn, distribution)
     elif headroom.b.dtype.name == "i4":
         _quantise(headroom, drawn, distribution)
@@ -269,17 +269,13 @@ def make(problem: Problem, distribution: str, seed: int, device: str = Device.CP
         distribution,
         seed,
         memory.device,
-        zero_mean=chosen.zero_mean and not headroom.b_is_a and not drawn.quantum and prologues.are_zero_mean(problem),
-        finite=all(_is_finite(g) for g in memory.buffers if g.name != "out"),
+        zero_mean=chosen.zero_mean and not problem.b_is_a and not drawn.quantum and prologues.are_zero_mean(problem),
+        finite=all(g.finite for g in memory.buffers if g.name != "out"),
         buffers=tuple(memory.buffers),
         zero=headroom.zero,
         **tensors,
         **{field.name: getattr(drawn, field.name) for field in dataclasses.fields(Grid)},
     )
-
-
-def _is_finite(g: Guarded) -> bool:
-    return is_finite(g.view) if g.drawn_finite is None else g.drawn_finite
 
 
 class _Memory:
@@ -383,7 +379,7 @@ class _Memory:
                 "scale_b": self._of_blocks("scale_b", drawn.scale_b, blocks[1] == BLOCK_K),
             }
         found = {} if drawn.scale_a is None else {"scale_a": self.keep("scale_a", drawn.scale_a, dtype)}
-        name = "scale_b" if headroom.int8 or headroom.quantised else "scale"
+        name = "scale_b" if headroom.problem.op.int8 or headroom.quantised else "scale"
         found["scale_b"] = self.keep(name, drawn.scale_b, dtype)
         if problem.op.zero_points:
             found["zero_b"] = self.keep("zero_b", np.zeros(headroom.b.shape[1], dtype=np.int32), i32)
@@ -475,7 +471,7 @@ def _quantise(headroom: Headroom, drawn: Drawn, distribution: str) -> None:
     Exact distributions whose digits mean something keep a scale of 1.  The others have powers of two and zeros of up to
     8 scales, other ones from group to group and from column to column.
     """
-    shape = (headroom.k // headroom.problem.group_size, headroom.b.shape[1])
+    shape = (headroom.problem.terms // headroom.problem.group_size, headroom.b.shape[1])
     assert drawn.b is not None
     drawn.b = drawn.b + 8
     scales, zeros = headroom.draw("affine"), headroom.draw("affine-zero")
