@@ -110,11 +110,6 @@ class Arithmetic:
     working: DType
     mode: Literal["fused", "eager", "either"]
 
-    @property
-    def u(self) -> float:
-        """Unit roundoff of the working type."""
-        return self.working.unit_roundoff
-
     def basic(self, span: Span) -> Span:
         """After a correctly rounded operation (+ - * /) whose exact result ``span`` encloses.
 
@@ -267,7 +262,7 @@ def step_span(step: Step, span: Span, r: torch.Tensor | None, arithmetic: Arithm
 def _div(p: _Pass) -> Span:
     quotient = p.span.turned(lambda x: x / p.operand)
     # Triton divides f32 with div.full, which is good to 2 ulp (PTX ISA), that is 4 u.
-    return quotient.widen_finite(4 * p.arithmetic.u * quotient.size)
+    return quotient.widen_finite(4 * p.arithmetic.working.unit_roundoff * quotient.size)
 
 
 def _leaky_relu(p: _Pass) -> Span:
@@ -291,7 +286,7 @@ def accumulated(step: Step, r: torch.Tensor, arithmetic: Arithmetic) -> Span:
     by at most u: in all 4 u s (|r| + |z|).  Small integers times a power of two are exact.
     """
     scale, zero = step.numbers
-    error = None if _is_power_of_two(scale) else (r.abs() + abs(zero)) * (4 * arithmetic.u * scale)
+    error = None if _is_power_of_two(scale) else (r.abs() + abs(zero)) * (4 * arithmetic.working.unit_roundoff * scale)
     return Span.of((r - zero) * scale, error)
 
 
@@ -326,7 +321,7 @@ def _curve(p: _Pass) -> Span:
         x=span.size,
         y=ends.size,
         below=(-span.lo).clamp(0.0, 800.0),
-        u=p.arithmetic.u,
+        u=p.arithmetic.working.unit_roundoff,
         flush=_F32_SMALLEST_NORMAL if p.arithmetic.working.name != "f64" else 2.0**-1022,
     )
     result = ends.widen_finite(curve.error(domain))
