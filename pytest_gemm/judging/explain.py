@@ -334,13 +334,9 @@ def _groups(s: _Sample) -> Hypotheses:
         return
     row, column = s.at
     mine = _group_of(row, groups)
-    filled = torch.tensor([g for g, (first, last) in enumerate(groups) if last > first])
-    at = torch.searchsorted(filled, mine.contiguous())
     others = {
         "the group after": mine + 1,
         "the group before": mine - 1,
-        "the next group that has rows": filled[(at + 1).clamp(max=len(filled) - 1)],
-        "the last group before that has rows": filled[(at - 1).clamp(min=0)],
         **{f"group {g}": torch.full_like(mine, g) for g in range(min(len(groups), 8))},
     }
     b = s.wrong.operands.b.detach().cpu().mT
@@ -373,7 +369,7 @@ def _parameters(s: _Sample) -> Hypotheses:
         yield "the scale was not applied", s.result(scale=None)
         yield "the scale was applied twice", s.result(scale=s.scale * s.scale)
         yield "the scale's reciprocal was applied", s.result(scale=1.0 / s.scale)
-        yield from _exchanged_scales(s, s.scale)
+        yield from _exchanged_scales(s)
         yield from _of_other_columns(s, "scale", s.wrong.operands.scale)
 
 
@@ -391,46 +387,34 @@ def _of_other_columns(s: _Sample, field: str, wide: Tensor | None) -> Hypotheses
         yield sentence, s.result(**{field: other.expand(s.problem.result_shape)[s.at]})
 
 
-def _exchanged_scales(s: _Sample, scale: Tensor) -> Hypotheses:
-    """The scales of A and of B each on its own, and those of rowwise scaling along the other dimension."""
-    operands = s.wrong.operands
+def _exchanged_scales(s: _Sample) -> Hypotheses:
+    """The scales of A and of B each on its own, those of another group, and those of rows along the other dimension."""
+    operands, groups = s.wrong.operands, s.problem.shape.batch
     if operands.scale_a is None or operands.scale_b is None or s.problem.micro_block:
         return
-    if s.problem.op.rounds_once and s.problem.shape.batch is not None:
-        yield from _scales_of_groups(s)
-        return
-    both = {"A": operands.scale_a, "B": operands.scale_b}
-    a, b = (x.detach().cpu().to(torch.float64) for x in both.values())
-    own = {name: x.expand(s.wrong.x.shape)[s.at] for name, x in zip(both, (a, b), strict=True)}
-    for name, one in own.items():
-        yield f"the scale of {name} was not applied", s.result(scale=scale / one)
-        yield f"the reciprocal of the scale of {name} was applied", s.result(scale=scale / (one * one))
-    row, column = s.at
-    if a.numel() <= 1 or b.numel() <= 1 or int(column.max()) >= a.numel() or int(row.max()) >= b.numel():
-        return
-    along = {"A": a.flatten()[column], "B": b.flatten()[row]}
-    yield "the scales of A's rows and B's columns are exchanged", s.result(scale=along["A"] * along["B"])
-    for name, line in (("A", "columns"), ("B", "rows")):
-        sentence = f"the scales of {name} run along the {line} of the result"
-        yield sentence, s.result(scale=scale / own[name] * along[name])
-
-
-def _scales_of_groups(s: _Sample) -> Hypotheses:
-    """The scales of A and of B of a grouped product, each left out or taken from another group."""
-    operands, shape = s.wrong.operands, s.problem.result_shape
 
     def with_other(field: str, scales: Tensor) -> Tensor:
         changed: dict[str, Any] = {field: scales}
         scale = dataclasses.replace(operands, **changed).scale
         assert scale is not None
-        return s.result(scale=scale.expand(shape)[s.at])
+        return s.result(scale=scale.expand(s.problem.result_shape)[s.at])
 
-    for field, name in (("scale_a", "A"), ("scale_b", "B")):
-        own = operands.tensors[field].detach().cpu()
+    a, b = operands.scale_a.detach().cpu(), operands.scale_b.detach().cpu()
+    for name, field, own in (("A", "scale_a", a), ("B", "scale_b", b)):
         yield f"the scale of {name} was not applied", with_other(field, torch.ones_like(own))
-        if own.dim() == 2:  # otherwise of rows that are divided into groups themselves
+        yield f"the reciprocal of the scale of {name} was applied", with_other(field, 1.0 / own)
+        if groups is not None and own.dim() == 2:  # otherwise of rows that are divided into groups themselves
             for shift, which in ((-1, "after"), (1, "before")):
                 yield f"the scales of {name} were those of the group {which}", with_other(field, own.roll(shift, 0))
+    if groups is not None or min(a.numel(), b.numel()) <= 1:
+        return
+    row, column = s.at
+    if int(column.max()) < a.numel() and int(row.max()) < b.numel():
+        own_a, own_b = (x.to(torch.float64).flatten()[at] for x, at in ((a, row), (b, column)))
+        of_a, of_b = (x.to(torch.float64).flatten()[at] for x, at in ((a, column), (b, row)))
+        yield "the scales of A's rows and B's columns are exchanged", s.result(scale=of_a * of_b)
+        yield "the scales of A run along the columns of the result", s.result(scale=of_a * own_b)
+        yield "the scales of B run along the rows of the result", s.result(scale=own_a * of_b)
 
 
 def _steps(s: _Sample) -> Hypotheses:
