@@ -49,7 +49,7 @@ class Failure:
     """A wrong result.
 
     Attributes:
-        truth: of the operands that the kernel was given.
+        given: the operands that the kernel was given.
         results: all that it returned.
         contract: the arithmetic that it promises.
         place: of the wrong result among them.
@@ -57,7 +57,7 @@ class Failure:
         candidates: that computed it, as far as they are known.
     """
 
-    truth: Truth
+    given: tensors.Operands
     results: tuple[Tensor, ...]
     contract: Contract
     place: int
@@ -67,12 +67,7 @@ class Failure:
     @property
     def problem(self) -> Problem:
         """What was computed."""
-        return self.truth.problem
-
-    @property
-    def given(self) -> tensors.Operands:
-        """From what."""
-        return self.truth.operands
+        return self.given.problem
 
     @functools.cached_property
     def x(self) -> Tensor:

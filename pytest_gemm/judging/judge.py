@@ -271,7 +271,7 @@ class Judge:
                 if steps := case.problem.outputs[place].view_steps:
                     details += f"\n  (indices before view step {'+'.join(map(str, steps))})"
                 outcome = attempt.end(Status.INCORRECT, reason, details)
-                failure = imitations.Failure(truth, returned.results, contract, place, one, outcome.candidates)
+                failure = imitations.Failure(truth.operands, returned.results, contract, place, one, outcome.candidates)
                 imitated = imitations.imitated(failure, self.statements(outcome, case.problem))
                 outcome = dataclasses.replace(outcome, imitates=imitated)
                 actual = one.actual if isinstance(one.actual, torch.Tensor) else None
