@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from pytest_gemm.core.outcome import Unsupported
-from pytest_gemm.operands.random_streams import Array, Stream, drawn_stack
+from pytest_gemm.operands.random_streams import Array, Stream, drawn_shape
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import BLOCK_K, Step, StepKind
@@ -65,9 +65,9 @@ class Side:
     whole: bool = False
 
     @property
-    def drawn(self) -> tuple[int, int, int]:
+    def drawn(self) -> tuple[int, ...]:
         """How many lines a distribution draws whose lines are alike, in the shape of :attr:`shape`."""
-        return self.shape if self.whole else drawn_stack(self.shape)
+        return self.shape if self.whole else drawn_shape(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)

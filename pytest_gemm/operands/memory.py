@@ -75,10 +75,6 @@ class Guarded:
     whole: Tensor
     finite: bool
 
-    def digest(self) -> str:
-        """Hash of every byte of the storage, viewed or not."""
-        return digest(self.storage)
-
     def clone(self) -> Guarded:
         """The same bytes in fresh memory: values, strides, offset and poison."""
         return self.over(self.storage.clone(), 0)

@@ -35,7 +35,7 @@ from pytest_gemm.operands.addends import TABLE_ROWS, bias_of, residuals_of
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.magnitudes import Drawn, Grid, Headroom, Side, headroom_of, powers_of_two, scaled_lines
-from pytest_gemm.operands.memory import Guarded, guarded, poison_of
+from pytest_gemm.operands.memory import Guarded, digest, guarded, poison_of
 from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines, is_finite
 from pytest_gemm.problem.dtypes import DTYPES, E8M0, DType
 from pytest_gemm.problem.ops.grouped_mm import scale_of
@@ -179,7 +179,7 @@ class Operands(Grid):
 
     def digest(self) -> str:
         """Hashes of every byte of every storage, viewed or not, as ``a=... b=...``.  About 2 ms for 1 MB."""
-        return " ".join(f"{g.name}={g.digest()}" for g in self.buffers)
+        return " ".join(f"{g.name}={digest(g.storage)}" for g in self.buffers)
 
     def changed(self, before: str) -> tuple[str, ...]:
         """Names of the operands whose storage is not what it was when ``before = digest()``; () for none.
@@ -187,7 +187,7 @@ class Operands(Grid):
         A given result may have changed.
         """
         old = dict(part.split("=") for part in before.split())
-        return tuple(g.name for g in self.buffers if g.name != "out" and old.get(g.name) != g.digest())
+        return tuple(g.name for g in self.buffers if g.name != "out" and old.get(g.name) != digest(g.storage))
 
     def empty_out(self) -> None:
         """Poison in a given result, so that an element that is not written shows."""
