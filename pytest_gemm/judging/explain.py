@@ -21,7 +21,6 @@ from pytest_gemm.numerics.reference import as_added, as_multiplied
 from pytest_gemm.numerics.rounding import round_to, ulp_of
 from pytest_gemm.operands.integers import decode_k, decode_source, tile_map_period
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
 
 # Elements on which hypotheses about values are tried.
@@ -231,11 +230,6 @@ class _Sample:
     steps: tuple[tuple[Step, Tensor | None], ...]
     tolerance: Tensor
 
-    @property
-    def problem(self) -> Problem:
-        """What was computed."""
-        return self.wrong.problem
-
     @classmethod
     def of(cls, wrong: Wrong) -> _Sample | None:
         """Up to 64 bad finite elements, spread over all of them; ``None`` if fewer than one remains."""
@@ -290,7 +284,7 @@ class _Sample:
             y = y * s.scale
         if s.bias is not None and s.beta != 0.0:
             y = y + s.bias * s.beta
-        return evaluate(s.problem, y, s.steps)
+        return evaluate(s.wrong.problem, y, s.steps)
 
     def explained(self, hypotheses: Hypotheses) -> Iterator[str]:
         """The sentences of the hypotheses that reproduce the bad values."""
@@ -375,7 +369,7 @@ def _parameters(s: _Sample) -> Hypotheses:
 
 def _of_other_columns(s: _Sample, field: str, wide: Tensor | None) -> Hypotheses:
     """The bias or the scale of a neighbouring column; the scale of the first one, or of the one as far from the end."""
-    n = s.problem.shape.n
+    n = s.wrong.problem.shape.n
     if wide is None or not wide.dim() or wide.shape[-1] != n or n < 3:
         return
     shifted = {"bias": "the bias is", "scale": "the scales are"}[field] + " shifted: column j has that of column j"
@@ -384,20 +378,20 @@ def _of_other_columns(s: _Sample, field: str, wide: Tensor | None) -> Hypotheses
         others["the scales of the columns are in reverse order"] = wide.flip(-1)
         others["every column has the scale of column 0"] = wide[..., :1]
     for sentence, other in others.items():
-        yield sentence, s.result(**{field: other.expand(s.problem.result_shape)[s.at]})
+        yield sentence, s.result(**{field: other.expand(s.wrong.problem.result_shape)[s.at]})
 
 
 def _exchanged_scales(s: _Sample) -> Hypotheses:
     """The scales of A and of B each on its own, those of another group, and those of rows along the other dimension."""
-    operands, groups = s.wrong.operands, s.problem.shape.batch
-    if operands.scale_a is None or operands.scale_b is None or s.problem.micro_block:
+    operands, groups = s.wrong.operands, s.wrong.problem.shape.batch
+    if operands.scale_a is None or operands.scale_b is None or s.wrong.problem.micro_block:
         return
 
     def with_other(field: str, scales: Tensor) -> Tensor:
         changed: dict[str, Any] = {field: scales}
         scale = dataclasses.replace(operands, **changed).scale
         assert scale is not None
-        return s.result(scale=scale.expand(s.problem.result_shape)[s.at])
+        return s.result(scale=scale.expand(s.wrong.problem.result_shape)[s.at])
 
     a, b = operands.scale_a.detach().cpu(), operands.scale_b.detach().cpu()
     for name, field, own in (("A", "scale_a", a), ("B", "scale_b", b)):
@@ -439,7 +433,7 @@ def _steps(s: _Sample) -> Hypotheses:
 
 def _blocks_of_k(s: _Sample) -> Hypotheses:
     """Products of a contiguous block of k left out or added twice: the smallest such block."""
-    k = s.problem.shape.k
+    k = s.wrong.problem.shape.k
     # Among some 2 K blocks one fits a few elements by chance, sooner where all products are small integers.
     if k < 1 or len(s.x) < (4 * FEW if s.wrong.operands.quantum else FEW):
         return
@@ -490,7 +484,7 @@ def _k_sentence(first: int, last: int, k: int, verb: str, kind: str) -> str:
 
 def _inputs(s: _Sample) -> Hypotheses:
     """Inputs that lost bits before they were multiplied, or that did not lose those that they should have."""
-    problem, operands = s.problem, s.wrong.operands
+    problem, operands = s.wrong.problem, s.wrong.operands
     precision = max(problem.dtypes.a.precision, problem.dtypes.b.precision)
     if problem.autocast:
         precision = problem.input_dtype.precision
@@ -517,7 +511,7 @@ def _factors(s: _Sample) -> Hypotheses:
 
 def _decoded(s: _Sample) -> str:
     """With a distribution that encodes positions in its values: which k, or which element."""
-    operands, problem = s.wrong.operands, s.problem
+    operands, problem = s.wrong.operands, s.wrong.problem
     if problem.passes:
         return ""
     filled = operands.problem  # with more steps, where the result is an intermediate value: they decide the digits

@@ -277,8 +277,6 @@ def _period(bad: torch.Tensor, axis: int, name: str) -> str:
         word = "columns" if axis == 1 else "rows"
         which = residues.tolist()
         found = f"residue{'s' if len(which) > 1 else ''} {few(which)}"
-        if which == list(range(which[0], which[-1] + 1)) and len(which) > 1:
-            found = f"residues {which[0]} to {which[-1]}"
         return f"the bad elements are {word} of period {period} in {name}, {found}"
     return ""
 
