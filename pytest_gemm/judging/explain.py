@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, few, inside, mostly
 from pytest_gemm.numerics.epilogue import evaluate
-from pytest_gemm.numerics.reference import as_added, as_multiplied
+from pytest_gemm.numerics.reference import as_added, as_multiplied, widened
 from pytest_gemm.numerics.rounding import round_to, ulp_of
 from pytest_gemm.operands.integers import decode_k, decode_source, tile_map_period
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
@@ -393,7 +393,7 @@ def _exchanged_scales(s: _Sample) -> Hypotheses:
         assert scale is not None
         return s.result(scale=scale.expand(s.wrong.problem.result_shape)[s.at])
 
-    a, b = operands.scale_a.detach().cpu(), operands.scale_b.detach().cpu()
+    a, b = widened(operands.scale_a), widened(operands.scale_b)
     for name, field, own in (("A", "scale_a", a), ("B", "scale_b", b)):
         yield f"the scale of {name} was not applied", with_other(field, torch.ones_like(own))
         yield f"the reciprocal of the scale of {name} was applied", with_other(field, 1.0 / own)
@@ -404,11 +404,10 @@ def _exchanged_scales(s: _Sample) -> Hypotheses:
         return
     row, column = s.at
     if int(column.max()) < a.numel() and int(row.max()) < b.numel():
-        own_a, own_b = (x.to(torch.float64).flatten()[at] for x, at in ((a, row), (b, column)))
-        of_a, of_b = (x.to(torch.float64).flatten()[at] for x, at in ((a, column), (b, row)))
-        yield "the scales of A's rows and B's columns are exchanged", s.result(scale=of_a * of_b)
-        yield "the scales of A run along the columns of the result", s.result(scale=of_a * own_b)
-        yield "the scales of B run along the rows of the result", s.result(scale=own_a * of_b)
+        a, b = a.flatten() * s.wrong.problem.result_factor(operands.device), b.flatten()
+        yield "the scales of A's rows and B's columns are exchanged", s.result(scale=a[column] * b[row])
+        yield "the scales of A run along the columns of the result", s.result(scale=a[column] * b[column])
+        yield "the scales of B run along the rows of the result", s.result(scale=a[row] * b[row])
 
 
 def _steps(s: _Sample) -> Hypotheses:
