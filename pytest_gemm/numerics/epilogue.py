@@ -317,13 +317,9 @@ def _curve(p: _Pass) -> Span:
         ends = Span(torch.minimum(ends.lo, ends.hi), torch.maximum(ends.lo, ends.hi))
         if not span.thin:
             ends.lo = torch.where((span.lo < at) & (span.hi > at), least, ends.lo)
-    domain = Domain(
-        x=span.size,
-        y=ends.size,
-        below=(-span.lo).clamp(0.0, 800.0),
-        u=p.arithmetic.working.unit_roundoff,
-        flush=_F32_SMALLEST_NORMAL if p.arithmetic.working.name != "f64" else 2.0**-1022,
-    )
+    working, below = p.arithmetic.working, (-span.lo).clamp(0.0, 800.0)
+    flush = 2.0**-1022 if working.name == "f64" else _F32_SMALLEST_NORMAL
+    domain = Domain(x=span.size, y=ends.size, below=below, u=working.unit_roundoff, flush=flush)
     result = ends.widen_finite(curve.error(domain))
     # Saturated ends are exact in every implementation, and no implementation leaves a function's range there.
     if math.isfinite(curve.zero_below):

@@ -136,6 +136,13 @@ class Headroom:
             limit = min(limit, int(self.room / (2.0 if self.adds else 1.0)))
         return max(limit, 1)
 
+    def whole_scales(self, e: int, *, exact: bool) -> tuple[float, float] | None:
+        """Scales of A and of B as a whole where there are some beside those of blocks; they then make up for ``e``."""
+        if not self.problem.has_whole_scales:
+            return None
+        a, b = _WHOLE if exact else np.abs(self.draw("scale-both").binade((2,), False)).tolist()
+        return a * 2.0 ** (e - e // 2), b * 2.0 ** (e // 2)
+
     def both(self, lines: Callable[[Side], Array]) -> tuple[Array, Array | None]:
         """The lines of A and those of B, ``None`` where B is A."""
         return lines(self.a), None if self.problem.b_is_a else lines(self.b)
@@ -202,25 +209,20 @@ def headroom_of(problem: Problem, draw: Callable[[str], Stream] = Stream) -> Hea
     targets = [(max(map(abs, s.numbers)) or 1.0) if s.numbers else s.spec.target for s in saturating_steps(problem)]
     if out.is_float and not all(d.is_float for d in chain):
         targets.append(_INTEGER_TARGET)
-    a, b, zero = _multiplied(problem)
+    target = min(targets, default=0.0) / growth
+    adds = sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue)
     batch = 1 if shape.batch is None else shape.batch
     # All groups of a grouped product lie in one matrix of A, of B, or of both.
     rows, columns = (problem.ends if op.ragged == name else getattr(shape, name) for name in "mn")
     one_a = op.several or problem.has("a.broadcast") or op.ragged in {"m", "k"}
     one_b = op.weight or problem.has("b.broadcast") or op.ragged in {"n", "k"}
+    of_a, of_b, zero = _multiplied(problem)
+    # Elements of four bits are drawn line by line, as their bytes have to be put together.
+    a = Side("a", of_a, (1 if one_a else batch, rows, problem.terms), whole=of_a.is_packed)
+    b = Side("b", of_b, (1 if one_b else batch, columns, problem.terms), whole=of_b.is_packed)
     limit = {"f64": 2**53, "i32": 2**31 - 1}.get(out.name, 2**24)
-    return Headroom(
-        problem,
-        # Elements of four bits are drawn line by line, as their bytes have to be put together.
-        Side("a", a, (1 if one_a else batch, rows, problem.terms), whole=a.is_packed),
-        Side("b", b, (1 if one_b else batch, columns, problem.terms), whole=b.is_packed),
-        2**out.precision if problem.has("math.half_partials") or op.summands > 1 else limit,
-        room / growth,
-        sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),
-        min(targets, default=0.0) / growth,
-        zero,
-        draw,
-    )
+    limit = 2**out.precision if problem.has("math.half_partials") or op.summands > 1 else limit
+    return Headroom(problem, a, b, limit, room / growth, adds, target, zero, draw)
 
 
 def _multiplied(problem: Problem) -> tuple[DType, DType, int]:
@@ -321,14 +323,6 @@ def scale_pair(headroom: Headroom, draw: Callable[[Stream, tuple[int, ...]], Arr
     return scaled_lines(a, e - e // 2), scaled_lines(b, e // 2)
 
 
-def whole_scales(headroom: Headroom, e: int, *, exact: bool) -> tuple[float, float] | None:
-    """Scales of A and of B as a whole where there are some beside those of blocks; they then make up for ``e``."""
-    if not headroom.problem.has_whole_scales:
-        return None
-    a, b = _WHOLE if exact else np.abs(headroom.draw("scale-both").binade((2,), False)).tolist()
-    return a * 2.0 ** (e - e // 2), b * 2.0 ** (e // 2)
-
-
 def _halves(stream: Stream, shape: tuple[int, ...]) -> Array:
     """Scales of small blocks, 1/2 and 1."""
     return stream.look_up(shape, np.array([_MICRO_STEP, 1.0], dtype=np.float32), 8)
@@ -353,7 +347,7 @@ def on_grid(headroom: Headroom, a: Array, b: Array | None, rms: float, bound: fl
     e = headroom.exponent(rms * typical, bound)
     level, quantum, spare = rms * 2.0**e * typical, 2.0**e * least, headroom.limit - bound / least
     if headroom.quantised:
-        found = whole_scales(headroom, e, exact=True)
+        found = headroom.whole_scales(e, exact=True)
         scales = scale_pair(headroom, _halves if is_micro else powers_of_two, 0 if found else e)
         # Small blocks are scaled before the sum.
         base = (1.0 if found else 2.0**e) * _MICRO_STEP**2 if is_micro else 1.0
@@ -361,16 +355,9 @@ def on_grid(headroom: Headroom, a: Array, b: Array | None, rms: float, bound: fl
     if headroom.problem.op.int8:
         spare = headroom.limit / 4  # the bias comes after the scales, and whatever it costs is in the bound
     ea, eb = (0, e) if only_b and headroom.b.dtype.is_float else headroom.split(e)
-    drawn = Drawn(
-        scaled_lines(a, ea),
-        None if b is None else scaled_lines(b, eb),
-        level,
-        spare,
-        quantum=quantum,
-        base_quantum=2.0**e,
-        units=(2.0**ea, 2.0**eb),
-        magnitude_bound=headroom.limit - spare,
-    )
+    b = None if b is None else scaled_lines(b, eb)
+    drawn = Drawn(scaled_lines(a, ea), b, level, spare, quantum=quantum, base_quantum=2.0**e)
+    drawn.units, drawn.magnitude_bound = (2.0**ea, 2.0**eb), headroom.limit - spare
     if headroom.problem.op.weight_scales:
         values = np.array([1, 0.5, 0.25, 0.125], dtype=np.float32)
         drawn.scale_b = headroom.draw("scale").look_up((headroom.b.shape[1],), values, 8)
@@ -379,9 +366,7 @@ def on_grid(headroom: Headroom, a: Array, b: Array | None, rms: float, bound: fl
 
 def as_is(headroom: Headroom, a: Array, b: Array, level: float, spare: float, bound: float) -> Drawn:
     """Positive integer lines of a distribution that encodes something in the digits of a sum: scales multiply to 1."""
-    drawn = Drawn(
-        a, b, level, spare, positive=True, quantum=1.0, base_quantum=1.0, units=(1.0, 1.0), magnitude_bound=bound
-    )
+    drawn = Drawn(a, b, level, spare, positive=True, quantum=1.0, units=(1.0, 1.0), magnitude_bound=bound)
     if headroom.quantised == "tensorwise":
         drawn.scale_a, drawn.scale_b = np.asarray(4.0, dtype=np.float32), np.asarray(0.25, dtype=np.float32)
     elif headroom.quantised:

@@ -10,16 +10,7 @@ from typing import Final
 import numpy as np
 
 from pytest_gemm.operands.integers import least
-from pytest_gemm.operands.magnitudes import (
-    Drawn,
-    Headroom,
-    Side,
-    narrowest,
-    powers_of_two,
-    scale_pair,
-    scaled_lines,
-    whole_scales,
-)
+from pytest_gemm.operands.magnitudes import Drawn, Headroom, Side, narrowest, powers_of_two, scale_pair, scaled_lines
 from pytest_gemm.operands.random_streams import Array, Stream
 
 # The powers of two of A and B by the typical magnitude of a product and what it cannot exceed.
@@ -80,7 +71,7 @@ def _random_quantised(
         return scaled_lines(drawn, lifts[side.name == "b"])
 
     problem = headroom.problem
-    wholes = whole_scales(headroom, e, exact=False)
+    wholes = headroom.whole_scales(e, exact=False)
     if problem.step("nv"):
         e = max(-_NV_RANGE, min(e, _NV_RANGE))
     draw = {"mx": powers_of_two, "nv": _narrow_scales}.get(headroom.quantised, _scales)

@@ -264,17 +264,14 @@ def make(problem: Problem, distribution: str, seed: int, device: str = Device.CP
     prologues.regrid(problem, drawn)
     drawn.base_quantum = drawn.base_quantum or drawn.quantum
     drawn.quantum *= problem.result_factor(device)
+    signed = chosen.zero_mean and not problem.b_is_a and not drawn.quantum and prologues.are_zero_mean(problem)
+    finite = all(g.finite for g in memory.buffers if g.name != "out")
+    buffers, grid = (
+        tuple(memory.buffers),
+        {field.name: getattr(drawn, field.name) for field in dataclasses.fields(Grid)},
+    )
     return Operands(
-        problem,
-        distribution,
-        seed,
-        memory.device,
-        zero_mean=chosen.zero_mean and not problem.b_is_a and not drawn.quantum and prologues.are_zero_mean(problem),
-        finite=all(g.finite for g in memory.buffers if g.name != "out"),
-        buffers=tuple(memory.buffers),
-        zero=headroom.zero,
-        **tensors,
-        **{field.name: getattr(drawn, field.name) for field in dataclasses.fields(Grid)},
+        problem, distribution, seed, memory.device, zero_mean=signed, finite=finite, buffers=buffers, **tensors, **grid
     )
 
 
@@ -296,7 +293,7 @@ class _Memory:
         return self.buffers[-1].view
 
     def keep_all(self, headroom: Headroom, drawn: Drawn, distribution: str) -> dict[str, Any]:
-        """All tensors, by their names in :class:`Operands`."""
+        """All tensors and A's zero point, by their names in :class:`Operands`."""
         problem = self._problem
         a = self._side(headroom.a, drawn.a)
         b_as_a = a if problem.has("b.alias") else a.mT
@@ -325,7 +322,7 @@ class _Memory:
                 residuals.append(table[lookups[index][1].long()])
             else:
                 residuals.append(self._residual(index, values, dtype))
-        return {**found, "residuals": tuple(residuals), "lookups": lookups}
+        return {**found, "residuals": tuple(residuals), "lookups": lookups, "zero": headroom.zero}
 
     def _side(self, side: Side, lines: Array) -> Tensor:
         """A or B over its storage: transposed, expanded, without a batch of one."""
@@ -334,17 +331,11 @@ class _Memory:
         batch = problem.shape.batch
         one = problem.op.several or problem.op.ragged in {"m", "k"} if is_a else problem.op.weight
         is_matrix = batch is None or one or (problem.op.ragged in {"n", "k"} and not is_a)
-        view = self.keep(
-            side.name,
-            all_lines(lines, side.shape, transposed == is_a),
-            problem.dtypes.a if is_a else problem.dtypes.b,
-            padded=problem.has(f"{side.name}.padded"),
-            offset=problem.has(f"{side.name}.offset"),
-            middle=problem.has(f"{side.name}.batch_middle"),
-            apart=problem.op.several and not is_a,
-            cut=problem.view_of(side.name),
-            matrix=is_matrix,
-        )
+        dtype = problem.dtypes.a if is_a else problem.dtypes.b
+        stored = all_lines(lines, side.shape, transposed == is_a)
+        state: dict[str, Any] = {word: problem.has(f"{side.name}.{word}") for word in ("padded", "offset")}
+        state |= {"middle": problem.has(f"{side.name}.batch_middle"), "apart": problem.op.several and not is_a}
+        view = self.keep(side.name, stored, dtype, cut=problem.view_of(side.name), matrix=is_matrix, **state)
         view = view.mT if transposed else view
         if is_matrix or batch is None:
             return view[0]
