@@ -219,7 +219,7 @@ class Sample:
             product = freivalds.times(added, quantum, bits, x if added.shape[-1] == len(x) else _total(x), off)
             if left is None or product is None or bool(off.any()):
                 return None
-            left = freivalds.subtract(left, product) if sign > 0 else freivalds.add(left, product)
+            left = freivalds.add(left, freivalds.PRIME - product if sign > 0 else product)
         return None if left is None else ((left != right) | bad).reshape(actual.shape[:-1]).cpu()
 
     @functools.cached_property

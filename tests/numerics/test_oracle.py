@@ -304,24 +304,6 @@ def test_both_results_of_a_multi_output_program_have_their_interval() -> None:
     assert rejected(first, spans[1]) > 0
 
 
-def test_alignment_bits_of_a_tensor_core_are_accepted_under_their_contract() -> None:
-    def truncating_core(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        # Fasi et al. (2021): the terms of a chunk and the accumulator are aligned to the largest and cut.
-        total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
-        for k in range(0, a.shape[1], 8):
-            terms = a[:, k : k + 8, None].double() * b[None, k : k + 8].double()
-            every = torch.cat([terms, total[:, None]], 1)
-            unit = torch.exp2(torch.frexp(every.abs().amax(1, keepdim=True))[1].double() - 1 - 24)
-            total = (torch.trunc(every / unit) * unit).sum(1)
-            unit = torch.exp2(torch.frexp(total)[1].double() - 24)
-            total = torch.trunc(total / unit) * unit
-        return total.to(a.dtype)
-
-    for distribution in ("rand", "rand-positive", "int-1"):
-        claims = {"alignment_bits": 24, "chunk": 8, "epilogue": "fused"}
-        assert judged("mm:bf16:nn:16x24x1000", distribution, truncating_core, **claims)[0] == 0, distribution
-
-
 def fixed(line: str, a: list[list[float]], b: list[list[float]], bias: list[float] | None = None) -> ops.Operands:
     """Operands with chosen values."""
     made = oracle.make(line)
