@@ -107,8 +107,10 @@ class Attempt:
         seen = _WATCHED.get(phase, phase)
         kernels = ("eager ATen",) if phase is Phase.EAGER else self.kernels
         activity = Activity(case.id(self.candidate), seen, distribution, case.seed, kernels, case.device)
+        told = {"backend": case.id().who, "candidate": self.candidate, "distribution": distribution}
+        traced = trace.span(_TRACED.get(phase, str(phase)), problem=case.problem.line, **told)
         try:
-            with self.watch(activity), self._traced(phase, distribution):
+            with self.watch(activity), traced:
                 yield
         except Ended:
             raise
@@ -118,13 +120,6 @@ class Attempt:
             self._spend(phase, started)
             raise Ended(self.failed(phase, error)) from None
         self._spend(phase, started)
-
-    def _traced(self, phase: Phase, distribution: str) -> AbstractContextManager[None]:
-        """The phase in the trace of the run."""
-        if not trace.is_on():
-            return contextlib.nullcontext()
-        case = {"backend": self.case.id().who, "candidate": self.candidate, "distribution": distribution}
-        return trace.span(_TRACED.get(phase, str(phase)), problem=self.case.problem.line, **case)
 
     def _spend(self, phase: Phase, started: float) -> None:
         if part := _SECONDS.get(phase):

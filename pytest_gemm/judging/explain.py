@@ -17,11 +17,10 @@ from torch import Tensor
 
 from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, few, inside, mostly
 from pytest_gemm.numerics.epilogue import evaluate
-from pytest_gemm.numerics.reference import as_added, as_multiplied
+from pytest_gemm.numerics.reference import as_added, as_multiplied, widened
 from pytest_gemm.numerics.rounding import round_to, ulp_of
 from pytest_gemm.operands.integers import decode_k, decode_source, tile_map_period
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
 
 # Elements on which hypotheses about values are tried.
@@ -231,11 +230,6 @@ class _Sample:
     steps: tuple[tuple[Step, Tensor | None], ...]
     tolerance: Tensor
 
-    @property
-    def problem(self) -> Problem:
-        """What was computed."""
-        return self.wrong.problem
-
     @classmethod
     def of(cls, wrong: Wrong) -> _Sample | None:
         """Up to 64 bad finite elements, spread over all of them; ``None`` if fewer than one remains."""
@@ -290,7 +284,7 @@ class _Sample:
             y = y * s.scale
         if s.bias is not None and s.beta != 0.0:
             y = y + s.bias * s.beta
-        return evaluate(s.problem, y, s.steps)
+        return evaluate(s.wrong.problem, y, s.steps)
 
     def explained(self, hypotheses: Hypotheses) -> Iterator[str]:
         """The sentences of the hypotheses that reproduce the bad values."""
@@ -334,13 +328,9 @@ def _groups(s: _Sample) -> Hypotheses:
         return
     row, column = s.at
     mine = _group_of(row, groups)
-    filled = torch.tensor([g for g, (first, last) in enumerate(groups) if last > first])
-    at = torch.searchsorted(filled, mine.contiguous())
     others = {
         "the group after": mine + 1,
         "the group before": mine - 1,
-        "the next group that has rows": filled[(at + 1).clamp(max=len(filled) - 1)],
-        "the last group before that has rows": filled[(at - 1).clamp(min=0)],
         **{f"group {g}": torch.full_like(mine, g) for g in range(min(len(groups), 8))},
     }
     b = s.wrong.operands.b.detach().cpu().mT
@@ -373,13 +363,13 @@ def _parameters(s: _Sample) -> Hypotheses:
         yield "the scale was not applied", s.result(scale=None)
         yield "the scale was applied twice", s.result(scale=s.scale * s.scale)
         yield "the scale's reciprocal was applied", s.result(scale=1.0 / s.scale)
-        yield from _exchanged_scales(s, s.scale)
+        yield from _exchanged_scales(s)
         yield from _of_other_columns(s, "scale", s.wrong.operands.scale)
 
 
 def _of_other_columns(s: _Sample, field: str, wide: Tensor | None) -> Hypotheses:
     """The bias or the scale of a neighbouring column; the scale of the first one, or of the one as far from the end."""
-    n = s.problem.shape.n
+    n = s.wrong.problem.shape.n
     if wide is None or not wide.dim() or wide.shape[-1] != n or n < 3:
         return
     shifted = {"bias": "the bias is", "scale": "the scales are"}[field] + " shifted: column j has that of column j"
@@ -388,49 +378,36 @@ def _of_other_columns(s: _Sample, field: str, wide: Tensor | None) -> Hypotheses
         others["the scales of the columns are in reverse order"] = wide.flip(-1)
         others["every column has the scale of column 0"] = wide[..., :1]
     for sentence, other in others.items():
-        yield sentence, s.result(**{field: other.expand(s.problem.result_shape)[s.at]})
+        yield sentence, s.result(**{field: other.expand(s.wrong.problem.result_shape)[s.at]})
 
 
-def _exchanged_scales(s: _Sample, scale: Tensor) -> Hypotheses:
-    """The scales of A and of B each on its own, and those of rowwise scaling along the other dimension."""
-    operands = s.wrong.operands
-    if operands.scale_a is None or operands.scale_b is None or s.problem.micro_block:
+def _exchanged_scales(s: _Sample) -> Hypotheses:
+    """The scales of A and of B each on its own, those of another group, and those of rows along the other dimension."""
+    operands, groups = s.wrong.operands, s.wrong.problem.shape.batch
+    if operands.scale_a is None or operands.scale_b is None or s.wrong.problem.micro_block:
         return
-    if s.problem.op.rounds_once and s.problem.shape.batch is not None:
-        yield from _scales_of_groups(s)
-        return
-    both = {"A": operands.scale_a, "B": operands.scale_b}
-    a, b = (x.detach().cpu().to(torch.float64) for x in both.values())
-    own = {name: x.expand(s.wrong.x.shape)[s.at] for name, x in zip(both, (a, b), strict=True)}
-    for name, one in own.items():
-        yield f"the scale of {name} was not applied", s.result(scale=scale / one)
-        yield f"the reciprocal of the scale of {name} was applied", s.result(scale=scale / (one * one))
-    row, column = s.at
-    if a.numel() <= 1 or b.numel() <= 1 or int(column.max()) >= a.numel() or int(row.max()) >= b.numel():
-        return
-    along = {"A": a.flatten()[column], "B": b.flatten()[row]}
-    yield "the scales of A's rows and B's columns are exchanged", s.result(scale=along["A"] * along["B"])
-    for name, line in (("A", "columns"), ("B", "rows")):
-        sentence = f"the scales of {name} run along the {line} of the result"
-        yield sentence, s.result(scale=scale / own[name] * along[name])
-
-
-def _scales_of_groups(s: _Sample) -> Hypotheses:
-    """The scales of A and of B of a grouped product, each left out or taken from another group."""
-    operands, shape = s.wrong.operands, s.problem.result_shape
 
     def with_other(field: str, scales: Tensor) -> Tensor:
         changed: dict[str, Any] = {field: scales}
         scale = dataclasses.replace(operands, **changed).scale
         assert scale is not None
-        return s.result(scale=scale.expand(shape)[s.at])
+        return s.result(scale=scale.expand(s.wrong.problem.result_shape)[s.at])
 
-    for field, name in (("scale_a", "A"), ("scale_b", "B")):
-        own = operands.tensors[field].detach().cpu()
+    a, b = widened(operands.scale_a), widened(operands.scale_b)
+    for name, field, own in (("A", "scale_a", a), ("B", "scale_b", b)):
         yield f"the scale of {name} was not applied", with_other(field, torch.ones_like(own))
-        if own.dim() == 2:  # otherwise of rows that are divided into groups themselves
+        yield f"the reciprocal of the scale of {name} was applied", with_other(field, 1.0 / own)
+        if groups is not None and own.dim() == 2:  # otherwise of rows that are divided into groups themselves
             for shift, which in ((-1, "after"), (1, "before")):
                 yield f"the scales of {name} were those of the group {which}", with_other(field, own.roll(shift, 0))
+    if groups is not None or min(a.numel(), b.numel()) <= 1:
+        return
+    row, column = s.at
+    if int(column.max()) < a.numel() and int(row.max()) < b.numel():
+        a, b = a.flatten() * s.wrong.problem.result_factor(operands.device), b.flatten()
+        yield "the scales of A's rows and B's columns are exchanged", s.result(scale=a[column] * b[row])
+        yield "the scales of A run along the columns of the result", s.result(scale=a[column] * b[column])
+        yield "the scales of B run along the rows of the result", s.result(scale=a[row] * b[row])
 
 
 def _steps(s: _Sample) -> Hypotheses:
@@ -455,7 +432,7 @@ def _steps(s: _Sample) -> Hypotheses:
 
 def _blocks_of_k(s: _Sample) -> Hypotheses:
     """Products of a contiguous block of k left out or added twice: the smallest such block."""
-    k = s.problem.shape.k
+    k = s.wrong.problem.shape.k
     # Among some 2 K blocks one fits a few elements by chance, sooner where all products are small integers.
     if k < 1 or len(s.x) < (4 * FEW if s.wrong.operands.quantum else FEW):
         return
@@ -506,7 +483,7 @@ def _k_sentence(first: int, last: int, k: int, verb: str, kind: str) -> str:
 
 def _inputs(s: _Sample) -> Hypotheses:
     """Inputs that lost bits before they were multiplied, or that did not lose those that they should have."""
-    problem, operands = s.problem, s.wrong.operands
+    problem, operands = s.wrong.problem, s.wrong.operands
     precision = max(problem.dtypes.a.precision, problem.dtypes.b.precision)
     if problem.autocast:
         precision = problem.input_dtype.precision
@@ -533,7 +510,7 @@ def _factors(s: _Sample) -> Hypotheses:
 
 def _decoded(s: _Sample) -> str:
     """With a distribution that encodes positions in its values: which k, or which element."""
-    operands, problem = s.wrong.operands, s.problem
+    operands, problem = s.wrong.operands, s.wrong.problem
     if problem.passes:
         return ""
     filled = operands.problem  # with more steps, where the result is an intermediate value: they decide the digits

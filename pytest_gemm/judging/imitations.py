@@ -49,7 +49,7 @@ class Failure:
     """A wrong result.
 
     Attributes:
-        truth: of the operands that the kernel was given.
+        given: the operands that the kernel was given.
         results: all that it returned.
         contract: the arithmetic that it promises.
         place: of the wrong result among them.
@@ -57,7 +57,7 @@ class Failure:
         candidates: that computed it, as far as they are known.
     """
 
-    truth: Truth
+    given: tensors.Operands
     results: tuple[Tensor, ...]
     contract: Contract
     place: int
@@ -67,12 +67,7 @@ class Failure:
     @property
     def problem(self) -> Problem:
         """What was computed."""
-        return self.truth.problem
-
-    @property
-    def given(self) -> tensors.Operands:
-        """From what."""
-        return self.truth.operands
+        return self.given.problem
 
     @functools.cached_property
     def x(self) -> Tensor:
@@ -211,22 +206,16 @@ def _columns_of_first_block(f: Failure) -> bool:
 
 
 def _strides_swapped(f: Failure) -> bool:
-    return any(_reads_swapped(f, name) for name in ("a", "b"))
-
-
-def _reads_swapped(f: Failure, name: str) -> bool:
     """TMA reads strides of less than 16 bytes as 0."""
-    x: Tensor = getattr(f.given, name)
-    if x.dim() != 2:
-        return False
-    storage = x.untyped_storage().nbytes() // x.element_size()
-    rows, columns = x.shape
-    for strides in ((0, 1), (1, 0), (x.stride(1), x.stride(0))):
-        extent = x.storage_offset() + (rows - 1) * strides[0] + (columns - 1) * strides[1]
-        other = x.as_strided(x.shape, strides) if extent < storage else None
-        changes: dict[str, Any] = {name: other}
-        if other is not None and x.stride() != strides and f.as_if(**changes):
-            return True
+    for name, x in (("a", f.given.a), ("b", f.given.b)):
+        storage = x.untyped_storage().nbytes() // x.element_size()
+        for strides in ((0, 1), (1, 0), (x.stride(-1), x.stride(-2))):
+            extent = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=False))
+            if x.dim() != 2 or x.stride() == strides or extent >= storage:
+                continue
+            changes: dict[str, Any] = {name: x.as_strided(x.shape, strides)}
+            if f.as_if(**changes):
+                return True
     return False
 
 

@@ -26,7 +26,7 @@ from pytest_gemm.core.text import one_line
 from pytest_gemm.judging import imitations, sampled, verdict
 from pytest_gemm.judging.attempt import Attempt, Ended
 from pytest_gemm.judging.case import Case, Evidence, Judged
-from pytest_gemm.judging.results import Returned, differing, digest_of, fingerprint_of, miscounted
+from pytest_gemm.judging.results import Returned, differing, digest_of, fingerprint_of
 from pytest_gemm.judging.truth import EagerRefusal, Earlier, Truth, Truths
 from pytest_gemm.numerics import precision
 from pytest_gemm.numerics.contract import Contract
@@ -156,15 +156,6 @@ class Judge:
     def _attempt(self, case: Case, candidate: str = "") -> Attempt:
         return Attempt(case, self._worker.watch, candidate)
 
-    def _check(self, case: Case) -> None:
-        """Ask whether the case can be judged here.
-
-        Raises:
-            Ended: when the backend does not support the problem as requested.
-        """
-        with self._attempt(case).phase(Phase.SUPPORTS):
-            self._worker.supports(case.job())
-
     def _truth(self, attempt: Attempt, distribution: str) -> Truth:
         attempt.distribution = distribution
         with attempt.phase(Phase.OPERANDS):
@@ -173,8 +164,9 @@ class Judge:
     # -- the candidates of a case ----------------------------------------------------------------
 
     def _case(self, case: Case, withheld: Callable[[str], Outcome | None], timing: Timing | None) -> Iterator[Judged]:
-        self._check(case)
         attempt = self._attempt(case)
+        with attempt.phase(Phase.SUPPORTS):
+            self._worker.supports(case.job())
         if not case.distributions:
             reason = Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
             raise Ended(attempt.end(Status.UNSUPPORTED, reason))
@@ -271,7 +263,7 @@ class Judge:
                 if steps := case.problem.outputs[place].view_steps:
                     details += f"\n  (indices before view step {'+'.join(map(str, steps))})"
                 outcome = attempt.end(Status.INCORRECT, reason, details)
-                failure = imitations.Failure(truth, returned.results, contract, place, one, outcome.candidates)
+                failure = imitations.Failure(truth.operands, returned.results, contract, place, one, outcome.candidates)
                 imitated = imitations.imitated(failure, self.statements(outcome, case.problem))
                 outcome = dataclasses.replace(outcome, imitates=imitated)
                 actual = one.actual if isinstance(one.actual, torch.Tensor) else None
@@ -303,8 +295,10 @@ class Judge:
             returned = Returned.of(case.problem, ran)
         if objection is not None:
             raise Ended(attempt.end(Status.FALLBACK, objection))
-        if (wrong := miscounted(case.problem, returned.results)) is not None:
-            raise Ended(attempt.end(Status.CRASHED, wrong))
+        expected = case.problem.several or len(case.problem.outputs)
+        if len(returned.results) != expected:
+            text = f"{len(returned.results)} results came back, and the program has {expected}"
+            raise Ended(attempt.end(Status.CRASHED, Reason("wrong-outputs", text)))
         return returned, ran.contract
 
     def _verdicts(

@@ -1,4 +1,4 @@
-"""Where a result is wrong: rows, columns, tiles, periods, triangles."""
+"""Where a result is wrong: rows, columns, tiles, periods."""
 
 from __future__ import annotations
 
@@ -145,11 +145,7 @@ def _batches(bad: torch.Tensor) -> tuple[str, torch.Tensor]:
         return "", merged
     if len(which) == 1:
         return f"only batch {which[0]} of {total} is bad", merged
-    if which != list(range(which[0], which[-1] + 1)):
-        return f"{len(which)} of {total} batches are bad ({few(which)})", merged
-    if which[-1] == total - 1:
-        return f"every bad element has batch >= {which[0]} of {total}", merged
-    return f"only batches {which[0]} to {which[-1]} of {total} are bad", merged
+    return f"{len(which)} of {total} batches are bad ({few(which)})", merged
 
 
 def few(things: Sequence[object], most: int = 6) -> str:
@@ -190,7 +186,7 @@ def _plane(bad: torch.Tensor, *, ends: bool = True) -> str:
     tiled, tiles = _tiles(bad)
     if dense and telling and not (tiles and 2 * tiled <= _area(box)):
         return _rectangle(are, have, box, (m, n))
-    if text := _period(bad, 1, "N") or _period(bad, 0, "M") or _elbow(bad) or tiles or _triangle(bad):
+    if text := _period(bad, 1, "N") or _period(bad, 0, "M") or _elbow(bad) or tiles:
         return text
     rows, columns = int(bad.any(1).sum()), int(bad.any(0).sum())
     if dense or count >= _DENSE * m * n:
@@ -281,8 +277,6 @@ def _period(bad: torch.Tensor, axis: int, name: str) -> str:
         word = "columns" if axis == 1 else "rows"
         which = residues.tolist()
         found = f"residue{'s' if len(which) > 1 else ''} {few(which)}"
-        if which == list(range(which[0], which[-1] + 1)) and len(which) > 1:
-            found = f"residues {which[0]} to {which[-1]}"
         return f"the bad elements are {word} of period {period} in {name}, {found}"
     return ""
 
@@ -320,17 +314,3 @@ def _tiles(bad: torch.Tensor) -> tuple[int, str]:
         which = f"{tiles} of {hit.numel()} tiles of {rows}x{columns}"
         best = area, -rows * columns, f"the bad elements fill {which}, at {corners}"
     return best[0], best[2]
-
-
-def _triangle(bad: torch.Tensor) -> str:
-    m, n = bad.shape
-    total = int(bad.sum())
-    if m != n or m < 8 or total < m:
-        return ""
-    if int(bad.diagonal().sum()) >= COVER * total:
-        return "the bad elements are on the diagonal"
-    for name, part in (("above", bad.triu(1)), ("below", bad.tril(-1))):
-        # Also dense: half of a matrix is too much to hold a few elements by accident.
-        if int(part.sum()) >= COVER * total and total >= _DENSE * m * m / 2:
-            return f"the bad elements are {name} the diagonal"
-    return ""

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from pytest_gemm.core.outcome import Misconduct, Reason
+from pytest_gemm.core.outcome import Misconduct
 from pytest_gemm.operands import memory, views
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker.messages import Ran
@@ -50,14 +50,6 @@ class Returned:
             return 0
         pairs = zip(self.ran.now(), self.copies, strict=True)
         return sum(differing(*pair) for pair in pairs if pair[0] is not pair[1])
-
-
-def miscounted(problem: Problem, results: Sequence[torch.Tensor]) -> Reason | None:
-    """What is wrong with the number of results; ``None`` for nothing."""
-    expected = problem.several or len(problem.outputs)
-    if len(results) == expected:
-        return None
-    return Reason("wrong-outputs", f"{len(results)} results came back, and the program has {expected}")
 
 
 def differing(new: torch.Tensor, old: torch.Tensor) -> int:

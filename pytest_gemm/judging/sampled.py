@@ -87,13 +87,8 @@ class ResultVerdict:
 
 
 def _matrices(x: Tensor, b: Tensor) -> Tensor:
-    """A tensor of A's or of the result's shape as the matrices (P, M, ...) that meet one B each."""
-    return x.reshape(1, -1, x.shape[-1]) if b.dim() == 2 else x
-
-
-def _batched(b: Tensor) -> Tensor:
-    """B as matrices (P, K, N)."""
-    return b.reshape(-1, *b.shape[-2:])
+    """A tensor of A's, B's or the result's shape, or one that is broadcast to it, as matrices that meet one B each."""
+    return x if x.dim() == b.dim() == 3 else x.reshape(1, -1, x.shape[-1])
 
 
 # What is added to the product: a tensor as the program adds it, with its sign.
@@ -194,7 +189,7 @@ class Sample:
         bits_a, bits_b = (
             freivalds.bits_of(_largest(t) / unit) for t, unit in ((operands.a, unit_a), (operands.b, unit_b))
         )
-        y = freivalds.times(_batched(operands.b), unit_b, bits_b, x)
+        y = freivalds.times(_matrices(operands.b, operands.b), unit_b, bits_b, x)
         z = None if y is None else freivalds.times(_matrices(operands.a, operands.b), unit_a, bits_a, y)
         if z is None:
             return None
@@ -219,12 +214,12 @@ class Sample:
         bad = torch.zeros(matrices.shape[:2], dtype=torch.bool, device=actual.device)
         left = freivalds.times(matrices, quantum, bits, x, bad)
         for tensor, sign in terms:
-            added = _matrices_of(tensor, matrices)
+            added = _matrices(tensor, operands.b)
             off = torch.zeros(added.shape[:2], dtype=torch.bool, device=actual.device)
             product = freivalds.times(added, quantum, bits, x if added.shape[-1] == len(x) else _total(x), off)
             if left is None or product is None or bool(off.any()):
                 return None
-            left = freivalds.subtract(left, product) if sign > 0 else freivalds.add(left, product)
+            left = freivalds.add(left, freivalds.PRIME - product if sign > 0 else product)
         return None if left is None else ((left != right) | bad).reshape(actual.shape[:-1]).cpu()
 
     @functools.cached_property
@@ -237,7 +232,7 @@ class Sample:
         operands = self._operands
         n = operands.b.shape[-1]
         x = ((self._random(n * _VECTORS) & 1) * 2 - 1).reshape(n, _VECTORS).to(operands.a.device, torch.float64)
-        a, b = _matrices(operands.a, operands.b), _batched(operands.b)
+        a, b = (_matrices(one, operands.b) for one in (operands.a, operands.b))
         largest = freivalds.norms(b).amax(-1, keepdim=True)
         y = freivalds.project(a, freivalds.project(b, x))
         return x, y, freivalds.norms(a) * largest, freivalds.norms(a, 1) * largest
@@ -274,7 +269,7 @@ class Sample:
             error = torch.minimum(error, small * factor + size * contract.input_error)
         total, left = size, freivalds.project(matrices, x)
         for tensor, sign in terms:
-            added = _matrices_of(tensor, matrices)
+            added = _matrices(tensor, operands.b)
             across = len(x) // added.shape[-1]  # a column stands for all
             left = left - sign * freivalds.project(added, x if across == 1 else x.sum(0, keepdim=True))
             norm = freivalds.norms(added) * math.sqrt(across)
@@ -283,13 +278,6 @@ class Sample:
         # C's own size stands for the exact result's.
         error = (error + total * store) * 1.01 + lost + (big + total) * own
         return (~((left - right).abs() <= (spread * error)[..., None]).all(-1)).reshape(actual.shape[:-1]).cpu()
-
-
-def _matrices_of(x: Tensor, matrices: Tensor) -> Tensor:
-    """What is added to matrices (P, M, N), of a tensor that is broadcast to them: (1 or P, 1 or M, 1 or N)."""
-    if x.dim() == 3 and len(matrices) > 1:
-        return x
-    return x.reshape(1, -1, x.shape[-1])
 
 
 def _total(x: Tensor) -> Tensor:

@@ -156,11 +156,11 @@ def compare(
     x = actual.detach().to(device="cpu", dtype=torch.float64)
     if x.numel() == 0:
         return Comparison(0.0, 1.0)
-    score = scored(x, interval)
-    share = score.equal / x.numel()
-    bad = rejected(x, interval) if score.bad else interval.wrong_zeros(x)
+    right, outside, worst = scored(x, interval)
+    share = right / x.numel()
+    bad = rejected(x, interval) if outside else interval.wrong_zeros(x)
     if not bool(bad.any()):
-        return Comparison(score.ratio, share)
+        return Comparison(worst, share)
     mismatch = _mismatch(Wrong(x, bad, interval, problem, operands, others or {}), actual, whole)
     return Comparison(mismatch.ratio, share, mismatch)
 
@@ -196,29 +196,23 @@ def _limited(x: Tensor, lo: Tensor, hi: Tensor, expected: Tensor, bad: Tensor) -
     return torch.where(bad & ~(x.isfinite() & expected.isfinite()), math.inf, found)
 
 
-@dataclasses.dataclass
-class Score:
-    """Counts over a result: elements equal to the rounded reference, elements outside, and the worst ratio."""
+def scored(x: Tensor, interval: Interval) -> tuple[int, int, float]:
+    """How many elements equal the rounded reference, how many are outside, and the worst ratio.
 
-    equal: int = 0
-    bad: int = 0
-    ratio: float = 0.0
-
-
-def scored(x: Tensor, interval: Interval) -> Score:
-    """One walk over a result, in pieces whose intermediates stay in a core's cache."""
-    score = Score()
+    One walk over a result, in pieces whose intermediates stay in a core's cache.
+    """
+    right, outside, worst = 0, 0, 0.0
     whole = (x, interval.lo, interval.hi, interval.expected)
     for part, lo, hi, expected in zip(*(t.reshape(-1).split(CHUNK) for t in whole), strict=True):
         equal = part == expected
         if bool((equal & inside(part, lo, hi)).all()):
-            score.equal += part.numel()
+            right += part.numel()
             continue
         bad = ~_accepted(part, lo, hi)
-        score.equal += int((equal | (part.isnan() & expected.isnan())).sum())
-        score.bad += int(bad.sum())
-        score.ratio = max(score.ratio, float(_limited(part, lo, hi, expected, bad).amax()))
-    return score
+        right += int((equal | (part.isnan() & expected.isnan())).sum())
+        outside += int(bad.sum())
+        worst = max(worst, float(_limited(part, lo, hi, expected, bad).amax()))
+    return right, outside, worst
 
 
 def _ratio(x: Tensor, lo: Tensor, hi: Tensor, expected: Tensor) -> Tensor:
@@ -329,7 +323,7 @@ def _beside(actual: object, eager: Tensor, interval: Interval) -> str:
     far = "NaN on one side" if most == torch.iinfo(torch.int64).max else f"at most {most} ulp apart"
     words = f"{far} in {differing} of {theirs.numel()} elements"
     fits = theirs.shape == interval.expected.shape
-    ratio = scored(theirs.to(torch.float64), interval).ratio if fits else math.nan
+    ratio = scored(theirs.to(torch.float64), interval)[2] if fits else math.nan
     if ratio > 1.0:
         return f"{words}; eager itself is outside the bound ({times(ratio)})"
     return f"{words}; eager is at {ratio:.2g} of the bound"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pytest_gemm.problem.dtypes import DTYPES, DType
 
@@ -29,16 +28,6 @@ class Sums(NamedTuple):
 def smallest_of(dtype: DType) -> float:
     """The smallest subnormal of a float type."""
     return 2.0 ** (dtype.emin - dtype.precision + 1)
-
-
-_SUMS: Final[Mapping[str, Sums]] = {
-    **{
-        name: Sums(d.unit_roundoff, d.precision, smallest_of(d), d.max_finite)
-        for name, d in DTYPES.items()
-        if d.is_float
-    },
-    "i32": Sums(0.0, 53, 0.0, math.inf),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +76,10 @@ class Contract:
     @property
     def sums(self) -> Sums:
         """The accumulator's type."""
-        return _SUMS[self.accumulate]
+        dtype = DTYPES[self.accumulate]
+        if not dtype.is_float:
+            return Sums(0.0, 53, 0.0, math.inf)
+        return Sums(dtype.unit_roundoff, dtype.precision, smallest_of(dtype), dtype.max_finite)
 
     @property
     def lost(self) -> float:

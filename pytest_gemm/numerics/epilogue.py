@@ -110,11 +110,6 @@ class Arithmetic:
     working: DType
     mode: Literal["fused", "eager", "either"]
 
-    @property
-    def u(self) -> float:
-        """Unit roundoff of the working type."""
-        return self.working.unit_roundoff
-
     def basic(self, span: Span) -> Span:
         """After a correctly rounded operation (+ - * /) whose exact result ``span`` encloses.
 
@@ -267,7 +262,7 @@ def step_span(step: Step, span: Span, r: torch.Tensor | None, arithmetic: Arithm
 def _div(p: _Pass) -> Span:
     quotient = p.span.turned(lambda x: x / p.operand)
     # Triton divides f32 with div.full, which is good to 2 ulp (PTX ISA), that is 4 u.
-    return quotient.widen_finite(4 * p.arithmetic.u * quotient.size)
+    return quotient.widen_finite(4 * p.arithmetic.working.unit_roundoff * quotient.size)
 
 
 def _leaky_relu(p: _Pass) -> Span:
@@ -291,7 +286,7 @@ def accumulated(step: Step, r: torch.Tensor, arithmetic: Arithmetic) -> Span:
     by at most u: in all 4 u s (|r| + |z|).  Small integers times a power of two are exact.
     """
     scale, zero = step.numbers
-    error = None if _is_power_of_two(scale) else (r.abs() + abs(zero)) * (4 * arithmetic.u * scale)
+    error = None if _is_power_of_two(scale) else (r.abs() + abs(zero)) * (4 * arithmetic.working.unit_roundoff * scale)
     return Span.of((r - zero) * scale, error)
 
 
@@ -322,13 +317,9 @@ def _curve(p: _Pass) -> Span:
         ends = Span(torch.minimum(ends.lo, ends.hi), torch.maximum(ends.lo, ends.hi))
         if not span.thin:
             ends.lo = torch.where((span.lo < at) & (span.hi > at), least, ends.lo)
-    domain = Domain(
-        x=span.size,
-        y=ends.size,
-        below=(-span.lo).clamp(0.0, 800.0),
-        u=p.arithmetic.u,
-        flush=_F32_SMALLEST_NORMAL if p.arithmetic.working.name != "f64" else 2.0**-1022,
-    )
+    working, below = p.arithmetic.working, (-span.lo).clamp(0.0, 800.0)
+    flush = 2.0**-1022 if working.name == "f64" else _F32_SMALLEST_NORMAL
+    domain = Domain(x=span.size, y=ends.size, below=below, u=working.unit_roundoff, flush=flush)
     result = ends.widen_finite(curve.error(domain))
     # Saturated ends are exact in every implementation, and no implementation leaves a function's range there.
     if math.isfinite(curve.zero_below):

@@ -103,11 +103,6 @@ def add(u: Tensor, v: Tensor) -> Tensor:
     return torch.where(total >= PRIME, total - PRIME, total)
 
 
-def subtract(u: Tensor, v: Tensor) -> Tensor:
-    """u - v for residues."""
-    return torch.where(u >= v, u - v, u - v + PRIME)
-
-
 def shift(u: Tensor, count: int) -> Tensor:
     """u * 2^count for residues: a rotation of 61 bits, as 2^61 is 1 modulo the prime."""
     count %= _BITS

@@ -37,22 +37,15 @@ def as_allowed(contract: Contract, problem: Problem) -> Contract:
     The products of a sum are stored in the result's type, unless a backend says that it keeps them.  What ``reduced``
     allows is a matter of cuBLAS alone, see ``backends.tensor_core.contract``.
     """
-    if problem.op.summands > 1 and not contract.narrow_partials:
-        contract = _added(contract, problem)
+    count = problem.op.summands
+    if count > 1 and not contract.narrow_partials:
+        # In a half type that is one rounding too many, since the result's own is not among them; it covers what the
+        # slices of each product lose.
+        slices = count if problem.dtypes.out.name in HALVES else count * contract.slices
+        contract = dataclasses.replace(contract, slices=slices, partials="out")
     if not problem.has("math.tf32"):
         return contract
     return dataclasses.replace(contract, input_error=TF32_ERROR, input_bits=TF32_BITS)
-
-
-def _added(contract: Contract, problem: Problem) -> Contract:
-    """With the products of a sum as partial sums, each of which is rounded to the result's type.
-
-    In a half type that is one rounding too many, since the result's own is not among them; it covers what the slices of
-    each product lose.
-    """
-    count = problem.op.summands
-    slices = count if problem.dtypes.out.name in HALVES else count * contract.slices
-    return dataclasses.replace(contract, slices=slices, partials="out")
 
 
 # Names on torch.backends.cuda.matmul.  The first two are pairs: sums in the half type, and split-K at all.

@@ -302,7 +302,9 @@ def _is_exact(given: Bounding, addend: torch.Tensor | None, alpha: float) -> boo
     # Terms cut at f bits below the largest lose nothing while that is at most 2^f times their grid.  The terms are the
     # products, before any scale.
     aligned = 2.0 ** min(precision, contract.alignment_bits) * operands.base_quantum * grid(alpha)
-    raw = most if not problem.scale_blocks else _unscaled(operands)
+    raw = most
+    if contract.alignment_bits and problem.scale_blocks:
+        raw = largest_of(widened(operands.a).abs_() @ widened(operands.b).abs_())
     if contract.alignment_bits and raw > aligned:
         return False
     if given.scale is not None:
@@ -316,11 +318,6 @@ def _is_exact(given: Bounding, addend: torch.Tensor | None, alpha: float) -> boo
         most += largest_of(addend)
     limit = 2.0**precision * quantum * smallest_grid
     return most <= min(limit, highest) and quantum * smallest_grid >= smallest
-
-
-def _unscaled(operands: Operands) -> float:
-    """The largest sum of magnitudes of the elements that are scaled by blocks."""
-    return largest_of(widened(operands.a).abs_() @ widened(operands.b).abs_())
 
 
 def statistics_apply(problem: Problem, operands: Operands) -> bool:

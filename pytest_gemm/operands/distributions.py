@@ -55,12 +55,7 @@ def _gated_by_a(p: Problem) -> bool:
 
 def _keeps_integers(p: Problem) -> bool:
     """Integers come through as they are: not from a saturating step, nor with 8 bits of a scale of their own."""
-    return not (p.b_is_a or saturating_steps(p) or p.step("requant") is not None or _changes_operands(p))
-
-
-def _changes_operands(p: Problem) -> bool:
-    """The product is not one of A and B as they are drawn."""
-    return p.op.quantises_a
+    return not (p.b_is_a or saturating_steps(p) or p.step("requant") is not None or p.op.quantises_a)
 
 
 def _keeps_rows(p: Problem) -> bool:
@@ -85,7 +80,7 @@ def _varies_if_positive(p: Problem) -> bool:
 
 def _may_be_special(p: Problem) -> bool:
     """Nothing is asked about NaN in what is quantised or packed."""
-    has_none = _changes_operands(p) or p.dtypes.a.is_packed
+    has_none = p.op.quantises_a or p.dtypes.a.is_packed
     return _only_floats(p) and not has_none and p.terms >= 1 and p.shape.m * p.shape.n >= 2
 
 

@@ -25,7 +25,7 @@ def int_1(headroom: Headroom) -> Drawn:
     A sum of fp8 holds few bits: where K is longer than that, A is zero except for as many elements as they pay for.  In
     the same way the sums of a large problem are kept within what its output's type holds.
     """
-    out, k = headroom.problem.dtypes.out, headroom.k
+    out, k = headroom.problem.dtypes.out, headroom.problem.terms
     kept = k
     if headroom.quantised:
         kept = min(k, headroom.budget)
@@ -123,8 +123,8 @@ def int_2(headroom: Headroom) -> Drawn:
     Half of the third of an f32 side pays for one element a line of 18 bits or more: a sum of two bf16 (16 bits and a
     sign) does not hold it, so that an f32 product in three bf16 products shows at any K.
     """
-    k, budget = headroom.k, headroom.budget
-    if headroom.all_integer and (k * 2**14 <= budget or (headroom.int8 and k <= _SHORT_INT8 // 2)):
+    k, budget = headroom.problem.terms, headroom.budget
+    if headroom.all_integer and (k * 2**14 <= budget or (headroom.problem.op.int8 and k <= _SHORT_INT8 // 2)):
         return _int_2_dense(headroom)
     third = max(budget // 3, 1)
     most = min(_NARROW, *(_WIDE[side.dtype.name] for side in (headroom.a, headroom.b)))
@@ -150,7 +150,7 @@ def int_2(headroom: Headroom) -> Drawn:
             _spread(stream, own, 1, between(-(-widest // 2), widest))
         return found
 
-    if headroom.b_is_a:
+    if headroom.problem.b_is_a:
         # Row against row: sum |a_i a_j| <= max sum a^2 (Cauchy and Schwarz), so it is squares that are budgeted.
         count = min(2, k)
         wide = max(narrow, min(_WIDE[headroom.a.dtype.name], math.isqrt(2 * third // max(count, 1))))
@@ -181,7 +181,7 @@ def _int_2_dense(headroom: Headroom) -> Drawn:
     Sums of both signs stay small, so where K allows more each fourth line is -128 .. -113 throughout, of u8 128 .. 143:
     where two of them meet, the sum is beyond 2^24 (from K of about 1160 on) and a float32 on its way would show.
     """
-    k = max(headroom.k, 1)
+    k = max(headroom.problem.terms, 1)
     most = 2**15 if "u8" in (headroom.a.dtype.name, headroom.b.dtype.name) else 2**14
 
     def lines(side: Side) -> Array:
@@ -252,7 +252,7 @@ def _block_sign(index: int) -> int:
 def k_cover(headroom: Headroom) -> Drawn:
     """A is 1; column j of B carries 4^0, 4^1 ... at the k of block j, and of block j + N, j + 2N ... if N is small."""
     digits, overlap = digit_plan(headroom.problem)
-    k, lines = headroom.k, headroom.b.shape[1]
+    k, lines = headroom.problem.terms, headroom.b.shape[1]
     at = np.arange(k)
     block, n = at // digits, max(lines, 1)
     sign = np.array([_block_sign(index) for index in range(overlap)], dtype=headroom.real)[block // n]

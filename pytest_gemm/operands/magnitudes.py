@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from pytest_gemm.core.outcome import Unsupported
-from pytest_gemm.operands.random_streams import Array, Stream, drawn_stack
+from pytest_gemm.operands.random_streams import Array, Stream, drawn_shape
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import BLOCK_K, Step, StepKind
@@ -65,9 +65,9 @@ class Side:
     whole: bool = False
 
     @property
-    def drawn(self) -> tuple[int, int, int]:
+    def drawn(self) -> tuple[int, ...]:
         """How many lines a distribution draws whose lines are alike, in the shape of :attr:`shape`."""
-        return self.shape if self.whole else drawn_stack(self.shape)
+        return self.shape if self.whole else drawn_shape(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,26 +96,6 @@ class Headroom:
     target: float
     zero: int
     draw: Callable[[str], Stream]
-
-    @property
-    def k(self) -> int:
-        """Number of products in a sum."""
-        return self.problem.terms
-
-    @property
-    def b_is_a(self) -> bool:
-        """B is A, as it is or transposed."""
-        return self.problem.b_is_a
-
-    @property
-    def scaled(self) -> bool:
-        """B has scales for each column."""
-        return self.problem.op.weight_scales
-
-    @property
-    def int8(self) -> bool:
-        """A and B are 8-bit integers whose product is scaled."""
-        return self.problem.op.int8
 
     @functools.cached_property
     def quantised(self) -> str:
@@ -148,7 +128,7 @@ class Headroom:
             # Scales and bias come after the sum, and in f32; those of small blocks before it.
             return int(2**_FP8_BITS * (_MICRO_STEP**2 if self.problem.micro_block else 1.0))
         limit = self.limit * 3 // 4 if self.adds else self.limit
-        if self.scaled and not self.int8:  # the sums of integers are exact before they are scaled
+        if self.problem.op.weight_scales and not self.problem.op.int8:  # sums of integers are exact before the scales
             limit = int(limit * _SCALE_STEP)
         if self.b.dtype.name == "i4":
             limit //= _INT4_GROWTH
@@ -156,9 +136,16 @@ class Headroom:
             limit = min(limit, int(self.room / (2.0 if self.adds else 1.0)))
         return max(limit, 1)
 
+    def whole_scales(self, e: int, *, exact: bool) -> tuple[float, float] | None:
+        """Scales of A and of B as a whole where there are some beside those of blocks; they then make up for ``e``."""
+        if not self.problem.has_whole_scales:
+            return None
+        a, b = _WHOLE if exact else np.abs(self.draw("scale-both").binade((2,), False)).tolist()
+        return a * 2.0 ** (e - e // 2), b * 2.0 ** (e // 2)
+
     def both(self, lines: Callable[[Side], Array]) -> tuple[Array, Array | None]:
         """The lines of A and those of B, ``None`` where B is A."""
-        return lines(self.a), None if self.b_is_a else lines(self.b)
+        return lines(self.a), None if self.problem.b_is_a else lines(self.b)
 
     def exponent(self, rms: float, bound: float) -> int:
         """Exponent e of the power of two to scale A @ B by.
@@ -170,11 +157,11 @@ class Headroom:
         if self.all_integer:
             return 0
         # Eight standard deviations are never seen (1e-15 per element); a diagonal of A @ A.T is the bound.
-        peak = bound if self.b_is_a else min(bound, 8.0 * rms)
+        peak = bound if self.problem.b_is_a else min(bound, 8.0 * rms)
         # A difference of logarithms: the quotient may overflow.
         most = math.floor(math.log2(self.room) - math.log2(peak + 2.0 * self.adds * rms))
         e = min(most, round(math.log2(self.target / rms)) if self.target else 0)
-        return 2 * (e // 2) if self.b_is_a else e
+        return 2 * (e // 2) if self.problem.b_is_a else e
 
     def split(self, e: int) -> tuple[int, int]:
         """Exponents for A and for B that make up ``e``; an integer side takes none."""
@@ -222,25 +209,20 @@ def headroom_of(problem: Problem, draw: Callable[[str], Stream] = Stream) -> Hea
     targets = [(max(map(abs, s.numbers)) or 1.0) if s.numbers else s.spec.target for s in saturating_steps(problem)]
     if out.is_float and not all(d.is_float for d in chain):
         targets.append(_INTEGER_TARGET)
-    a, b, zero = _multiplied(problem)
+    target = min(targets, default=0.0) / growth
+    adds = sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue)
     batch = 1 if shape.batch is None else shape.batch
     # All groups of a grouped product lie in one matrix of A, of B, or of both.
     rows, columns = (problem.ends if op.ragged == name else getattr(shape, name) for name in "mn")
     one_a = op.several or problem.has("a.broadcast") or op.ragged in {"m", "k"}
     one_b = op.weight or problem.has("b.broadcast") or op.ragged in {"n", "k"}
+    of_a, of_b, zero = _multiplied(problem)
+    # Elements of four bits are drawn line by line, as their bytes have to be put together.
+    a = Side("a", of_a, (1 if one_a else batch, rows, problem.terms), whole=of_a.is_packed)
+    b = Side("b", of_b, (1 if one_b else batch, columns, problem.terms), whole=of_b.is_packed)
     limit = {"f64": 2**53, "i32": 2**31 - 1}.get(out.name, 2**24)
-    return Headroom(
-        problem,
-        # Elements of four bits are drawn line by line, as their bytes have to be put together.
-        Side("a", a, (1 if one_a else batch, rows, problem.terms), whole=a.is_packed),
-        Side("b", b, (1 if one_b else batch, columns, problem.terms), whole=b.is_packed),
-        2**out.precision if problem.has("math.half_partials") or op.summands > 1 else limit,
-        room / growth,
-        sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),
-        min(targets, default=0.0) / growth,
-        zero,
-        draw,
-    )
+    limit = 2**out.precision if problem.has("math.half_partials") or op.summands > 1 else limit
+    return Headroom(problem, a, b, limit, room / growth, adds, target, zero, draw)
 
 
 def _multiplied(problem: Problem) -> tuple[DType, DType, int]:
@@ -313,10 +295,10 @@ def scale_shapes(headroom: Headroom) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the scales of A's rows and B's columns, or of their blocks."""
     rows, columns = headroom.a.shape[1], headroom.b.shape[1]
     if blocks := headroom.problem.scale_blocks:
-        k = -(-headroom.k // BLOCK_K)
+        k = -(-headroom.problem.terms // BLOCK_K)
         return (-(-rows // blocks[0]), k), (k, -(-columns // blocks[1]))
     if block := headroom.problem.micro_block:
-        return (rows, headroom.k // block), (columns, headroom.k // block)
+        return (rows, headroom.problem.terms // block), (columns, headroom.problem.terms // block)
     if (batch := headroom.problem.shape.batch) is not None:  # of all groups; each has its own where K is divided
         ragged = headroom.problem.op.ragged
         of_a = {"m": (rows,), "k": (batch * rows,)}.get(ragged, (batch, rows))
@@ -341,14 +323,6 @@ def scale_pair(headroom: Headroom, draw: Callable[[Stream, tuple[int, ...]], Arr
     return scaled_lines(a, e - e // 2), scaled_lines(b, e // 2)
 
 
-def whole_scales(headroom: Headroom, e: int, *, exact: bool) -> tuple[float, float] | None:
-    """Scales of A and of B as a whole where there are some beside those of blocks; they then make up for ``e``."""
-    if not headroom.problem.has_whole_scales:
-        return None
-    a, b = _WHOLE if exact else np.abs(headroom.draw("scale-both").binade((2,), False)).tolist()
-    return a * 2.0 ** (e - e // 2), b * 2.0 ** (e // 2)
-
-
 def _halves(stream: Stream, shape: tuple[int, ...]) -> Array:
     """Scales of small blocks, 1/2 and 1."""
     return stream.look_up(shape, np.array([_MICRO_STEP, 1.0], dtype=np.float32), 8)
@@ -366,32 +340,25 @@ def on_grid(headroom: Headroom, a: Array, b: Array | None, rms: float, bound: fl
     ``rms`` and ``bound`` are those of A @ B in integers; ``only_b`` leaves A as it is where B can be scaled.  Scales
     are powers of two.
     """
-    factors, is_micro = 2 if headroom.quantised else int(headroom.scaled), headroom.problem.micro_block > 0
-    typical, least = _SCALE_RMS**factors, (_MICRO_STEP if is_micro else _SCALE_STEP) ** factors
-    wholes = math.prod(_WHOLE) if headroom.problem.has_whole_scales else 1.0
-    typical, least = typical * wholes, least * wholes
+    problem = headroom.problem
+    factors, is_micro = 2 if headroom.quantised else int(problem.op.weight_scales), problem.micro_block > 0
+    wholes = math.prod(_WHOLE) if problem.has_whole_scales else 1.0
+    typical, least = wholes * _SCALE_RMS**factors, wholes * (_MICRO_STEP if is_micro else _SCALE_STEP) ** factors
     e = headroom.exponent(rms * typical, bound)
     level, quantum, spare = rms * 2.0**e * typical, 2.0**e * least, headroom.limit - bound / least
     if headroom.quantised:
-        found = whole_scales(headroom, e, exact=True)
+        found = headroom.whole_scales(e, exact=True)
         scales = scale_pair(headroom, _halves if is_micro else powers_of_two, 0 if found else e)
         # Small blocks are scaled before the sum.
         base = (1.0 if found else 2.0**e) * _MICRO_STEP**2 if is_micro else 1.0
         return Drawn(a, b, level, spare, *scales, quantum=quantum, base_quantum=base, wholes=found)
-    if headroom.int8:
+    if headroom.problem.op.int8:
         spare = headroom.limit / 4  # the bias comes after the scales, and whatever it costs is in the bound
     ea, eb = (0, e) if only_b and headroom.b.dtype.is_float else headroom.split(e)
-    drawn = Drawn(
-        scaled_lines(a, ea),
-        None if b is None else scaled_lines(b, eb),
-        level,
-        spare,
-        quantum=quantum,
-        base_quantum=2.0**e,
-        units=(2.0**ea, 2.0**eb),
-        magnitude_bound=headroom.limit - spare,
-    )
-    if headroom.scaled:
+    b = None if b is None else scaled_lines(b, eb)
+    drawn = Drawn(scaled_lines(a, ea), b, level, spare, quantum=quantum, base_quantum=2.0**e)
+    drawn.units, drawn.magnitude_bound = (2.0**ea, 2.0**eb), headroom.limit - spare
+    if headroom.problem.op.weight_scales:
         values = np.array([1, 0.5, 0.25, 0.125], dtype=np.float32)
         drawn.scale_b = headroom.draw("scale").look_up((headroom.b.shape[1],), values, 8)
     return drawn
@@ -399,14 +366,12 @@ def on_grid(headroom: Headroom, a: Array, b: Array | None, rms: float, bound: fl
 
 def as_is(headroom: Headroom, a: Array, b: Array, level: float, spare: float, bound: float) -> Drawn:
     """Positive integer lines of a distribution that encodes something in the digits of a sum: scales multiply to 1."""
-    drawn = Drawn(
-        a, b, level, spare, positive=True, quantum=1.0, base_quantum=1.0, units=(1.0, 1.0), magnitude_bound=bound
-    )
+    drawn = Drawn(a, b, level, spare, positive=True, quantum=1.0, units=(1.0, 1.0), magnitude_bound=bound)
     if headroom.quantised == "tensorwise":
         drawn.scale_a, drawn.scale_b = np.asarray(4.0, dtype=np.float32), np.asarray(0.25, dtype=np.float32)
     elif headroom.quantised:
         drawn.scale_a, drawn.scale_b = (np.ones(shape, dtype=np.float32) for shape in scale_shapes(headroom))
         drawn.wholes = (4.0, 0.25) if headroom.problem.has_whole_scales else None
-    elif headroom.scaled:
+    elif headroom.problem.op.weight_scales:
         drawn.scale_b = np.ones(headroom.b.shape[1], dtype=np.float32)
     return drawn

@@ -20,7 +20,7 @@ from torch import Tensor
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.operands import views
 from pytest_gemm.operands.dtypes import torch_dtype
-from pytest_gemm.operands.random_streams import Array, Lines, Stream
+from pytest_gemm.operands.random_streams import Array, Lines, Stream, is_finite
 from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.problem.ops.microscaled import MAGNITUDES
 
@@ -66,18 +66,14 @@ class Guarded:
         storage: the whole memory as a flat tensor, guard bands included.
         view: the strided window of the data, not expanded over a batch.
         whole: the tensor that the program takes, where ``view`` is a view that it makes; otherwise ``view``.
-        drawn_finite: of a large operand, whether the few lines are finite that it was made of; else ``None``.
+        finite: whether the view holds no NaN and no infinity.
     """
 
     name: str
     storage: Tensor
     view: Tensor
     whole: Tensor
-    drawn_finite: bool | None = None
-
-    def digest(self) -> str:
-        """Hash of every byte of the storage, viewed or not."""
-        return digest(self.storage)
+    finite: bool
 
     def clone(self) -> Guarded:
         """The same bytes in fresh memory: values, strides, offset and poison."""
@@ -211,10 +207,11 @@ def guarded(
         first, step = first + strides[matrix], step + strides[matrix]
     if isinstance(values, Lines):
         flat = _poison(first + step + band, element, device)
-        drawn_finite = values.write(flat.as_strided(shape, strides, first))
+        finite = values.write(flat.as_strided(shape, strides, first))
     else:
-        flat, drawn_finite = _poison(first + step + band, element), None
-        flat.as_strided(shape, strides, first).copy_(torch.from_numpy(values).view(_stored_as(values, element)))
+        flat = _poison(first + step + band, element)
+        bits = torch.from_numpy(values).view(_stored_as(values, element))
+        finite = is_finite(flat.as_strided(shape, strides, first).copy_(bits))
         flat = flat.to(device)
     view = flat.as_strided(shape, strides, first)
-    return Guarded(name, flat, view, views.whole_of(view, cut, dtype, offset, dim=int(matrix)), drawn_finite)
+    return Guarded(name, flat, view, views.whole_of(view, cut, dtype, offset, dim=int(matrix)), finite)

@@ -67,21 +67,15 @@ class Stream:
         return ((bits & np.uint32(0x807FFFFF)) | np.uint32(126 << 23)).view("<f4")
 
 
-def drawn_stack(shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The shape to draw for one of ``(matrices, lines, K)``: fewer lines of a single matrix where there are too many.
+def drawn_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape to draw for one of ``([matrices,] lines, K)``: fewer lines of a single matrix where there are too many.
 
     A handful of lines is drawn whole, however long they are.  Otherwise their number is odd: offsets that lose their
     upper bits are wrong by a power of two, and no two lines that lie so far apart may be made of the same one.
     """
-    matrices, lines, k = shape
-    most = (max(16, _DRAWN // max(k, 1)) - 1) | 1
-    return shape if matrices * lines <= most else (1, most, k)
-
-
-def drawn_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The same for a matrix or a stack of them."""
     matrices, lines, k = (1, *shape)[-3:]
-    return drawn_stack((matrices, lines, k))[3 - len(shape) :]
+    most = (max(16, _DRAWN // max(k, 1)) - 1) | 1
+    return shape if matrices * lines <= most else (1, most, k)[3 - len(shape) :]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,16 +10,7 @@ from typing import Final
 import numpy as np
 
 from pytest_gemm.operands.integers import least
-from pytest_gemm.operands.magnitudes import (
-    Drawn,
-    Headroom,
-    Side,
-    narrowest,
-    powers_of_two,
-    scale_pair,
-    scaled_lines,
-    whole_scales,
-)
+from pytest_gemm.operands.magnitudes import Drawn, Headroom, Side, narrowest, powers_of_two, scale_pair, scaled_lines
 from pytest_gemm.operands.random_streams import Array, Stream
 
 # The powers of two of A and B by the typical magnitude of a product and what it cannot exceed.
@@ -71,7 +62,7 @@ def _random_quantised(
     """
     if lifts == (0, 0):  # four bits have few values below 1
         lifts = (headroom.a.dtype.emax,) * 2 if headroom.a.dtype.is_packed else lifts
-    k, lift = max(headroom.k, 1), sum(lifts)
+    k, lift = max(headroom.problem.terms, 1), sum(lifts)
     rms = 0.76**2 * max(math.sqrt(k) * values.square, k * values.mean**2) * 2.0**lift
     e = (exponent or headroom.exponent)(rms, k * 2.0**lift)
 
@@ -80,7 +71,7 @@ def _random_quantised(
         return scaled_lines(drawn, lifts[side.name == "b"])
 
     problem = headroom.problem
-    wholes = whole_scales(headroom, e, exact=False)
+    wholes = headroom.whole_scales(e, exact=False)
     if problem.step("nv"):
         e = max(-_NV_RANGE, min(e, _NV_RANGE))
     draw = {"mx": powers_of_two, "nv": _narrow_scales}.get(headroom.quantised, _scales)
@@ -92,9 +83,9 @@ def random(headroom: Headroom, values: _Values, exponents: Exponents | None = No
     """Random lines; ``exponents(rms, bound)`` gives the powers of two of A and B, by default what fits."""
     if headroom.quantised:
         return _random_quantised(headroom, values)
-    k, positive = max(headroom.k, 1), values.mean > 0
-    most = 255 if headroom.int8 else 128
-    if headroom.all_integer and not headroom.int8:
+    k, positive = max(headroom.problem.terms, 1), values.mean > 0
+    most = 255 if headroom.problem.op.int8 else 128
+    if headroom.all_integer and not headroom.problem.op.int8:
         # An int32 product that is cast to a narrow float: eight standard deviations must fit.
         most = max(1, min(128, int(math.sqrt(3 * headroom.room / (8 * math.sqrt(k))) / (2 if headroom.adds else 1))))
     squares, tops, means = [], [], []
@@ -103,7 +94,7 @@ def random(headroom: Headroom, values: _Values, exponents: Exponents | None = No
         squares.append(values.square if dtype.is_float else top**2 / 3)
         means.append(values.mean if dtype.is_float else top / 2 if dtype.name == "u8" or positive else 0.0)
         tops.append(top)
-    factor = (0.76 if headroom.b.dtype.name == "i4" else 0.76 * 2.0**-7) if headroom.scaled else 1.0
+    factor = (0.76 if headroom.b.dtype.name == "i4" else 0.76 * 2.0**-7) if headroom.problem.op.weight_scales else 1.0
     rms = factor * max(math.sqrt(k * squares[0] * squares[1]), k * means[0] * means[1])
     bound = factor * k * tops[0] * tops[1]
     powers = exponents(rms, bound) if exponents else headroom.split(headroom.exponent(rms, bound))
@@ -117,7 +108,7 @@ def random(headroom: Headroom, values: _Values, exponents: Exponents | None = No
         return stream.look_up(side.drawn, np.arange(low, min(most, int(dtype.max_finite)) + 1, dtype=headroom.real))
 
     drawn = Drawn(*headroom.both(lines), rms * 2.0 ** sum(powers), positive=positive)
-    if headroom.scaled:
+    if headroom.problem.op.weight_scales:
         # Weights of 8 bits have scales of about 2^-7 of the weight's range.
         drawn.scale_b = _scales(headroom.draw("scale"), (headroom.b.shape[1],)) * np.float32(2.0**-7)
     if headroom.all_integer:
@@ -143,7 +134,7 @@ def rand_small(headroom: Headroom) -> Drawn:
     def exponents(rms: float, _bound: float) -> tuple[int, int]:
         if "f16" in names:
             e = -9 - round(math.log2(rms))
-            if a.name == b.name == "f16" and not headroom.b_is_a:
+            if a.name == b.name == "f16" and not headroom.problem.b_is_a:
                 return -20, min(e + 20, 15)
             ea, eb = headroom.split(e)
             return max(ea, -13), max(eb, -13)
@@ -160,7 +151,7 @@ def rand_large(headroom: Headroom) -> Drawn:
 
     def exponent_of(rms: float, bound: float) -> int:
         peak = bound
-        if headroom.room < most / 2.0**20 and not headroom.b_is_a:
+        if headroom.room < most / 2.0**20 and not headroom.problem.b_is_a:
             peak = min(bound, 8.0 * rms)
         return math.floor(math.log2(min(headroom.room, most)) - math.log2(peak + 2.0 * headroom.adds * rms))
 
@@ -171,8 +162,8 @@ def rand_large(headroom: Headroom) -> Drawn:
 
     def exponents(rms: float, bound: float) -> tuple[int, int]:
         # Scales of about 2^-7 come after the sum, which must not overflow before them.
-        e = exponent_of(rms, bound) - (8 if headroom.scaled else 0)
-        if headroom.b_is_a:
+        e = exponent_of(rms, bound) - (8 if headroom.problem.op.weight_scales else 0)
+        if headroom.problem.b_is_a:
             return e // 2, e // 2
         ea, eb = headroom.split(e)
         if "f16" in (a.name, b.name):
@@ -284,7 +275,8 @@ def specials(headroom: Headroom) -> Drawn:
     that underflow when they are stored.  At a few k a huge number meets a tiny one (:func:`_range_shifts`); in f64 at
     every k, as the bound of its reference grows with the range within a line.
     """
-    movable = not (headroom.b_is_a or headroom.problem.has("r0.alias") or headroom.problem.has("program.chained"))
+    problem = headroom.problem
+    movable = not (problem.b_is_a or problem.has("r0.alias") or problem.has("program.chained"))
     used = [(0, 0)]  # fp8 has its powers of two in the scales
 
     def exponents(rms: float, bound: float) -> tuple[int, int]:

@@ -35,7 +35,7 @@ from pytest_gemm.operands.addends import TABLE_ROWS, bias_of, residuals_of
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.magnitudes import Drawn, Grid, Headroom, Side, headroom_of, powers_of_two, scaled_lines
-from pytest_gemm.operands.memory import Guarded, guarded, poison_of
+from pytest_gemm.operands.memory import Guarded, digest, guarded, poison_of
 from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines, is_finite
 from pytest_gemm.problem.dtypes import DTYPES, E8M0, DType
 from pytest_gemm.problem.ops.grouped_mm import scale_of
@@ -179,7 +179,7 @@ class Operands(Grid):
 
     def digest(self) -> str:
         """Hashes of every byte of every storage, viewed or not, as ``a=... b=...``.  About 2 ms for 1 MB."""
-        return " ".join(f"{g.name}={g.digest()}" for g in self.buffers)
+        return " ".join(f"{g.name}={digest(g.storage)}" for g in self.buffers)
 
     def changed(self, before: str) -> tuple[str, ...]:
         """Names of the operands whose storage is not what it was when ``before = digest()``; () for none.
@@ -187,7 +187,7 @@ class Operands(Grid):
         A given result may have changed.
         """
         old = dict(part.split("=") for part in before.split())
-        return tuple(g.name for g in self.buffers if g.name != "out" and old.get(g.name) != g.digest())
+        return tuple(g.name for g in self.buffers if g.name != "out" and old.get(g.name) != digest(g.storage))
 
     def empty_out(self) -> None:
         """Poison in a given result, so that an element that is not written shows."""
@@ -254,7 +254,7 @@ def make(problem: Problem, distribution: str, seed: int, device: str = Device.CP
     # Roundings to a narrow dtype, overflows to Inf included, are meant; torch does them silently.
     drawn = chosen.build(headroom)
     _face_relu(headroom, drawn)
-    if headroom.int8:
+    if headroom.problem.op.int8:
         _scale_int8(headroom, drawn, distribution)
     elif headroom.b.dtype.name == "i4":
         _quantise(headroom, drawn, distribution)
@@ -264,22 +264,15 @@ def make(problem: Problem, distribution: str, seed: int, device: str = Device.CP
     prologues.regrid(problem, drawn)
     drawn.base_quantum = drawn.base_quantum or drawn.quantum
     drawn.quantum *= problem.result_factor(device)
-    return Operands(
-        problem,
-        distribution,
-        seed,
-        memory.device,
-        zero_mean=chosen.zero_mean and not headroom.b_is_a and not drawn.quantum and prologues.are_zero_mean(problem),
-        finite=all(_is_finite(g) for g in memory.buffers if g.name != "out"),
-        buffers=tuple(memory.buffers),
-        zero=headroom.zero,
-        **tensors,
-        **{field.name: getattr(drawn, field.name) for field in dataclasses.fields(Grid)},
+    signed = chosen.zero_mean and not problem.b_is_a and not drawn.quantum and prologues.are_zero_mean(problem)
+    finite = all(g.finite for g in memory.buffers if g.name != "out")
+    buffers, grid = (
+        tuple(memory.buffers),
+        {field.name: getattr(drawn, field.name) for field in dataclasses.fields(Grid)},
     )
-
-
-def _is_finite(g: Guarded) -> bool:
-    return is_finite(g.view) if g.drawn_finite is None else g.drawn_finite
+    return Operands(
+        problem, distribution, seed, memory.device, zero_mean=signed, finite=finite, buffers=buffers, **tensors, **grid
+    )
 
 
 class _Memory:
@@ -300,7 +293,7 @@ class _Memory:
         return self.buffers[-1].view
 
     def keep_all(self, headroom: Headroom, drawn: Drawn, distribution: str) -> dict[str, Any]:
-        """All tensors, by their names in :class:`Operands`."""
+        """All tensors and A's zero point, by their names in :class:`Operands`."""
         problem = self._problem
         a = self._side(headroom.a, drawn.a)
         b_as_a = a if problem.has("b.alias") else a.mT
@@ -329,7 +322,7 @@ class _Memory:
                 residuals.append(table[lookups[index][1].long()])
             else:
                 residuals.append(self._residual(index, values, dtype))
-        return {**found, "residuals": tuple(residuals), "lookups": lookups}
+        return {**found, "residuals": tuple(residuals), "lookups": lookups, "zero": headroom.zero}
 
     def _side(self, side: Side, lines: Array) -> Tensor:
         """A or B over its storage: transposed, expanded, without a batch of one."""
@@ -338,17 +331,11 @@ class _Memory:
         batch = problem.shape.batch
         one = problem.op.several or problem.op.ragged in {"m", "k"} if is_a else problem.op.weight
         is_matrix = batch is None or one or (problem.op.ragged in {"n", "k"} and not is_a)
-        view = self.keep(
-            side.name,
-            all_lines(lines, side.shape, transposed == is_a),
-            problem.dtypes.a if is_a else problem.dtypes.b,
-            padded=problem.has(f"{side.name}.padded"),
-            offset=problem.has(f"{side.name}.offset"),
-            middle=problem.has(f"{side.name}.batch_middle"),
-            apart=problem.op.several and not is_a,
-            cut=problem.view_of(side.name),
-            matrix=is_matrix,
-        )
+        dtype = problem.dtypes.a if is_a else problem.dtypes.b
+        stored = all_lines(lines, side.shape, transposed == is_a)
+        state: dict[str, Any] = {word: problem.has(f"{side.name}.{word}") for word in ("padded", "offset")}
+        state |= {"middle": problem.has(f"{side.name}.batch_middle"), "apart": problem.op.several and not is_a}
+        view = self.keep(side.name, stored, dtype, cut=problem.view_of(side.name), matrix=is_matrix, **state)
         view = view.mT if transposed else view
         if is_matrix or batch is None:
             return view[0]
@@ -383,7 +370,7 @@ class _Memory:
                 "scale_b": self._of_blocks("scale_b", drawn.scale_b, blocks[1] == BLOCK_K),
             }
         found = {} if drawn.scale_a is None else {"scale_a": self.keep("scale_a", drawn.scale_a, dtype)}
-        name = "scale_b" if headroom.int8 or headroom.quantised else "scale"
+        name = "scale_b" if headroom.problem.op.int8 or headroom.quantised else "scale"
         found["scale_b"] = self.keep(name, drawn.scale_b, dtype)
         if problem.op.zero_points:
             found["zero_b"] = self.keep("zero_b", np.zeros(headroom.b.shape[1], dtype=np.int32), i32)
@@ -475,7 +462,7 @@ def _quantise(headroom: Headroom, drawn: Drawn, distribution: str) -> None:
     Exact distributions whose digits mean something keep a scale of 1.  The others have powers of two and zeros of up to
     8 scales, other ones from group to group and from column to column.
     """
-    shape = (headroom.k // headroom.problem.group_size, headroom.b.shape[1])
+    shape = (headroom.problem.terms // headroom.problem.group_size, headroom.b.shape[1])
     assert drawn.b is not None
     drawn.b = drawn.b + 8
     scales, zeros = headroom.draw("affine"), headroom.draw("affine-zero")

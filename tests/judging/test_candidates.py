@@ -27,7 +27,7 @@ from pytest_gemm.api.settings import configure
 from pytest_gemm.backends import cutedsl, tensor_core
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import artifact as artifact_module
-from pytest_gemm.backends.inductor import compilation, naming, poisoning, selection, torch_compat
+from pytest_gemm.backends.inductor import compilation, poisoning, selection, torch_compat
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
@@ -95,21 +95,6 @@ def test_what_tells_candidates_apart_is_in_their_names_and_nothing_else() -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("facts", "names"),
-    [
-        (
-            [("x", {"g": g, "e": e}) for g in (1, 2) for e in (3, 4)],
-            ("x,g=1,e=3", "x,g=1,e=4", "x,g=2,e=3", "x,g=2,e=4"),
-        ),
-        ([("x", {}), ("y", {}), ("x", {}), ("x", {})], ("x", "y", "x@2", "x@3")),
-    ],
-    ids=["two facts where one does not do", "nothing tells them apart"],
-)
-def test_several_facts_or_numbers_tell_candidates_apart(facts: Any, names: tuple[str, ...]) -> None:
-    assert naming.unique(facts) == names
-
-
 def test_every_kind_of_candidate_has_a_name_that_a_shell_and_a_pattern_take_as_it_is() -> None:
     blocking = SimpleNamespace(block_m=8, block_n=48, block_k=1)
     template = SimpleNamespace(name="CppMicroGemmFP32Vec", register_blocking=blocking)
@@ -133,22 +118,6 @@ def test_every_kind_of_candidate_has_a_name_that_a_shell_and_a_pattern_take_as_i
         "triton_mm-16x16x16,s1,w2",
     )
     assert all(shlex.quote(name) == name and not set(name) & set("*?[]") for name in names)
-
-
-def test_a_candidate_has_its_name_before_its_code_is_made() -> None:
-    kwargs = {**TRITON, "BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 32, "num_stages": 4, "num_warps": 8}
-    names = selection.choice_names([triton_caller(index, GROUP_M=group) for index, group in enumerate((8, 4))])
-    outlines = [selection._Unrendered("mm", {**kwargs, "GROUP_M": group, "layout": object()}) for group in (8, 4)]
-    assert len(set(names)) == 2
-    assert selection.choice_names(outlines) == names
-
-
-@pytest.mark.parametrize(
-    ("value", "is_name"),
-    [("", False), ("one", False), ("winner", False), ("all", False), ("12", False), ("triton_mm*", True), ("1x", True)],
-)
-def test_which_values_of_the_option_are_names(value: str, is_name: bool) -> None:
-    assert CandidateSelection(value).by_name == is_name
 
 
 # -- Inductor ------------------------------------------------------------------------------------------
@@ -348,32 +317,6 @@ def test_a_refusal_by_nvcc_is_pruned_until_the_candidate_is_part_of_the_program(
     else:
         artifact_module.after_failure(Problem.parse("mm:f16:nn:32x16x24"), spec, seen, error, pruned)
         assert pruned["a"].code == "compile-error"
-
-
-@needs_compiler
-def test_a_selection_within_a_selection_is_left_alone() -> None:
-    """Decompose-K asks for a product of its own while it becomes a node, which has ATen's candidate alone."""
-    from torch._inductor.select_algorithm import AlgorithmSelectorCache
-
-    seen = compilation.Session()
-    outer, inner = triton_caller(0), SimpleNamespace(name="bmm_dtype")
-    asked: list[int] = []
-
-    def select(self: Any, name: str, choices: list[Any]) -> Any:
-        asked.append(len(choices))
-        return choices[0].output_node()
-
-    outer.output_node = lambda: AlgorithmSelectorCache.__call__(None, "bmm", [inner])
-    inner.output_node = lambda: "a node"
-    with (
-        patch.object(AlgorithmSelectorCache, "__call__", select),
-        selection.watch_selection(seen, "triton_mm-64x128x32,s4,w8"),
-    ):
-        node = AlgorithmSelectorCache.__call__(None, "mm", [triton_caller(1, 16), outer])
-    assert node == "a node"
-    assert asked == [1, 1]
-    assert seen.choices == ["triton_mm-16x128x32,s4,w8", "triton_mm-64x128x32,s4,w8"]
-    assert seen.chosen == ["triton_mm-64x128x32,s4,w8"]
 
 
 def test_the_product_inside_decompose_k_is_its_own() -> None:

@@ -202,19 +202,6 @@ def test_a_batch_in_the_middle_is_a_permuted_view(text: str, a: tuple[int, ...],
         assert bool((((actual >= span.lo) & (actual <= span.hi)) | (span.lo.isnan() | actual.isnan())).all())
 
 
-@pytest.mark.compiler
-def test_the_template_of_bmm_packs_an_argument_only_where_its_columns_do_not_fit() -> None:
-    backend, packing = CppBackend(threads=1), {}
-    for n in (384, 385):
-        problem = Problem.parse(f"bmm:f32:nn:1x5x{n}x16")
-        given = factory.make(problem, "rand", 0)
-        prepared = backend.prepare(problem, given)
-        prepared.run(given)
-        assert prepared.proof().objection() is None
-        packing[n] = len(prepared.artifact._compiled.kernels) - 1
-    assert packing == {384: 0, 385: 1}
-
-
 @pytest.mark.parametrize(("mode", "freezing", "text", "expected"), [
     ("aoti", False, "linear:f32:nt:4x5x6:bias:b.parameter", ("b", "bias")),
     ("aoti", True, "linear:f32:nt:4x5x6:bias", ("b", "bias")), ("", False, "linear:f32:nt:4x5x6:bias:b.parameter", ()),

@@ -179,8 +179,8 @@ def test_each_answer_has_a_name_a_sentence_and_a_test() -> None:
 def test_what_lies_beyond_2_31_elements(index: tuple[int, ...], expected: bool) -> None:
     problem = Problem.parse("bmm:f32:nn:8209x512x512x1")
     wrong = types.SimpleNamespace(comparison=types.SimpleNamespace(mismatch=types.SimpleNamespace(index=index)))
-    truth = types.SimpleNamespace(problem=problem)
-    failure = imitations.Failure(truth, (), Contract(), 0, wrong)  # type: ignore[arg-type]
+    given = types.SimpleNamespace(problem=problem)
+    failure = imitations.Failure(given, (), Contract(), 0, wrong)  # type: ignore[arg-type]
     assert imitations.IMITATIONS["beyond-2-31"](failure) is expected
 
 

@@ -105,32 +105,6 @@ def test_eager_integer_operands_are_right(line: str) -> None:
         assert judged(line, distribution)[0] == 0, distribution
 
 
-# Correct kernels that are not eager's: other orders, blocks, slices.
-def reversed_k(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.flip(-1) @ b.flip(-2)
-
-
-def split_k(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    parts = zip(a.float().chunk(4, -1), b.float().chunk(4, -2), strict=True)
-    return sum((x @ y for x, y in parts), torch.zeros(())).to(a.dtype)
-
-
-def one_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    total = torch.zeros(a.shape[0], b.shape[1])
-    for k in range(a.shape[1]):
-        total = total + a[:, k : k + 1].float() * b[k : k + 1].float()
-    return total.to(a.dtype)
-
-
-@pytest.mark.parametrize("matmul", [reversed_k, split_k, one_by_one])
-@pytest.mark.parametrize("line", ["mm:f32:nn:17x40x1000", "mm:bf16:nn:17x40x8200", "mm:f16:nt:17x40x256"])
-@pytest.mark.parametrize("epilogue", ["fused", "eager"])
-def test_correct_orders_are_right(matmul: Matmul, line: str, epilogue: str) -> None:
-    for distribution in ("int-1", "int-2", "rand", "rand-positive", "rand-wide"):
-        if distribution in distributions_for(Problem.parse(line)):
-            assert judged(line, distribution, matmul, epilogue=epilogue, slices=4)[0] == 0, distribution
-
-
 # Planted errors.
 def last_k_dropped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a[..., :-1] @ b[..., :-1, :]
@@ -148,14 +122,6 @@ def truncated_inputs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return tf32(a) @ tf32(b)
 
 
-def truncating_store(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    exact = a.double() @ b.double()
-    near = exact.to(a.dtype)
-    beyond = near.double().abs() > exact.abs()
-    integers = {2: torch.int16, 4: torch.int32}[a.element_size()]
-    return torch.where(beyond, (near.view(integers) - 1).view(a.dtype), near)
-
-
 def slices_in_half(count: int) -> Matmul:
     """Sums of ``count`` slices of K that are stored, and added up, in the type of the operands."""
 
@@ -164,32 +130,6 @@ def slices_in_half(count: int) -> Matmul:
         return sum(((x @ y).to(a.dtype) for x, y in parts), torch.zeros((), dtype=a.dtype))
 
     return matmul
-
-
-half_partials = slices_in_half(4)
-
-
-def double_rounding(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (a.double() @ b.double()).to(torch.float16).to(a.dtype)
-
-
-def one_percent(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    c = a @ b
-    c[3, 5] *= 1.01
-    return c
-
-
-@pytest.mark.parametrize("k", [256, 1000, 8200])
-@pytest.mark.parametrize(("dtype", "matmul", "distribution"), [
-    ("f32", last_k_dropped, "int-1"), ("f32", last_k_dropped, "rand"), ("bf16", last_k_dropped, "rand"),
-    ("f32", through_bf16, "rand"), ("f16", through_bf16, "rand"), ("f32", through_bf16, "rand-positive"),
-    ("f32", truncated_inputs, "rand"), ("f32", truncated_inputs, "int-2"), ("bf16", truncating_store, "rand"),
-    ("f16", truncating_store, "rand"), ("bf16", half_partials, "rand"), ("f16", half_partials, "rand"),
-    ("bf16", double_rounding, "rand"), ("f32", one_percent, "rand"), ("bf16", one_percent, "rand"),
-])  # fmt: skip
-@pytest.mark.parametrize("epilogue", ["fused", "either"])
-def test_planted_errors_are_rejected(dtype: str, matmul: Matmul, distribution: str, k: int, epilogue: str) -> None:
-    assert judged(f"mm:{dtype}:nn:32x64x{k}", distribution, matmul, epilogue=epilogue)[0] > 0
 
 
 def test_a_claim_of_tf32_excuses_tf32_only() -> None:
@@ -320,17 +260,6 @@ def test_a_sum_that_is_only_nearly_zero_may_have_either_sign(
         assert verdict.compare(right, span, given.problem, given).mismatch is None
 
 
-@pytest.mark.parametrize("half", ["bf16", "f16"])
-def test_autocast_without_its_conversion_is_wrong(half: str) -> None:
-    """A product of the f32 operands, rounded at its end, is another number: each of its inputs has lost nothing."""
-    given = oracle.make(f"mm:f32-f32-{half}:nn:32x64x256", "rand", 11)
-    span = span_of(given)
-    dtype = dtypes.torch_dtype(given.problem.dtypes.out)
-    assert rejected((given.a.double() @ given.b.double()).to(dtype), span) > 0
-    rounded = given.a.to(dtype).double() @ given.b.to(dtype).double()
-    assert rejected(rounded.to(dtype), span) == 0
-
-
 def test_fused_code_may_skip_a_cast_between_two_steps_and_eager_code_may_not() -> None:
     line = "mm:f32:nn:32x64x65:cast-bf16+add"
     given = oracle.make(line, "rand", 11)
@@ -373,24 +302,6 @@ def test_both_results_of_a_multi_output_program_have_their_interval() -> None:
     assert rejected(result, spans[1]) == 0
     assert rejected(result, spans[0]) > 0
     assert rejected(first, spans[1]) > 0
-
-
-def test_alignment_bits_of_a_tensor_core_are_accepted_under_their_contract() -> None:
-    def truncating_core(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        # Fasi et al. (2021): the terms of a chunk and the accumulator are aligned to the largest and cut.
-        total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
-        for k in range(0, a.shape[1], 8):
-            terms = a[:, k : k + 8, None].double() * b[None, k : k + 8].double()
-            every = torch.cat([terms, total[:, None]], 1)
-            unit = torch.exp2(torch.frexp(every.abs().amax(1, keepdim=True))[1].double() - 1 - 24)
-            total = (torch.trunc(every / unit) * unit).sum(1)
-            unit = torch.exp2(torch.frexp(total)[1].double() - 24)
-            total = torch.trunc(total / unit) * unit
-        return total.to(a.dtype)
-
-    for distribution in ("rand", "rand-positive", "int-1"):
-        claims = {"alignment_bits": 24, "chunk": 8, "epilogue": "fused"}
-        assert judged("mm:bf16:nn:16x24x1000", distribution, truncating_core, **claims)[0] == 0, distribution
 
 
 def fixed(line: str, a: list[list[float]], b: list[list[float]], bias: list[float] | None = None) -> ops.Operands:
@@ -676,13 +587,6 @@ def test_expected_is_rounded_once() -> None:
     span = span_of(dataclasses.replace(given, quantum=2.0**-21))
     assert span.expected.item() == 1.0009765625
     assert round_to(span.value, DTYPES["f16"]).item() == 1.0009765625
-
-
-def test_the_eager_program_of_a_weight_that_is_its_own_input() -> None:
-    o = oracle.make("linear:f32:nt:6x6x9:bias:b.alias_t", "int-1", 0)
-    found = oracle.computed(o)
-    assert o.bias is not None
-    assert torch.equal(found, o.a @ o.a.T + o.bias)
 
 
 def test_eager_refuses_a_weight_with_gaps_before_it_is_asked() -> None:

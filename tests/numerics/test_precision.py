@@ -106,13 +106,6 @@ def test_less_precision_is_allowed_by_a_flag_only_and_the_user_gets_his_settings
     assert state() == before
 
 
-def test_settings_are_taken_back_after_an_exception() -> None:
-    before = state()
-    with pytest.raises(ZeroDivisionError), precision.settings(TF32):
-        raise ZeroDivisionError
-    assert state() == before
-
-
 @pytest.mark.usefixtures("_user")
 @pytest.mark.parametrize("problem", [PLAIN, TF32, REDUCED], ids=str)
 def test_a_users_function_runs_under_the_settings(problem: Problem) -> None:

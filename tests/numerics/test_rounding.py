@@ -1,42 +1,15 @@
-"""Rounding against exact rational arithmetic, and against every number that the small types have."""
+"""Rounding against every number that the small types have, and against known cases of the others."""
 
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pytest_gemm.numerics.rounding import round_to, ulp_distance
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.dtypes import DTYPES, DType
-
-FLOATS = ["f32", "f16", "bf16", "f8e4m3fn", "f8e5m2"]
-
-
-def nearest(x: float, dtype: DType) -> float:
-    """Ties-to-even in exact rational arithmetic: the independent definition."""
-    if math.isnan(x) or x == 0.0:
-        return x
-    if math.isinf(x):
-        return x if dtype.has_inf else math.nan
-    exact = abs(Fraction(x))
-    exponent = dtype.emin
-    while exact >= Fraction(2) ** (exponent + 1):
-        exponent += 1
-    quantum = Fraction(2) ** (exponent - dtype.precision + 1)
-    count = exact / quantum
-    below = count.numerator // count.denominator
-    rest = count - below
-    if rest > Fraction(1, 2) or (rest == Fraction(1, 2) and below % 2):
-        below += 1
-    value = below * quantum
-    if value > Fraction(dtype.max_finite):
-        return math.copysign(math.inf, x) if dtype.has_inf else math.nan
-    return math.copysign(float(value), x)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -66,16 +39,6 @@ def test_every_number_every_midpoint_and_a_hair_beside_it(name: str) -> None:
     step = high - low
     parity = torch.remainder(low / step, 2) == 0
     assert (round_to(middle, dtype) == torch.where(parity, low, high)).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FLOATS)
-@settings(max_examples=300, deadline=None)
-@given(st.floats(width=64) | st.floats(-500, 500) | st.floats(-1e-5, 1e-5) | st.floats(-1e-37, 1e-37))
-def test_agrees_with_rational_arithmetic(name: str, x: float) -> None:
-    dtype = DTYPES[name]
-    got = round_to(torch.tensor([x], dtype=torch.float64), dtype)
-    assert same(got, torch.tensor([nearest(x, dtype)], dtype=torch.float64)).all()
 
 
 @pytest.mark.parametrize(("name", "x", "expected"), [
