@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.config import config as config_module
 from pytest_gemm.config import effect
 from pytest_gemm.config.config import CONFIG, SPEED_WORKER
@@ -268,16 +267,6 @@ class GemmRun:
     # -- xdist
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """A worker that ends reports what it had to compile itself."""
-        counts = getattr(node, "workeroutput", {}).get("gemm_kernels", {})
-        for backend in self._compiling():
-            backend.store.counts.add(counts.get(backend.name, {}))
-
-    def _compiling(self) -> list[Any]:
-        return [backend for backend in self.settings.backends if isinstance(backend, Compiling)]
-
-    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> object | None:
         """With ``-n`` and a GEMM option given: keep what shares an artifact or a reference on one worker."""
         return xdist.scheduler(config, log, timeline.read(timeline.path_of(self.settings)))
@@ -450,14 +439,11 @@ class GemmRun:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """A backend that is missing, or a stale ledger entry, turns a green run red."""
-        totals, settings, compiling = self.totals, self.settings, self._compiling()
         if self._is_worker:
-            counts = {backend.name: dataclasses.asdict(backend.store.counts) for backend in compiling}
-            session.config.workeroutput["gemm_kernels"] = counts  # type: ignore[attr-defined]  # xdist's
             return
+        totals, settings = self.totals, self.settings
         self._damaged = digests.notes(self._noted)
-        counted = {backend.name: backend.store.counts for backend in compiling}
-        totals.notes += [*self._damaged, *precompile.notes(self._harvest or [], counted), *_unknown_torch()]
+        totals.notes += [*self._damaged, *map(precompile.note, self._harvest or []), *_unknown_torch()]
         if self._termination is not None and self._termination.received:
             session.exitstatus = STATUS
         self._writer.close(session.exitstatus)
