@@ -17,8 +17,8 @@ from typing import Final
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import WITHHELD, Outcome, Seconds, Status
 from pytest_gemm.core.text import ratio_text
+from pytest_gemm.core.units import plural
 from pytest_gemm.report.model import distinct, status_of
-from pytest_gemm.speed.report.units import plural
 
 # -- one case of one run ------------------------------------------------------------------------------------------
 

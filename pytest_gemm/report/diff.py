@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Seconds, Status
 from pytest_gemm.core.text import escaped, show, table
+from pytest_gemm.core.units import plural
 from pytest_gemm.record.reader import Run, read
 from pytest_gemm.report import cases, runs, timings
 from pytest_gemm.report.cases import Facts, Row, Section
-from pytest_gemm.report.model import status_of
-from pytest_gemm.speed.report.templates import render
-from pytest_gemm.speed.report.units import plural
+from pytest_gemm.report.model import TEMPLATES, status_of
 from pytest_gemm.storage import files
 
 # Families of a section, and problems of a family, that are shown without --all.
@@ -56,7 +55,7 @@ class Comparison:
     def html(self) -> str:
         """One HTML document."""
         title = f"{self.before.path} and {self.after.path}"
-        return render("compare.html.jinja", "pytest_gemm.report", found=self, title=title) + "\n"
+        return TEMPLATES.render("compare.html.jinja", found=self, title=title) + "\n"
 
     def text(self, *, markdown: bool = False, whole: bool = False) -> str:
         """For a terminal or a pull request; ``whole`` lists every case."""

@@ -15,7 +15,7 @@ from pytest_gemm.record.lines import Head
 from pytest_gemm.record.reader import Run
 from pytest_gemm.report import github
 from pytest_gemm.report.github import Annotation
-from pytest_gemm.report.model import Tally, by, distinct, failures, having, spread, statuses, template
+from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, failures, having, spread, statuses
 from pytest_gemm.verdict import causes
 
 # Rows of a table: of failures that are open, of those that are folded, and of any other table.
@@ -49,7 +49,8 @@ def markdown(runs: Sequence[Run], title: str) -> str:
     reds = [cause.text for run in runs for cause in causes(run)] + [
         "a run did not end" for run in runs if not run.ended
     ]
-    text = template("review.md.jinja").render(
+    text = TEMPLATES.render(
+        "review.md.jinja",
         title=title,
         tally=Tally.of(outcomes),
         reds=reds,

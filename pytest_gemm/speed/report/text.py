@@ -16,13 +16,15 @@ from typing import Final
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
+from pytest_gemm.core.templates import Templates
 from pytest_gemm.core.text import escaped
 from pytest_gemm.core.text import table as text_table
 from pytest_gemm.speed.baseline.entry import MICRO, Baseline
 from pytest_gemm.speed.baseline.store import accept_command
 from pytest_gemm.speed.data import Judgement, Sample
 from pytest_gemm.speed.report.rows import VERDICTS, Mode, Row, Run, columns, entrant, is_doubtful
-from pytest_gemm.speed.report.templates import render
+
+TEMPLATES: Final = Templates("pytest_gemm.speed.report")
 
 # -- the terminal --------------------------------------------------------------------------------------------
 
@@ -72,7 +74,7 @@ def lines(run: Run, *parts: str) -> list[str]:
     phases: Counter[str] = Counter()
     for sample in samples:
         phases.update(sample.phases)
-    text = render(
+    text = TEMPLATES.render(
         "lines.txt.jinja",
         run=run,
         parts=parts,
@@ -133,7 +135,7 @@ def failure(
         record: the command that records baselines, "" to leave that line out.
     """
     then = judgement.stored_seconds
-    text = render(
+    text = TEMPLATES.render(
         "failure.txt.jinja",
         j=judgement,
         entrant=entrant(judgement.case),
@@ -160,7 +162,7 @@ def markdown(run: Run, title: str) -> str:
     moved = [row for verdict in list(VERDICTS)[:3] for row in run.rows if row.judgement.verdict is verdict]
     commits = dict.fromkeys(session.commit for session in run.sessions if session.commit)
     software = ", ".join(f"{name} {version}" for name, version in run.software.items())
-    text = render(
+    text = TEMPLATES.render(
         "summary.md.jinja",
         run=run,
         title=title,
