@@ -227,17 +227,11 @@ def test_a_case_of_the_installed_suite_is_annotated_at_the_kernel(project: pytes
 
 
 @pytest.mark.slow
-def test_a_backend_that_cannot_run_is_annotated_and_a_failed_case_of_junit(project: pytest.Pytester) -> None:
-    junit = project.path / "junit.xml"
-    result = run(project, "--gemm-backends=mine,absent", f"--junitxml={junit}", "--gemm-output=out")
+def test_a_backend_that_cannot_run_is_annotated(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=mine,absent", "--gemm-output=out")
     assert result.ret == 10
     said = "absent did not run: there is no board (plug in the board)"
     assert annotated(result) == [f"::error file=conftest.py,line=14,title=a backend judged nothing::{said}"]
-    cases = {case.get("name"): case for case in ET.parse(junit).iter("testcase")}
-    failure = cases["backend: absent"].find("failure")
-    assert failure is not None
-    assert failure.get("message") == said
-    assert ET.parse(junit).getroot()[0].get("failures") == "1"
     assert f"- {said}" in (project.path / "out" / "summary.md").read_text()
 
 
