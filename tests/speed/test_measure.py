@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -154,33 +154,6 @@ def test_why_the_files_of_a_failure_were_not_written_reaches_the_run(tmp_path: P
     session._folder = tmp_path
     assert session._read(0).samples == (sample,)
     assert list(runner.lost) == [str(output / "failures")]
-
-
-@pytest.mark.parametrize(
-    ("each", "done", "rest"),
-    [
-        (0.0, 0, None),  # the first session, in its first case
-        (0.0, 1, 10.0 + 2 * 20.0),  # the first session
-        (15.0, 0, 20.0 + 2 * 30.0),  # another one
-    ],
-)
-def test_progress_tells_how_long_this_session_and_those_behind_it_take(
-    each: float, done: int, rest: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config: Any = SimpleNamespace(speed=SpeedConfig(), seed=0)
-    runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cpu", tmp_path)
-    runner._seconds_of_a_case = each
-    session: Any = SimpleNamespace(now=f"several {MM.line}", done=done, seconds=10.0)
-    lines: list[str] = []
-
-    def run(_wanted: object, said: Callable[[list[Any]], str], _ends: object) -> list[Any]:
-        lines.append(said([session]))
-        return []
-
-    monkeypatch.setattr(runner, "_run", run)
-    monkeypatch.setattr("pytest_gemm.run.progress.left", lambda seconds: f"; {seconds}")
-    runner.sessions([], [SEVERAL, COMPILER], 0, "screening", behind=2)
-    assert lines == [f"screening, several {MM.line}; {rest}"]
 
 
 def test_the_last_timed_results_are_compared_bit_for_bit() -> None:
