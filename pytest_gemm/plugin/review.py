@@ -86,7 +86,7 @@ class Review:
             where = backends.get(cause.name)
             if cause.red is Red.LEDGER and ledger.path is not None:
                 where = github.Place(str(ledger.path), lines[cause.name])
-            found.append(Annotation("error", _TITLES[cause.red], cause.text, (where,), (cause.red.name,)))
+            found.append(Annotation(_TITLES[cause.red], cause.text, (where,), (cause.red.name,)))
         return found
 
 

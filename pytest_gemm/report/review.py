@@ -133,4 +133,4 @@ def failure(
     reruns = [line for line in lines if line.startswith("  rerun: ")]
     where = (github.place_of_case(nodeid, worst.problem, root), backends.get(worst.backend))
     text = "\n".join(dict.fromkeys(line.strip() for line in block + reruns[:1]))
-    return Annotation("error", f"{worst.who}: {ended}", text, where, (worst.who, ended, worst.code))
+    return Annotation(f"{worst.who}: {ended}", text, where, (worst.who, ended, worst.code))

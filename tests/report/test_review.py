@@ -261,7 +261,7 @@ def test_a_known_failure_that_has_become_right_is_annotated_at_its_entry(project
 
 def test_an_annotation_is_escaped(tmp_path: Path) -> None:
     (tmp_path / "x,y.toml").touch()
-    made = Annotation("error", "a:b,c%\n", "50%\r\nmore: a, b", (github.Place(str(tmp_path / "x,y.toml"), 3),))
+    made = Annotation("a:b,c%\n", "50%\r\nmore: a, b", (github.Place(str(tmp_path / "x,y.toml"), 3),))
     assert made.command(tmp_path) == ("::error file=x%2Cy.toml,line=3,title=a%3Ab%2Cc%25%0A::50%25%0D%0Amore: a, b")
 
 
@@ -270,14 +270,14 @@ def test_only_a_place_in_the_repository_is_named(tmp_path: Path) -> None:
     inside, outside = github.Place(str(tmp_path / "here" / "a.py"), 7), github.Place(str(tmp_path / "b.py"), 1)
     for place in (inside, outside):
         Path(place.file).touch()
-    made = Annotation("warning", "t", "m", (outside, None, github.Place(str(tmp_path / "here")), inside))
-    assert made.command(tmp_path / "here") == "::warning file=a.py,line=7,title=t::m"
-    assert Annotation("warning", "t", "m", (outside,)).command(tmp_path / "here") == "::warning title=t::m"
+    made = Annotation("t", "m", (outside, None, github.Place(str(tmp_path / "here")), inside))
+    assert made.command(tmp_path / "here") == "::error file=a.py,line=7,title=t::m"
+    assert Annotation("t", "m", (outside,)).command(tmp_path / "here") == "::error title=t::m"
 
 
 def test_of_many_one_of_each_family_is_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
-    many = [Annotation("error", f"a{i}", "m", family=("a",)) for i in range(30)]
-    shown = github.commands([*many, Annotation("error", "b", "m", family=("b",))], tmp_path)
+    many = [Annotation(f"a{i}", "m", family=("a",)) for i in range(30)]
+    shown = github.commands([*many, Annotation("b", "m", family=("b",))], tmp_path)
     assert len(shown) == 10
     assert "::error title=b::m" in shown
     assert shown[-1] == "::error title=22 more::The summary of the job lists them."
