@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -233,16 +232,6 @@ def test_a_backend_that_cannot_run_is_annotated(project: pytest.Pytester) -> Non
     said = "absent did not run: there is no board (plug in the board)"
     assert annotated(result) == [f"::error file=conftest.py,line=14,title=a backend judged nothing::{said}"]
     assert f"- {said}" in (project.path / "out" / "summary.md").read_text()
-
-
-@pytest.mark.slow
-def test_junit_has_the_reason(project: pytest.Pytester) -> None:
-    junit = project.path / "junit.xml"
-    run(project, "--gemm-backends=off", "test_it.py::test_lines", f"--junitxml={junit}")
-    found = {one.get("name"): one.get("value") for one in ET.parse(junit).iter("property")}
-    assert found["gemm_status"] == "incorrect"
-    assert "outside the bound" in (found["gemm_reason"] or "")
-    assert found["gemm_code"]
 
 
 @pytest.mark.slow
