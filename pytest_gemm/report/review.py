@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_gemm.core.outcome import Outcome
-from pytest_gemm.core.text import escaped, printable, ratio_text
+from pytest_gemm.core.text import code_cell, escaped, printable, ratio_text
 from pytest_gemm.record.lines import Head
 from pytest_gemm.record.reader import Run
 from pytest_gemm.report import github
@@ -64,7 +64,7 @@ def markdown(runs: Sequence[Run], title: str) -> str:
         left=sorted(by(left, "who", "status.value", "reason.text").items(), key=lambda item: -len(item[1])),
         facts=list(dict.fromkeys(", ".join(_facts(run.head)) for run in runs)),
         short=lambda text: escaped(printable(text, _REASON)),
-        code=_code,
+        code=code_cell,
     )
     return text.strip() + "\n"
 
@@ -74,7 +74,14 @@ def _row(failed: Sequence[Outcome]) -> list[str]:
     worst = max(failed, key=lambda one: (one.ratio is not None, one.ratio or 0.0))
     distributions = " ".join(sorted(filter(None, distinct(failed, "distribution"))))
     why = escaped(printable(worst.reason.text if worst.reason else "", _REASON))
-    return [_code(worst.problem), _code(worst.who), str(worst.status), why, distributions, ratio_text(worst.ratio)]
+    return [
+        code_cell(worst.problem),
+        code_cell(worst.who),
+        str(worst.status),
+        why,
+        distributions,
+        ratio_text(worst.ratio),
+    ]
 
 
 def _counts(outcomes: Sequence[Outcome]) -> list[list[object]]:
@@ -86,18 +93,13 @@ def _counts(outcomes: Sequence[Outcome]) -> list[list[object]]:
     rows: list[list[object]] = [["backend", "op", *used, "correctly rounded"]]
     for (who, op), group in list(groups.items())[: 2 * _OTHERS]:
         tally = Tally.of(group)
-        rows.append([_code(who), op, *(tally.counts.get(status, "") for status in used), tally.nearest])
+        rows.append([code_cell(who), op, *(tally.counts.get(status, "") for status in used), tally.nearest])
     return rows
 
 
 def _facts(head: Head) -> list[str]:
     versions = [f"{name} {version}" for name, version in sorted(head.versions.items())]
     return [*versions, head.cpu, *head.gpus]
-
-
-def _code(text: str) -> str:
-    """Code within a table cell; problem lines hold neither bars nor backquotes, names of backends might."""
-    return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
 
 
 # -- annotations -----------------------------------------------------------------------------------------------

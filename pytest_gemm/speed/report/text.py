@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.core.templates import Templates
-from pytest_gemm.core.text import escaped
+from pytest_gemm.core.text import code_cell, escaped
 from pytest_gemm.core.text import table as text_table
 from pytest_gemm.speed.baseline.entry import MICRO, Baseline
 from pytest_gemm.speed.baseline.store import accept_command
@@ -175,21 +175,13 @@ def markdown(run: Run, title: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _code(text: str) -> str:
-    """Code within a table cell; problem lines hold neither bars nor backquotes, names of candidates might."""
-    return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
-
-
-def _joined(head: Sequence[str], body: Iterable[Sequence[str]], right: Iterable[int]) -> str:
-    return "\n".join(text_table(head, body, right, markdown=True))
-
-
 def _markdown_table(run: Run, shown: Sequence[Row], *, is_open: bool) -> str:
     """A table of some rows; an open one has the reasons, and has its verdicts in bold."""
     wanted = {name: column for name, column in columns(run, shown).items() if is_open or name != "why"}
-    marked: dict[str, Callable[[str], str]] = {"problem": _code, "backend": _code, "why": escaped}
+    marked: dict[str, Callable[[str], str]] = {"problem": code_cell, "backend": code_cell, "why": escaped}
     if is_open:
         marked["verdict"] = "**{}**".format
     body = [[marked.get(name, str)(column.text(row)) for name, column in wanted.items()] for row in shown]
     numbers = [i for i, column in enumerate(wanted.values()) if column.value]
-    return _joined([escaped(column.title) for column in wanted.values()], body, numbers)
+    head = [escaped(column.title) for column in wanted.values()]
+    return "\n".join(text_table(head, body, numbers, markdown=True))
