@@ -179,39 +179,6 @@ def test_an_exception_is_one_crashed_case_and_the_run_goes_on(project: pytest.Py
     assert by_backend == {("crash", "crashed"), ("mine", "passed")}
 
 
-@pytest.mark.parametrize("member", ["supports", "prepare", "proof"])
-def test_an_exception_in_any_member_of_a_backend_is_its_case(project: pytest.Pytester, member: str) -> None:
-    project.makeconftest(
-        f"""
-        from pytest_gemm.api.proof import Proof
-        from pytest_gemm.api.protocols import Availability
-        from pytest_gemm.numerics.contract import Contract
-
-        class Prepared:
-            contract = Contract()
-            def run(self, operands): return operands.a @ operands.b
-            def proof(self): raise KeyError("planted in proof")
-
-        class Broken:
-            name = "broken"
-            def availability(self, device): return Availability()
-            def supports(self, problem, request=None): return None
-            def prepare(self, problem, operands, request=None): return Prepared()
-
-        def fail(*args): raise KeyError("planted in {member}")
-
-        if "{member}" != "proof":
-            setattr(Broken, "{member}", fail)
-
-        def pytest_gemm_register_backends(registry):
-            registry.add(Broken())
-        """
-    )
-    result = run(project, "--gemm-backends=broken", "--gemm-problem=mm:f32:nn:8x16x32")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"mm:f32:nn:8x16x32 on broken: crashed: KeyError in *planted in {member}*"])
-
-
 def test_junit_says_backend_kernel_status_error_and_why(project: pytest.Pytester) -> None:
     path = project.path / "junit.xml"
     run(project, "--gemm-backends=off", "--gemm-problem=mm:f32:nn:8x16x32", f"--junit-xml={path}")
