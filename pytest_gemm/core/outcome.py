@@ -56,7 +56,7 @@ class Status(enum.Enum):
     UNSUPPORTED = "unsupported"
     """The backend does not accept the problem; the reason is counted in the summary."""
     NOT_RUN = "not-run"
-    """The device was lost to the process before the case; or, in JUnit, the backend cannot run here."""
+    """The device was lost to the process before the case."""
 
     @property
     def is_failure(self) -> bool:

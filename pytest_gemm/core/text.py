@@ -39,6 +39,11 @@ def escaped(text: object) -> str:
     return " ".join(re.sub(r"[\\`*_\[\]|~]", r"\\\g<0>", safe).split())
 
 
+def code_cell(text: str) -> str:
+    """Code within a cell of a Markdown table."""
+    return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint in brackets for a word that is nearly one of ``known``; "" where none is near."""
     close = difflib.get_close_matches(word, list(known), n=1)

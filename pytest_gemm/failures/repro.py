@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import inspect
 import re
 import textwrap
@@ -24,6 +23,7 @@ import torch
 
 from pytest_gemm.api.protocols import Recipe
 from pytest_gemm.core.outcome import Misconduct, Outcome, Status, Unsupported
+from pytest_gemm.core.templates import Templates
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.operands import views
@@ -33,8 +33,6 @@ from pytest_gemm.programs import program
 from pytest_gemm.worker.messages import Died, Thrown
 
 if TYPE_CHECKING:
-    import jinja2
-
     from pytest_gemm.judging.case import Evidence
 
 # A script has fewer lines.
@@ -257,14 +255,7 @@ def _saved(evidence: Evidence) -> dict[str, torch.Tensor]:
     return program.args(problem, evidence.operands) | ends
 
 
-@functools.cache
-def _template() -> jinja2.Template:
-    import jinja2  # late: a run without a failure does without it
-
-    loader = jinja2.PackageLoader("pytest_gemm.failures")
-    made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    made.filters |= {"repr": repr, "dict": dict, "prose": textwrap.wrap, "statement": _statement}
-    return made.get_template("repro.py.jinja")
+_TEMPLATES: Final = Templates("pytest_gemm.failures", repr=repr, dict=dict, prose=textwrap.wrap, statement=_statement)
 
 
 def _rendered(outcome: Outcome, recipe: Recipe, evidence: Evidence, warm: str, own: _Own | None, *, saved: bool) -> str:
@@ -272,7 +263,8 @@ def _rendered(outcome: Outcome, recipe: Recipe, evidence: Evidence, warm: str, o
     given, code = evidence.operands, outcome.reason.code if outcome.reason else ""
     tensors, compiled = program.args(given.problem, given), recipe.how != "eager"
     kind = code.rpartition("-")[2]
-    return _template().render(
+    return _TEMPLATES.render(
+        "repro.py.jinja",
         outcome=outcome,
         reason=outcome.reason.text if outcome.reason else "",
         recipe=recipe,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.config import config as config_module
 from pytest_gemm.config import effect
 from pytest_gemm.config.config import CONFIG, SPEED_WORKER
@@ -160,25 +159,8 @@ class GemmRun:
             pytest.fail(f"{metafunc.definition.nodeid}: {error}", pytrace=False)
         metafunc.parametrize("gemm_case", found, ids=[str(one.case) for one in found], indirect=True)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
-        """Choose what runs; and a timed test counts as a benchmark where ``--benchmark-only`` looks for these."""
-        self._choose(items)
-        # The fixture is asked for late, so the tests of a function do not have it among their names by themselves.
-        names = {
-            id(item.fixturenames): item.fixturenames
-            for item in items
-            if selection.is_benchmark(item) and "benchmark" not in item.fixturenames
-        }
-        for found in names.values():
-            found.append("benchmark")
-        try:
-            return (yield)
-        finally:
-            for found in names.values():
-                found.remove("benchmark")
-
-    def _choose(self, items: list[pytest.Item]) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Take out the placeholders of marked tests that no problem was selected for."""
         kept = [item for item in items if not selection.is_placeholder(item)]
         if self.settings.fuzz:
@@ -192,6 +174,9 @@ class GemmRun:
             items[:] = kept
             self._config.hook.pytest_deselected(items=list(gone))
         timed = [case for case in map(selection.timed, items) if case is not None]
+        if timed and self._config.getoption("benchmark_only", default=False):
+            # They ask for the fixture once they have readings, and it looks for tests that have it from the start.
+            raise pytest.UsageError("--benchmark-only skips every timed test; leave it out, and name the timed tests")
         if timed and self._folder is not None:
             files.leave(self._folder, "cases", timed)
 
@@ -266,16 +251,6 @@ class GemmRun:
         return True if self.settings.compile_only else None
 
     # -- xdist
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """A worker that ends reports what it had to compile itself."""
-        counts = getattr(node, "workeroutput", {}).get("gemm_kernels", {})
-        for backend in self._compiling():
-            backend.store.counts.add(counts.get(backend.name, {}))
-
-    def _compiling(self) -> list[Any]:
-        return [backend for backend in self.settings.backends if isinstance(backend, Compiling)]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> object | None:
@@ -368,7 +343,7 @@ class GemmRun:
             request.node.add_marker(pytest.mark.benchmark(timer=clock), append=False)
             return request.getfixturevalue("benchmark")
 
-        shows = selection.is_benchmark(request.node)
+        shows = self._config.pluginmanager.has_plugin("benchmark")
         made = SpeedCheck(self.settings, check, self._measured or [], benchmark if shows else None)
         request.node.stash[_VERDICTS] = made.verdicts
         return made
@@ -450,14 +425,11 @@ class GemmRun:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """A backend that is missing, or a stale ledger entry, turns a green run red."""
-        totals, settings, compiling = self.totals, self.settings, self._compiling()
         if self._is_worker:
-            counts = {backend.name: dataclasses.asdict(backend.store.counts) for backend in compiling}
-            session.config.workeroutput["gemm_kernels"] = counts  # type: ignore[attr-defined]  # xdist's
             return
+        totals, settings = self.totals, self.settings
         self._damaged = digests.notes(self._noted)
-        counted = {backend.name: backend.store.counts for backend in compiling}
-        totals.notes += [*self._damaged, *precompile.notes(self._harvest or [], counted), *_unknown_torch()]
+        totals.notes += [*self._damaged, *map(precompile.note, self._harvest or []), *_unknown_torch()]
         if self._termination is not None and self._termination.received:
             session.exitstatus = STATUS
         self._writer.close(session.exitstatus)

@@ -1,4 +1,4 @@
-"""What a run leaves for its reviewers: the summary of the job, annotations, and JUnit cases for what ran no test."""
+"""What a run leaves for its reviewers: the summary of the job, and annotations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from pytest_gemm.record.writer import Writer
 from pytest_gemm.report import github, review
 from pytest_gemm.report.github import Annotation
 from pytest_gemm.run.progress import is_read_by_github, quoted
-from pytest_gemm.verdict import Cause, Red, causes
-
-# The class of the JUnit cases of what is no test.
-_JUNIT: Final = "gemm"
+from pytest_gemm.verdict import Red, causes
 
 
 class Review:
@@ -39,17 +36,6 @@ class Review:
         """Remember a failure of a test that judged something."""
         if self._wanted and hasattr(report, "gemm"):
             self._failed[report.nodeid] = (report.longreprtext, outcomes, report.gemm_verdicts)
-
-    @pytest.hookimpl(tryfirst=True)  # before pytest writes the file
-    def pytest_sessionfinish(self) -> None:
-        """Give JUnit a case for a backend that cannot run, and for whatever else turns the run red."""
-        from _pytest.junitxml import xml_key  # as pytest's documentation of record_testsuite_property has it
-
-        xml = self._config.stash.get(xml_key, None)
-        if xml is None:
-            return
-        for cause in causes(self._writer.run):
-            _add_case(xml, cause)
 
     def write(self, measured: Sequence[Any]) -> None:
         """Write ``summary.md``, and the summary of the job.
@@ -100,25 +86,8 @@ class Review:
             where = backends.get(cause.name)
             if cause.red is Red.LEDGER and ledger.path is not None:
                 where = github.Place(str(ledger.path), lines[cause.name])
-            found.append(Annotation("error", _TITLES[cause.red], cause.text, (where,), (cause.red.name,)))
+            found.append(Annotation(_TITLES[cause.red], cause.text, (where,), (cause.red.name,)))
         return found
-
-
-def _add_case(xml: Any, cause: Cause) -> None:
-    """Add a failed case without a test to pytest's JUnit report."""
-    name = f"{cause.red.name.lower().replace('_', '-')}: {cause.name}"
-    for when in ("setup", "call", "teardown"):
-        is_call = when == "call"
-        made: Any = pytest.TestReport(
-            f"{_JUNIT}::{name}",
-            (_JUNIT, 0, name),
-            {},
-            "failed" if is_call else "passed",
-            cause.text if is_call else None,
-            when,
-        )
-        made.user_properties = [("gemm_status", "not-run"), ("gemm_reason", cause.text)]
-        xml.pytest_runtest_logreport(made)
 
 
 _TITLES: Final = {

@@ -23,7 +23,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -283,13 +283,6 @@ def timed(item: pytest.Item) -> tuple[CaseId, str] | None:
         return None
     found = parameter_of(item)
     return (found.case, item.originalname) if found is not None else None
-
-
-def is_benchmark(item: pytest.Item) -> TypeGuard[pytest.Function]:
-    """Whether pytest-benchmark shows a timed test: not where it is off, nor where CodSpeed has taken its fixture."""
-    manager = item.config.pluginmanager
-    codspeed = getattr(manager.get_plugin("codspeed_plugin"), "is_codspeed_enabled", False)
-    return manager.has_plugin("benchmark") and not codspeed and timed(item) is not None
 
 
 def target(item: pytest.Function) -> str:

@@ -10,15 +10,15 @@ import dataclasses
 import enum
 import functools
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import WITHHELD, Outcome, Seconds, Status
 from pytest_gemm.core.text import ratio_text
+from pytest_gemm.core.units import plural
 from pytest_gemm.report.model import distinct, status_of
-from pytest_gemm.speed.report.units import plural
 
 # -- one case of one run ------------------------------------------------------------------------------------------
 
@@ -211,7 +211,6 @@ def sections(before: Mapping[CaseId, Facts], after: Mapping[CaseId, Facts]) -> l
             "explained otherwise",
             "Cases that are wrong or refused in both runs, with another status, ledger entry or reason.",
             moved((wrong, wrong), (refused, refused)),
-            _ended(in_both.values()),
         ),
         Section(
             "only in one run",
@@ -235,17 +234,6 @@ def _single(changes: _Changes) -> list[Row]:
             when, there, other = ("before", old, new) if new.standing is Standing.ABSENT else ("after", new, old)
             rows.append(Row(case, f"{when} only: {there.words}", other.note))
     return rows
-
-
-def _ended(changes: Iterable[tuple[Facts, Facts]]) -> list[str]:
-    """The ledger's entries that explained wrong cases before and do not now."""
-    entries = Counter(
-        old.worst.known_failure
-        for old, new in changes
-        if old.worst and new.worst and new.standing is Standing.WRONG and not new.worst.known_failure
-    )
-    listed = ", ".join(f"{name}: {count}" for name, count in entries.items() if name)
-    return [f"No longer explained by {listed}."] if listed else []
 
 
 def _kernels(changes: _Changes) -> Section:

@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Seconds, Status
 from pytest_gemm.core.text import escaped, show, table
+from pytest_gemm.core.units import plural
 from pytest_gemm.record.reader import Run, read
 from pytest_gemm.report import cases, runs, timings
 from pytest_gemm.report.cases import Facts, Row, Section
-from pytest_gemm.report.model import status_of
-from pytest_gemm.speed.report.templates import render
-from pytest_gemm.speed.report.units import plural
+from pytest_gemm.report.model import TEMPLATES, status_of
 from pytest_gemm.storage import files
 
-# Families of a section, and problems of a family, that are shown without --all.
+# Families of a section that are shown.
 _FAMILIES = 12
 _HEAD = ("backend", "op", "types", "what", "cases", "first")
 
@@ -56,11 +55,11 @@ class Comparison:
     def html(self) -> str:
         """One HTML document."""
         title = f"{self.before.path} and {self.after.path}"
-        return render("compare.html.jinja", "pytest_gemm.report", found=self, title=title) + "\n"
+        return TEMPLATES.render("compare.html.jinja", found=self, title=title) + "\n"
 
-    def text(self, *, markdown: bool = False, whole: bool = False) -> str:
-        """For a terminal or a pull request; ``whole`` lists every case."""
-        return "\n".join(_lines(self, markdown=markdown, whole=whole)) + "\n"
+    def text(self, *, markdown: bool = False) -> str:
+        """For a terminal or a pull request."""
+        return "\n".join(_lines(self, markdown=markdown)) + "\n"
 
 
 def compared(before: Run, after: Run) -> Comparison:
@@ -89,14 +88,14 @@ def run(given: argparse.Namespace) -> int:
     found = compared(read(given.before), read(given.after))
     if given.html is not None:
         files.replace(given.html, found.html().encode(errors="backslashreplace"))
-    show(found.text(markdown=given.markdown, whole=given.all))
+    show(found.text(markdown=given.markdown))
     return int(found.is_bad)
 
 
 # -- text and Markdown -------------------------------------------------------------------------------------------
 
 
-def _lines(found: Comparison, *, markdown: bool, whole: bool) -> Iterator[str]:
+def _lines(found: Comparison, *, markdown: bool) -> Iterator[str]:
     mark: Callable[[object], str] = escaped if markdown else str
     yield from [f"## {mark(found.verdict)}", ""] if markdown else [found.verdict, ""]
     for rows in (found.environment, found.totals):
@@ -108,13 +107,13 @@ def _lines(found: Comparison, *, markdown: bool, whole: bool) -> Iterator[str]:
         yield ""
     for section in found.sections:
         if section.rows or section.notes:
-            yield from _section(section, mark, markdown=markdown, whole=whole)
+            yield from _section(section, mark, markdown=markdown)
             yield ""
-    if any(len(section.families) > _FAMILIES for section in found.sections) and not whole:
-        yield "--all lists every case, --html=FILE writes them all as a page."
+    if any(len(section.families) > _FAMILIES for section in found.sections):
+        yield "--html=FILE writes every case."
 
 
-def _section(section: Section, mark: Callable[[object], str], *, markdown: bool, whole: bool) -> Iterator[str]:
+def _section(section: Section, mark: Callable[[object], str], *, markdown: bool) -> Iterator[str]:
     indent = "" if markdown else "  "
     if not section.rows:
         none = "" if section.notes[0].startswith("Not compared") else "none. "
@@ -124,17 +123,16 @@ def _section(section: Section, mark: Callable[[object], str], *, markdown: bool,
     yield from [f"### {title}", ""] if markdown else [title]
     for line in (section.help, *section.notes):
         yield from [f"{indent}{mark(line)}", *[""] * markdown]
-    families = section.families if whole else section.families[:_FAMILIES]
-    shown = [(row, rows) for rows in families for row in (rows if whole else rows[:1])]
-    cells = [_cells(row, rows, mark, markdown=markdown) for row, rows in shown]
+    cells = [_cells(rows, mark, markdown=markdown) for rows in section.families[:_FAMILIES]]
     yield from (indent + line for line in table(_HEAD, cells, (4,), markdown=markdown))
-    if left := section.families[len(families) :]:
+    if left := section.families[_FAMILIES:]:
         more = f"{plural(sum(map(len, left)), 'case')} of {plural(len(left), 'family', 'families')} more"
         yield from [*[""] * markdown, f"{indent}and {more}"]
 
 
-def _cells(row: Row, family: Sequence[Row], mark: Callable[[object], str], *, markdown: bool) -> tuple[str, ...]:
+def _cells(family: Sequence[Row], mark: Callable[[object], str], *, markdown: bool) -> tuple[str, ...]:
+    row = family[0]
     first = f"{row.case.problem} {row.case.candidate}".rstrip()
     first = f"`{first}`" if markdown else first
     first += f" ({mark(row.note)})" if row.note else ""
-    return (*map(mark, row.family), str(len(family)) if row is family[0] else "", first)
+    return (*map(mark, row.family), str(len(family)), first)

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pytest_gemm.report.model import spread
 
-# How many annotations of one kind GitHub shows of a step.
+# How many errors GitHub shows of a step.
 _SHOWN: Final = 10
 _DATA: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ",": "%2C"})
@@ -34,17 +34,15 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Annotation:
-    """One annotation.
+    """One annotation, which GitHub shows as an error.
 
     Attributes:
-        kind: how it is shown.
         title: a few words.
         text: the message; it may have several lines.
         places: where it belongs; the first one that lies in the repository counts.
         family: what it has in common with others like it; one of each family is shown first.
     """
 
-    kind: Literal["error", "warning"]
     title: str
     text: str
     places: tuple[Place | None, ...] = ()
@@ -59,7 +57,7 @@ class Annotation:
                 break
         properties["title"] = self.title
         given = ",".join(f"{name}={str(value).translate(_PROPERTY)}" for name, value in properties.items())
-        return f"::{self.kind} {given}::{self.text.translate(_DATA)}"
+        return f"::error {given}::{self.text.translate(_DATA)}"
 
 
 def repository(otherwise: Path) -> Path:
@@ -68,20 +66,17 @@ def repository(otherwise: Path) -> Path:
 
 
 def commands(annotations: Sequence[Annotation], root: Path) -> list[str]:
-    """The lines for some annotations: of each kind as many as GitHub shows, the last one says how many there are more.
+    """The lines for some annotations: as many as GitHub shows, the last one says how many there are more.
 
     Args:
         annotations: each once.
         root: folder of the repository.
     """
-    lines = []
-    for kind in ("error", "warning"):
-        found = spread([one for one in annotations if one.kind == kind], attrgetter("family"))
-        lines += [one.command(root) for one in (found if len(found) <= _SHOWN else found[: _SHOWN - 1])]
-        if len(found) > _SHOWN:
-            more = len(found) - _SHOWN + 1
-            lines.append(Annotation(kind, f"{more} more", "The summary of the job lists them.").command(root))
-    return lines
+    found = spread(annotations, attrgetter("family"))
+    if len(found) > _SHOWN:
+        more = Annotation(f"{len(found) - _SHOWN + 1} more", "The summary of the job lists them.")
+        found = [*found[: _SHOWN - 1], more]
+    return [one.command(root) for one in found]
 
 
 def append_summary(markdown: str) -> None:

@@ -15,8 +15,7 @@ from pytest_gemm.core.text import show
 from pytest_gemm.failures.text import Rerun, folder_name
 from pytest_gemm.record.reader import Run, read
 from pytest_gemm.report import markdown, review, runs
-from pytest_gemm.report.model import Tally, by, distinct, having, kind, wrong
-from pytest_gemm.speed.report.templates import render
+from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, having, kind, wrong
 from pytest_gemm.storage import files
 
 # Error maps that a page holds, one a failure; each has some 30 kB.
@@ -75,9 +74,8 @@ def page(found: Sequence[Run], title: str) -> str:
     ways = sorted(failures(found), key=lambda one: _way(one.shown))
     drawn = [one for one in ways if one.picture][:_PICTURES]
     last, tallies = found[-1], [Tally.of(run.outcomes) for run in found]
-    text = render(
+    text = TEMPLATES.render(
         "results.html.jinja",
-        "pytest_gemm.report",
         title=title,
         runs=list(zip(labels, found, strict=True)),
         label=labels[-1],

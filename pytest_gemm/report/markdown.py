@@ -13,14 +13,15 @@ from pytest_gemm.core.text import ratio_text
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record.reader import Run
-from pytest_gemm.report.model import Tally, by, distinct, having, judged, kind, statuses, template, wrong
+from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, having, judged, kind, statuses, wrong
 
 
 def page(runs: Sequence[Run], title: str) -> str:
     """Markdown: versions, counts, distance from the bounds, what was pruned, unsupported and wrong."""
     outcomes = [outcome for run in runs for outcome in run.outcomes]
     unsupported = having(outcomes, "unsupported", "not-run")
-    return template("page.md.jinja").render(
+    return TEMPLATES.render(
+        "page.md.jinja",
         title=title,
         runs=runs,
         counts=_counts(outcomes),

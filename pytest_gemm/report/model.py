@@ -9,14 +9,12 @@ import operator
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.core.templates import Templates
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-
-if TYPE_CHECKING:
-    import jinja2
 
 T = TypeVar("T")
 
@@ -145,16 +143,17 @@ class Tally:
         return sum(self.counts.values()) - self.right - self.known - self.new
 
 
-@functools.cache
-def template(name: str) -> jinja2.Template:
-    """A template of this package for text, with the functions above as filters."""
-    import jinja2  # late: a run that shows nothing does without it
-
-    loader = jinja2.PackageLoader("pytest_gemm.report")
-    made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    made.filters |= {"by": by, "having": having, "distinct": distinct, "selected": selected, "row": _markdown_row}
-    return made.get_template(name)
-
-
 def _markdown_row(cells: Iterable[object]) -> str:
     return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\|", str(cell)) for cell in cells) + " |"
+
+
+# The pages share the styles of the report on speed.
+TEMPLATES: Final = Templates(
+    "pytest_gemm.report",
+    "pytest_gemm.speed.report",
+    by=by,
+    having=having,
+    distinct=distinct,
+    selected=selected,
+    row=_markdown_row,
+)

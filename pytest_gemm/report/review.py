@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_gemm.core.outcome import Outcome
-from pytest_gemm.core.text import escaped, printable, ratio_text
+from pytest_gemm.core.text import code_cell, escaped, printable, ratio_text
 from pytest_gemm.record.lines import Head
 from pytest_gemm.record.reader import Run
 from pytest_gemm.report import github
 from pytest_gemm.report.github import Annotation
-from pytest_gemm.report.model import Tally, by, distinct, failures, having, spread, statuses, template
+from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, failures, having, spread, statuses
 from pytest_gemm.verdict import causes
 
 # Rows of a table: of failures that are open, of those that are folded, and of any other table.
@@ -49,7 +49,8 @@ def markdown(runs: Sequence[Run], title: str) -> str:
     reds = [cause.text for run in runs for cause in causes(run)] + [
         "a run did not end" for run in runs if not run.ended
     ]
-    text = template("review.md.jinja").render(
+    text = TEMPLATES.render(
+        "review.md.jinja",
         title=title,
         tally=Tally.of(outcomes),
         reds=reds,
@@ -63,7 +64,7 @@ def markdown(runs: Sequence[Run], title: str) -> str:
         left=sorted(by(left, "who", "status.value", "reason.text").items(), key=lambda item: -len(item[1])),
         facts=list(dict.fromkeys(", ".join(_facts(run.head)) for run in runs)),
         short=lambda text: escaped(printable(text, _REASON)),
-        code=_code,
+        code=code_cell,
     )
     return text.strip() + "\n"
 
@@ -73,7 +74,14 @@ def _row(failed: Sequence[Outcome]) -> list[str]:
     worst = max(failed, key=lambda one: (one.ratio is not None, one.ratio or 0.0))
     distributions = " ".join(sorted(filter(None, distinct(failed, "distribution"))))
     why = escaped(printable(worst.reason.text if worst.reason else "", _REASON))
-    return [_code(worst.problem), _code(worst.who), str(worst.status), why, distributions, ratio_text(worst.ratio)]
+    return [
+        code_cell(worst.problem),
+        code_cell(worst.who),
+        str(worst.status),
+        why,
+        distributions,
+        ratio_text(worst.ratio),
+    ]
 
 
 def _counts(outcomes: Sequence[Outcome]) -> list[list[object]]:
@@ -85,18 +93,13 @@ def _counts(outcomes: Sequence[Outcome]) -> list[list[object]]:
     rows: list[list[object]] = [["backend", "op", *used, "correctly rounded"]]
     for (who, op), group in list(groups.items())[: 2 * _OTHERS]:
         tally = Tally.of(group)
-        rows.append([_code(who), op, *(tally.counts.get(status, "") for status in used), tally.nearest])
+        rows.append([code_cell(who), op, *(tally.counts.get(status, "") for status in used), tally.nearest])
     return rows
 
 
 def _facts(head: Head) -> list[str]:
     versions = [f"{name} {version}" for name, version in sorted(head.versions.items())]
     return [*versions, head.cpu, *head.gpus]
-
-
-def _code(text: str) -> str:
-    """Code within a table cell; problem lines hold neither bars nor backquotes, names of backends might."""
-    return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
 
 
 # -- annotations -----------------------------------------------------------------------------------------------
@@ -132,4 +135,4 @@ def failure(
     reruns = [line for line in lines if line.startswith("  rerun: ")]
     where = (github.place_of_case(nodeid, worst.problem, root), backends.get(worst.backend))
     text = "\n".join(dict.fromkeys(line.strip() for line in block + reruns[:1]))
-    return Annotation("error", f"{worst.who}: {ended}", text, where, (worst.who, ended, worst.code))
+    return Annotation(f"{worst.who}: {ended}", text, where, (worst.who, ended, worst.code))

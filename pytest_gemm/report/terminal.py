@@ -7,7 +7,7 @@ from typing import Final
 from pytest_gemm.core.outcome import Outcome, Seconds, Status
 from pytest_gemm.core.text import table
 from pytest_gemm.record.reader import Run
-from pytest_gemm.report.model import Tally, by, distinct, having, judged, statuses, template
+from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, having, judged, statuses
 from pytest_gemm.verdict import Red, causes
 
 # The columns that the table of a run always has.
@@ -19,7 +19,8 @@ def summary(run: Run) -> list[str]:
     outcomes, found = run.outcomes, causes(run)
     unsupported = by(having(outcomes, "unsupported"), "who", "why")
     told = {"device-lost", *run.totals.missing}  # in lines of their own
-    text = template("summary.txt.jinja").render(
+    text = TEMPLATES.render(
+        "summary.txt.jinja",
         run=run,
         outcomes=outcomes,
         table=_status_table(outcomes),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
+from pytest_gemm.core.units import plural, seconds_text, signed
 from pytest_gemm.report.cases import Row, Section
 from pytest_gemm.speed.data import Judgement, Session, by_case
 from pytest_gemm.speed.gate import estimates
@@ -14,7 +15,6 @@ from pytest_gemm.speed.gate.design import Design, Readings
 from pytest_gemm.speed.gate.estimates import Stored
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.report.rows import change_text
-from pytest_gemm.speed.report.units import plural, seconds_text, signed
 
 
 def sections(before: Sequence[Session], after: Sequence[Session]) -> list[Section]:

@@ -17,7 +17,7 @@ import os
 import queue
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from unittest.mock import patch
 
@@ -32,7 +32,7 @@ from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.machine import gpus
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
-from pytest_gemm.storage.kernel_store import CompilePool, Counts, Job, Store
+from pytest_gemm.storage.kernel_store import CompilePool, Job, Store
 from pytest_gemm.worker.keeper import Keeper
 
 # Problems that one process is given at a time: enough to outweigh the call, few enough to keep all processes busy.
@@ -50,7 +50,6 @@ class Harvest:
         kernels: by key.
         needs: keys of the kernels of each problem, by its line, in the order of the problems.
         cached: keys that were in the store before.
-        counts: hits are those of ``cached``.
         refused: what the compiler said against a kernel, by key; its candidate is pruned.
         undone: why the compiler could not do its work, by key.
         unknown: why the kernels of a problem are not known, by its line; its test will say more.
@@ -62,12 +61,16 @@ class Harvest:
     kernels: dict[str, Job] = dataclasses.field(default_factory=dict)
     needs: dict[str, set[str]] = dataclasses.field(default_factory=dict)
     cached: set[str] = dataclasses.field(default_factory=set)
-    counts: Counts = dataclasses.field(default_factory=Counts)
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
     undone: dict[str, str] = dataclasses.field(default_factory=dict)
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
     unasked: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def compiled(self) -> int:
+        """How many kernels the compiler has made."""
+        return len(self.kernels.keys() - self.cached - self.refused.keys() - self.undone.keys())
 
     @property
     def complete(self) -> bool:
@@ -187,7 +190,6 @@ def compile_for(
             lost = compilers.rejected.keys() - harvest.cached
             todo = [line for line, keys in fresh.items() if keys & lost]
         harvest.refused, harvest.undone = compilers.rejected, compilers.undone
-    harvest.counts = store.counts
     harvest.seconds = time.perf_counter() - started
     return harvest
 
@@ -258,39 +260,15 @@ def _noted(harvest: Harvest, line: str, jobs: list[Job] | str, store: Store) -> 
 # -- what is said of it --------------------------------------------------------------------------------
 
 
-def _counted(name: str, kernels: int, cached: int, counts: Counts, within: str = "") -> str:
-    line = f"{name}: {kernels} kernels, {cached} from the cache, {counts.compiled} compiled{within}"
-    return f"{line} ({counts.seconds:.0f} s of nvcc)"
-
-
 def note(harvest: Harvest) -> str:
-    """One line: ``cutlass: 167 kernels, 160 from the cache, 7 compiled in 61 s (412 s of nvcc)``."""
-    within = f" in {harvest.seconds:.0f} s"
-    text = _counted(harvest.backend, len(harvest.kernels), len(harvest.cached), harvest.counts, within)
+    """One line: ``cutlass: 167 kernels, 160 from the cache, 7 compiled in 61 s``."""
+    text = f"{harvest.backend}: {len(harvest.kernels)} kernels, {len(harvest.cached)} from the cache, "
+    text += f"{harvest.compiled} compiled in {harvest.seconds:.0f} s"
     for what, those in (("refused by nvcc", harvest.refused), ("not compiled", harvest.undone)):
         text += f", {len(those)} {what}" if those else ""
     if harvest.unasked:
         text += f"; {len(harvest.unasked)} problems could not be asked about: {next(iter(harvest.unasked.values()))}"
     return text
-
-
-def notes(harvests: Sequence[Harvest], counts: Mapping[str, Counts]) -> list[str]:
-    """A line for each backend of which kernels were asked for, ahead or during the tests.
-
-    Args:
-        harvests: what was compiled ahead.
-        counts: what the test processes asked their stores for, by backend.
-    """
-    ahead = {harvest.backend: note(harvest) for harvest in harvests}
-    lines = []
-    for name, during in counts.items():
-        if name in ahead:
-            more = f"; {during.compiled} more compiled during the tests ({during.seconds:.0f} s of nvcc)"
-            lines.append(ahead[name] + (more if during.compiled else ""))
-        elif during.kernels:
-            failed = f", {during.failed} refused by nvcc or not compiled" if during.failed else ""
-            lines.append(_counted(name, during.kernels, during.hits, during) + failed)
-    return lines
 
 
 def complaints(harvest: Harvest) -> list[str]:

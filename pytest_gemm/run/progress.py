@@ -1,8 +1,7 @@
-"""How far a long wait is, and how long it still takes: precompiling, timing, fuzzing."""
+"""How far a long wait is: precompiling, timing, fuzzing."""
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import time
@@ -59,18 +58,6 @@ class Display:
             self._reporter.rewrite(text, erase=True)
         else:
             self.line(text)
-
-
-def left(seconds: float | None) -> str:
-    """``; about 3 min left``, at the end of a line of progress; "" where it is unknown."""
-    return "" if seconds is None else f"; about {words(seconds)} left"
-
-
-def words(seconds: float) -> str:
-    """Seconds for people, rounded up: ``50 s``, ``3 min``, ``2.0 h``."""
-    if seconds < 95:
-        return f"{math.ceil(seconds / 10) * 10} s"
-    return f"{math.ceil(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def is_read_by_github() -> bool:

@@ -197,7 +197,7 @@ class _Measurement:
             index = len(self.made.sessions)
             groups = self.groups[:: 1 if index % 2 else -1]
             label = f"{what}, {unit} {number} of {count}"
-            found = self._runner.sessions(groups, cases, index, label, behind=count - number)
+            found = self._runner.sessions(groups, cases, index, label)
             for name, session in found.items():
                 (self.made.base if name == "base" else self.made.sessions).append(session)
         self.made.sessions = roofline.without_impossible(self.made.sessions)

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from msgspec.structs import replace
 
 from pytest_gemm.core.outcome import Reason, Status
+from pytest_gemm.core.units import plural, seconds_text
 from pytest_gemm.machine import gpus, processor
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import BLOCK_K, StepKind
 from pytest_gemm.speed.data import Peaks, Sample, Session, by_case
-from pytest_gemm.speed.report.units import plural, seconds_text
 from pytest_gemm.speed.timing import cpu, cuda
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine.environment import THIS
-from pytest_gemm.run import progress
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.baseline import entry
 from pytest_gemm.speed.data import Peaks, Sample, Session, SessionError, read_session, session_text
@@ -124,7 +123,6 @@ class Runner:
             earlier.unlink()
         self.commit = _commit(self.config.speed.root)
         self._count = itertools.count(1)
-        self._seconds_of_a_case = 0.0  # in the last session; 0.0 before the first has ended
 
     def compile(self, group: Group, cases: Sequence[CaseId]) -> None:
         """Have several processes compile and judge the cases at once; what fails needs no timing.
@@ -166,8 +164,7 @@ class Runner:
 
         def said(processes: Sequence[_Open]) -> str:
             done = sum(one.done for one in processes)
-            live = processes[0].seconds * (len(cases) - done) / done if done else None
-            return f"{what} {done} of {len(cases)} cases on {group.label}{progress.left(live)}"
+            return f"{what} {done} of {len(cases)} cases on {group.label}"
 
         samples = [s for one in self._run([(group, one) for one in requests], said) for s in one.result().samples]
         self.note_failures(samples)
@@ -204,19 +201,14 @@ class Runner:
         if todo := self.left(selected):
             self.compile(group, todo)
 
-    def sessions(
-        self, groups: Sequence[Group], cases: Sequence[CaseId], index: int, label: str, behind: int = 0
-    ) -> dict[str, Session]:
+    def sessions(self, groups: Sequence[Group], cases: Sequence[CaseId], index: int, label: str) -> dict[str, Session]:
         """A session of each group over the cases that have not failed; the first group begins.
 
         On a CPU two processes live at once and time in alternation, a window each, so that they meet the same
         neighbours.  A GPU has none, and two processes would share its memory: there one session follows the other.
         """
         if len(groups) > 1 and self.device != "cpu":
-            found = [
-                self.sessions([group], cases, index, f"{label}, {group.label}", (behind + 1) * len(groups) - number)
-                for number, group in enumerate(groups, 1)
-            ]
+            found = [self.sessions([group], cases, index, f"{label}, {group.label}") for group in groups]
             return {name: session for one in found for name, session in one.items()}
         ends = socket.socketpair() if len(groups) > 1 else ()
         wanted = []
@@ -226,13 +218,7 @@ class Runner:
             wanted.append((group, replace(request, socket=descriptor, begins=group is groups[0])))
 
         def said(processes: Sequence[_Open]) -> str:
-            now = next((now for one in processes if (now := one.now)), "starting")
-            one, each = processes[0], self._seconds_of_a_case
-            if not each and one.done:  # the first session: by the cases that it has behind it
-                each = one.seconds / one.done
-            whole = each * len(self.left(cases))
-            rest = max(0.0, whole - one.seconds) + behind * whole if each else None
-            return f"{label}, {now}{progress.left(rest)}"
+            return f"{label}, {next((now for one in processes if (now := one.now)), 'starting')}"
 
         processes = self._run(wanted, said, ends)
         return {group.name: self._ended(one, group, index) for group, one in zip(groups, processes, strict=True)}
@@ -250,7 +236,6 @@ class Runner:
         session = one.result()
         if not session.peaks.disturbed:  # the next session tries again otherwise
             self.peaks = session.peaks
-        self._seconds_of_a_case = session.seconds / max(1, len(session.samples))
         self.note_failures(session.samples)
         try:
             text = session_text(session)

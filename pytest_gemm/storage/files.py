@@ -54,9 +54,10 @@ def locked(
         LockTimeoutError: when the limit has passed.
         OSError: when the file cannot be opened or locked; ELOOP for a link.
     """
-    with _opened(path, mode) as handle:
+    handle = os.open(path, _FLAGS, mode)
+    try:
         started = time.monotonic()
-        while not _try(handle, fcntl.LOCK_EX):
+        while not _try(handle):
             holder, waited = _holder(handle), time.monotonic() - started
             if wait and waited >= wait:
                 raise LockTimeoutError(f"{holder} holds {path}" + (f" for more than {wait:g} s" if wait > 0 else ""))
@@ -69,6 +70,8 @@ def locked(
             yield
         finally:
             os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)
 
 
 def shared(path: Path) -> int:
@@ -88,18 +91,9 @@ def shared(path: Path) -> int:
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@contextlib.contextmanager
-def _opened(path: Path, mode: int) -> Iterator[int]:
-    handle = os.open(path, _FLAGS, mode)
+def _try(handle: int) -> bool:
     try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _try(handle: int, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

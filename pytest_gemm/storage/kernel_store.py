@@ -9,9 +9,8 @@ machine code and nothing else:
 * the version of the headers that it includes.
 
 The SHA-256 of these is its key.  ``<key>.o`` is the object, with :data:`ENTRY` as the name of its entry function;
-``<key>.error`` stands in place of the object where the compiler rejected the
-text, so that a candidate that cannot be compiled is tried once.  A store is a folder of plain files: it can be copied
-to another machine and is valid there.
+``<key>.error`` stands in place of the object where the compiler rejected the text, so that a candidate that cannot be
+compiled is tried once.  A store is a folder of plain files: it can be copied to another machine and is valid there.
 
 No torch, no pytest: everything here can be tried without a compiler, see ``tests/backends/test_compile_ahead.py``.
 """
@@ -29,9 +28,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
@@ -188,37 +186,7 @@ def headers_version(tree: Path, wheel: str = "") -> str:
     return f"version.h {hashlib.sha256(text).hexdigest()}"
 
 
-_counting = threading.Lock()  # of the module: a store can be pickled
-
-
 # -- the store -----------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Counts:
-    """What became of the kernels that a process requested, each counted once.
-
-    Attributes:
-        hits: were in the store.
-        compiled: had to be compiled.
-        failed: could not be.
-        seconds: of the compiler, added over all of its processes.
-    """
-
-    hits: int = 0
-    compiled: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-
-    @property
-    def kernels(self) -> int:
-        """All that were requested."""
-        return self.hits + self.compiled + self.failed
-
-    def add(self, other: Mapping[str, float]) -> None:
-        """Add the counts of another process, as :func:`dataclasses.asdict` made them."""
-        for name, value in other.items():
-            setattr(self, name, getattr(self, name) + value)
 
 
 class Store:
@@ -232,8 +200,6 @@ class Store:
     def __init__(self, folder: Path, timeout: float = 0.0) -> None:
         self.folder = folder
         self.timeout = timeout
-        self.counts = Counts()
-        self._requested: set[str] = set()
 
     def object_of(self, key: str) -> Path | None:
         """The object of a kernel, ``None`` when it is not in the store or damaged there."""
@@ -258,23 +224,14 @@ class Store:
                 found = self._known(job.key)  # another process may have compiled it meanwhile
                 if found is None:
                     return self._compile(job)
-        if job.key not in self._requested:  # Inductor requests a kernel of one program several times
-            with contextlib.suppress(OSError):  # a store that cannot be written
-                os.utime(found)  # what is used is not pruned
-            self._count(job.key, hits=1)
+        with contextlib.suppress(OSError):  # a store that cannot be written
+            os.utime(found)  # what is used is not pruned
         return found
-
-    def _count(self, key: str, **by: float) -> None:
-        with _counting:
-            self._requested.add(key)
-            self.counts.add(by)
 
     def _known(self, key: str) -> Path | None:
         if found := self.object_of(key):
             return found
         if message := self.error_of(key):
-            if key not in self._requested:
-                self._count(key, failed=1)
             raise CompileError(message)
         return None
 
@@ -291,18 +248,15 @@ class Store:
             raise CompilerError(str(error)) from None
 
     def _compile(self, job: Job) -> Path:
-        started, tools = time.perf_counter(), job.toolchain
         making = self.folder / "making"  # of this file system; what a killed process leaves there is no kernel
         making.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=making) as scratch:
             # A relative name: __FILE__ goes into the object, and the folder is not part of the kernel.
             (Path(scratch) / "kernel.cu").write_text(job.text, encoding="utf-8")
-            command = tools.command("kernel.cu", "kernel.o")
-            status, output = _run(command, tools.environment, scratch, self.timeout)
-            seconds = time.perf_counter() - started
+            command = job.toolchain.command("kernel.cu", "kernel.o")
+            status, output = _run(command, job.toolchain.environment, scratch, self.timeout)
             made = Path(scratch) / "kernel.o"
             if status != 0 or not made.is_file():
-                self._count(job.key, failed=1, seconds=seconds)
                 if status in _SHELLS or not output.strip() or _NOT_THE_TEXT.search(output):
                     raise CompilerError(f"exit status {status}: {output.strip() or 'no message'}")
                 files.replace(self.folder / f"{job.key}.error", output.encode())
@@ -310,7 +264,6 @@ class Store:
             place = self.folder / f"{job.key}.o"
             os.replace(made, place)
             digests.is_whole(place, self.folder)  # notes its digest
-        self._count(job.key, compiled=1, seconds=seconds)
         return place
 
 

@@ -69,5 +69,4 @@ class Answer(msgspec.Struct, frozen=True):
     ran: RanForm | None = None
     refused: str = ""
     said: Any = None
-    counts: dict[str, dict[str, int | float]] = {}
     spans: list[Span] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import gc
 import os
@@ -14,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import torch
 
-from pytest_gemm.api.protocols import Backend, Compiling
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.core import trace
 from pytest_gemm.core.outcome import Misconduct, Pruned, Unsupported
 from pytest_gemm.operands.tensors import Operands
@@ -63,7 +62,7 @@ def serve(
         if os.getpid() != process:  # a kernel has forked, and this copy would answer too
             os._exit(1)
         spans = [msgspec.convert(one, Span) for one in trace.taken()] if trace.is_on() else []
-        answer = msgspec.structs.replace(answer, counts=worker.counts(), spans=spans)
+        answer = msgspec.structs.replace(answer, spans=spans)
         memory.send(end, encoder.encode(answer), data)
 
 
@@ -72,7 +71,6 @@ class _Server:
 
     def __init__(self, backends: Mapping[str, Backend], calls: Mapping[str, Callable[..., Any]]) -> None:
         self._backends = backends
-        self._stores = {name: one.store for name, one in backends.items() if isinstance(one, Compiling)}
         self._inline = Inline(calls)
         self._operands: dict[int, tuple[Operands, list[torch.Tensor]]] = {}
         self._results: dict[int, Callable[[], tuple[torch.Tensor, ...]]] = {}
@@ -200,12 +198,3 @@ class _Server:
             return
         self._inline.release()
         self._results.clear()
-
-    def counts(self) -> dict[str, dict[str, int | float]]:
-        """What became of the kernels that backends requested since the last answer."""
-        found = {}
-        for name, store in self._stores.items():
-            if store.counts.kernels:
-                found[name] = dataclasses.asdict(store.counts)
-                store.counts = type(store.counts)()
-        return found

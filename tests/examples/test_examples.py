@@ -155,20 +155,6 @@ def test_a_lost_k_tail_is_named(example: Callable[[str], Any]) -> None:
     assert any("the products with k in [96, 127) of K = 127 are missing" in o.details for o in outcomes)
 
 
-def test_exchanged_scales_are_named(example: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    module, backend = example("torchao")
-    right = module.TorchaoPrepared.arguments
-
-    def exchanged(self: Any, operands: Any) -> dict[str, torch.Tensor]:
-        t = right(self, operands)
-        return {**t, "scale_a": t["scale_b"].reshape(-1, 1), "scale_b": t["scale_a"].reshape(1, -1)}
-
-    monkeypatch.setattr(module.TorchaoPrepared, "arguments", exchanged)
-    outcomes = judged(backend, "da8w8:i8-i8-f32:nt:32x32x64:quant.rowwise")
-    assert Status.INCORRECT in {o.status for o in outcomes}
-    assert any("the scales of A's rows and B's columns are exchanged" in o.details for o in outcomes)
-
-
 @pytest.mark.parametrize(
     ("other", "words"),
     [

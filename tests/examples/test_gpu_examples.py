@@ -148,17 +148,14 @@ def test_it_refuses(load: Load, name: str, line: str, code: str) -> None:
 # What a contract says beyond sums of the tensor core in f32 around which PyTorch computes the other steps.
 CONTRACTS: list[tuple[str, str, dict[str, Any]]] = [
     ("cupy", "mm:f16:nn:64x48x4096", {}),
-    ("cutile", "mm:f32:nn:17x65x127", {}),
     ("deepgemm", f"{FP8}128x256x512:quant.blocks", {"epilogue": "fused"}),
     (
         "flaggems",
         "mm:f32:nn:16x16x16",
         {"input_error": 3 * 2.0**-20, "input_smallest": 2.0**-136, "alignment_bits": 24, "chunk": 4, "or_scalar": True},
     ),
-    ("flaggems", "mm:f16:nn:16x16x16", {}),
     ("flaggems", "addmm:bf16:nn:33x64x128:bias-mn+alpha-0.5+beta-2", {"epilogue": "fused"}),
     ("gemlite", "woq_int8:bf16-i8-bf16:nt:17x65x256", {"slices": 16, "partials": "out", "deterministic": False}),
-    ("jax-gpu", "mm:bf16:nt:17x65x127", {}),
     ("nvmath", "linear:bf16:nt:17x65x127:bias+gelu_tanh", {"epilogue": "either"}),
     ("quack", "linear:bf16:nt:16x64x128:bias+silu", {"epilogue": "fused"}),
     (
@@ -166,7 +163,6 @@ CONTRACTS: list[tuple[str, str, dict[str, Any]]] = [
         "mm:f32:nn:16x16x16",
         {"input_error": 2.0**-9, "input_bits": 11, "alignment_bits": 24, "chunk": 4, "or_scalar": True},
     ),
-    ("tilelang", "mm:bf16:nn:16x16x16", {}),
     (
         "torchao-gpu",
         "woq_int4:bf16-i4-bf16:nt:4x48x192:quant.group-64",

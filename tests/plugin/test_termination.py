@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,31 +52,31 @@ def lives(process: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("send", "more"),
-    [
-        pytest.param(os.kill, (), id="process-alone"),
-        pytest.param(os.killpg, ("-n", "2"), id="group-workers"),
-    ],
-)
 def test_a_run_that_is_terminated_ends_its_workers_and_cleans_up(
-    pytester: pytest.Pytester,
-    monkeypatch: pytest.MonkeyPatch,
-    send: Callable[[int, int], None],
-    more: tuple[str, ...],
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All processes of the run get the signal; that pytest alone gets it is tried in ``test_exit_codes.py``."""
     scratch = pytester.mkdir("scratch")
     monkeypatch.setenv("TMPDIR", str(scratch))
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it=TEST)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--gemm-backends=slow", "--gemm-output=."]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--gemm-backends=slow",
+        "--gemm-output=.",
+        "-n2",
+    ]
     with (pytester.path / "log").open("wb") as log:
-        run = subprocess.Popen([*command, *more], stdout=log, stderr=log, start_new_session=True)
+        run = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         record = pytester.path / "run.jsonl"
         until(lambda: record.exists() and record.read_text().count("\n") > 1, 200.0)  # the first test is over
-        until(lambda: (pytester.path / "log").read_text() and len(list(pytester.path.glob("pid-*"))) > len(more) // 2)
+        until(lambda: (pytester.path / "log").read_text() and len(list(pytester.path.glob("pid-*"))) > 1)
         time.sleep(0.5)
-        send(run.pid, signal.SIGTERM)
+        os.killpg(run.pid, signal.SIGTERM)
         status = run.wait(60)
     said = (pytester.path / "log").read_text()
     assert status == 143, said

@@ -84,39 +84,29 @@ VALUES = wrong(
     ("--gemm-candidates=" + "9" * 5000, "--gemm-candidates=999", "...", "a number from 1"),
     ("--gemm-candidates=winer", "did you mean 'winner'?"),
     ("--gemm-problem=mm:f32:nq:8x8x8", "unknown layout 'nq'", "nn nt tn tt", "^"),
-    ("--gemm-ops=mm,nm", "--gemm-ops=mm,nm", "unknown op 'nm'", "addmm"),
     ("--gemm-ops mm --gemm-ops bmm", "--gemm-ops is given twice, mm and bmm"),
     ("--gemm-seed=-1", "--gemm-seed=-1", "whole number"),
     ("--gemm-seed=٣",),
     ("--gemm-seed=" + "9" * 5000, "--gemm-seed=999", "1000000000000000000 at most"),
     ("--gemm-fuzz=soon", "--gemm-fuzz=soon", "in seconds"),
     ("--gemm-fuzz=0",),
-    ("--gemm-isa=avx51", "--gemm-isa=avx51", "did you mean 'avx512'?"),
     ("--gemm-guard=page", "did you mean 'pages'?"),
-    ("--gemm-threads=0", "--gemm-threads=0", "1 or more"),
     ("--gemm-threads=1,x", "'x' is no number of threads"),
     ("--gemm-threads=100000", "--gemm-threads=100000: give", "at most"),
     ("--gemm-timeout=nan",),
     ("--gemm-timeout=" + "9" * 400, "1000000000 at most"),
     ("--gemm-timeout=1,2,3", "RUN or RUN,COMPILE"),
     ("--gemm-set=cutlass.arch=sm_90a", "90a for instance"),
-    ("--gemm-set=cutlass.cache=/proc/no", "cannot be written"),
     ("--gemm-set=cutlass.allow='('", "not a regular expression"),
     ("--gemm-set=cutlass.job=2", "no setting 'cutlass.job' (did you mean 'cutlass.jobs'?)", "cutlass.arch"),
-    ("--gemm-set=cutlas.jobs=2", "no setting 'cutlas.jobs' (did you mean 'cutlass.jobs'?)", "run.inline"),
     ("--gemm-set=jobs=2", "--gemm-set=jobs=2: give it as NAME.KEY=VALUE"),
     ("--gemm-set=run.inline=maybe", "--gemm-set=run.inline=maybe: give one of yes, no"),
     ("--gemm-known-failures=absent.toml", "--gemm-known-failures: absent.toml: cannot be read"),
     ("--gemm-known-failures=folder", "--gemm-known-failures: folder: is no regular file"),
     ("--gemm-output=/proc/no", "cannot be written"),
     ("--gemm-comparator=atan", "--gemm-comparator=atan", "did you mean 'aten'?"),
-    ("--gemm-sessions=1000000", "10000 at most"),
-    ("--gemm-set=speed.windows=2", "3 or more"),
-    ("--gemm-record=forse", "did you mean 'force'?"),
     ("--gemm-record test_it.py", "put the option last"),
     ("--gemm-levl=full", "--gemm-levl=full", "did you mean '--gemm-level'?"),
-    ("--gemm-verbose", "there is no option --gemm-verbose"),
-    ("--gemm-problem=mm:f32:nn:8x8x8\N{ZERO WIDTH SPACE}", "\\u200b", "cannot be printed"),
     ("--gemm-output='a\udcffb'", "\\udcff", "cannot be printed"),
 )
 
@@ -124,14 +114,12 @@ VALUES = wrong(
 
 COMBINATIONS = wrong(
     ("--gemm-problem=mm:f32:nn:8x8x8 --gemm-ops=addmm", "--gemm-ops=addmm: excludes all of --gemm-problem=mm:f32"),
-    ("--gemm-problem=mm:f32:nn:8x8x8 --gemm-shapes=core", "leave out --gemm-shapes"),
     ("--gemm-fuzz=60 --gemm-problem=mm:f32:nn:8x8x8", "leave out --gemm-problem"),
     ("--gemm-fuzz=60 --gemm-modes=aoti", "--gemm-modes=aoti has no effect: --gemm-fuzz ignores it"),
     ("--gemm-fuzz=60 --gemm-threads=1,2", "--gemm-threads=1,2 has no effect"),
     ("--gemm-fuzz=60 -n 2", "leave out -n"),
     ("--gemm-compile-only --gemm-device=cpu", "--gemm-compile-only: there is no CUDA device here"),
     ("--gemm-compile-only --gemm-set=cutlass.arch=90a -n 2", "leave out -n"),
-    ("--gemm-record --gemm-against=x", "leave one out"),
     ("--gemm-against=x --gemm-sessions=1", "--gemm-sessions=1", "2 sessions"),
     # No selected backend heeds them.
     ("--gemm-backends=aten --gemm-isa=avx2", "--gemm-isa=avx2 has no effect", "(aten)", "add one of cpp"),
@@ -141,17 +129,8 @@ COMBINATIONS = wrong(
     ("--gemm-backends=mine --gemm-comparator=mine", "--gemm-comparator=mine has no effect"),
     ("--gemm-set=speed.windows=16 --gemm-device=cuda", "--gemm-set=speed.windows=16 has no effect"),
     # No collected test is timed.
-    *(
-        (
-            f"--gemm-backends=mine {option}",
-            f"{option.split()[-1]}{given} has no effect: none of the 1 collected test(s)",
-        )
-        for option, given in (
-            ("--gemm-record", "=yes"),
-            ("--gemm-set=speed.windows=16", ""),
-            ("--gemm-shapes=core", ""),
-        )
-    ),
+    ("--gemm-backends=mine --gemm-record", "--gemm-record=yes has no effect: none of the 1 collected test(s)"),
+    ("--gemm-backends=mine --gemm-set=speed.wait=9", "--gemm-set=speed.wait=9 has no effect: none of the 1 collected"),
     ("--gemm-fuzz=1 --gemm-backends=mine", "--gemm-fuzz: none of these tests fuzzes"),
 )
 
@@ -246,16 +225,11 @@ MARKERS = wrong(
 
 COMMANDS = wrong(
     ("baseline", "required", "COMMAND"),
-    ("baseline shw", "invalid choice: 'shw'"),
     ("baseline show nowhere", "nowhere", "holds no baselines"),
     ("baseline record nowhere", "nowhere", "holds no sessions"),
-    ("baseline record nowhere --sessions=x", "--sessions", "'x'"),
-    ("results nowhere.jsonl", "nowhere.jsonl"),
     ("results folder", "folder", "has no run.jsonl"),
     ("baseline record sessions", "sessions/1.jsonl"),
     ("baseline record nowhere --sessions=0", "--sessions=0: give 1 or more"),
-    ("baseline accept x --samples=nowhere", "required", "--reason"),
-    ("baseline accept x --samples=nowhere --reason=y", "nowhere", "holds no sessions"),
 )
 
 
@@ -323,11 +297,7 @@ def assert_refused(result: pytest.RunResult, says: Iterable[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [*VALUES, *COMBINATIONS, *LINES, *SHARES])
 def test_a_wrong_command_line(project: pytest.Pytester, case: Wrong) -> None:
-    assert_refused(run(project, *_words(case.given)), case.says)
-
-
-def _words(line: str) -> list[str]:
-    return [word.removeprefix("$") if word.startswith("$") else word for word in shlex.split(line)]
+    assert_refused(run(project, *shlex.split(case.given)), case.says)
 
 
 @pytest.mark.parametrize("case", TIMED_ONLY)

@@ -184,9 +184,7 @@ def edit(folder: Path, change: Callable[..., object]) -> None:
     ("folders", "words"),
     [
         (["s1"], "shard 2/2 is missing, so there is no verdict; run it with --gemm-shard=2/2"),
-        (["s2"], "shard 1/2 is missing"),
         (["s1", "s2", "s1"], "s1 and s1: both are shard 1 of 2"),
-        (["s1", "s2", "absent"], "absent: cannot be read"),
         (["s1", "s2", "."], ".: has no run.jsonl"),
     ],
 )

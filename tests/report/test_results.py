@@ -116,18 +116,12 @@ def changed(**facts: object) -> str:
     ("line", "says"),
     [
         ("\n", "Expecting value"),
-        ("5\n", "Expected `object`, got `int`"),
         ("{}\n", "case: Object missing required field `backend`"),
         (f"{99999 * '['}\n", "maximum recursion depth"),
         (changed(status="fine"), "status: Invalid enum value 'fine'"),
-        (changed(mode="fine"), "case.mode: Invalid enum value 'fine'"),
-        (changed(seed="0"), "seed: Expected `int`, got `str`"),
         (changed(ratio="big"), "ratio: Expected `float | null`, got `str`"),
-        (changed(seconds={"compile": "1"}), "seconds.compile: Expected `float`, got `str`"),
         (changed(ratio=math.nan), "NaN is no number of JSON"),
-        ('{"run": []}\n', "Expected `object`, got `array`"),
         ('{"run": {"gpus": [1]}}\n', "gpus[0]: Expected `str`, got `int`"),
-        ('{"totals": {"wall_seconds": 1, "processes": 1, "notes": "none"}}\n', "notes: Expected `array`, got `str`"),
     ],
 )
 def test_a_line_that_is_none_is_named(record: Path, line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:

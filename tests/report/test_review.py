@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -227,28 +226,12 @@ def test_a_case_of_the_installed_suite_is_annotated_at_the_kernel(project: pytes
 
 
 @pytest.mark.slow
-def test_a_backend_that_cannot_run_is_annotated_and_a_failed_case_of_junit(project: pytest.Pytester) -> None:
-    junit = project.path / "junit.xml"
-    result = run(project, "--gemm-backends=mine,absent", f"--junitxml={junit}", "--gemm-output=out")
+def test_a_backend_that_cannot_run_is_annotated(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=mine,absent", "--gemm-output=out")
     assert result.ret == 10
     said = "absent did not run: there is no board (plug in the board)"
     assert annotated(result) == [f"::error file=conftest.py,line=14,title=a backend judged nothing::{said}"]
-    cases = {case.get("name"): case for case in ET.parse(junit).iter("testcase")}
-    failure = cases["backend: absent"].find("failure")
-    assert failure is not None
-    assert failure.get("message") == said
-    assert ET.parse(junit).getroot()[0].get("failures") == "1"
     assert f"- {said}" in (project.path / "out" / "summary.md").read_text()
-
-
-@pytest.mark.slow
-def test_junit_has_the_reason(project: pytest.Pytester) -> None:
-    junit = project.path / "junit.xml"
-    run(project, "--gemm-backends=off", "test_it.py::test_lines", f"--junitxml={junit}")
-    found = {one.get("name"): one.get("value") for one in ET.parse(junit).iter("property")}
-    assert found["gemm_status"] == "incorrect"
-    assert "outside the bound" in (found["gemm_reason"] or "")
-    assert found["gemm_code"]
 
 
 @pytest.mark.slow
@@ -267,7 +250,7 @@ def test_a_known_failure_that_has_become_right_is_annotated_at_its_entry(project
 
 def test_an_annotation_is_escaped(tmp_path: Path) -> None:
     (tmp_path / "x,y.toml").touch()
-    made = Annotation("error", "a:b,c%\n", "50%\r\nmore: a, b", (github.Place(str(tmp_path / "x,y.toml"), 3),))
+    made = Annotation("a:b,c%\n", "50%\r\nmore: a, b", (github.Place(str(tmp_path / "x,y.toml"), 3),))
     assert made.command(tmp_path) == ("::error file=x%2Cy.toml,line=3,title=a%3Ab%2Cc%25%0A::50%25%0D%0Amore: a, b")
 
 
@@ -276,14 +259,14 @@ def test_only_a_place_in_the_repository_is_named(tmp_path: Path) -> None:
     inside, outside = github.Place(str(tmp_path / "here" / "a.py"), 7), github.Place(str(tmp_path / "b.py"), 1)
     for place in (inside, outside):
         Path(place.file).touch()
-    made = Annotation("warning", "t", "m", (outside, None, github.Place(str(tmp_path / "here")), inside))
-    assert made.command(tmp_path / "here") == "::warning file=a.py,line=7,title=t::m"
-    assert Annotation("warning", "t", "m", (outside,)).command(tmp_path / "here") == "::warning title=t::m"
+    made = Annotation("t", "m", (outside, None, github.Place(str(tmp_path / "here")), inside))
+    assert made.command(tmp_path / "here") == "::error file=a.py,line=7,title=t::m"
+    assert Annotation("t", "m", (outside,)).command(tmp_path / "here") == "::error title=t::m"
 
 
 def test_of_many_one_of_each_family_is_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
-    many = [Annotation("error", f"a{i}", "m", family=("a",)) for i in range(30)]
-    shown = github.commands([*many, Annotation("error", "b", "m", family=("b",))], tmp_path)
+    many = [Annotation(f"a{i}", "m", family=("a",)) for i in range(30)]
+    shown = github.commands([*many, Annotation("b", "m", family=("b",))], tmp_path)
     assert len(shown) == 10
     assert "::error title=b::m" in shown
     assert shown[-1] == "::error title=22 more::The summary of the job lists them."

@@ -115,13 +115,6 @@ def test_a_case_fails_by_the_worst_of_its_distributions(compare: Compare) -> Non
     assert "(ones: 9 of 1088 elements outside the bound)" in section(text, "newly wrong")[-1]
 
 
-def test_ledger_entries_that_explain_no_longer_are_counted(compare: Compare) -> None:
-    other = {**KNOWN, "known_failure": "other"}
-    before = [wrong(1, **KNOWN), wrong(2, **KNOWN), wrong(3, **KNOWN), wrong(4, **other), wrong(5, **KNOWN), of(6)]
-    _, text = compare(before, [wrong(1), wrong(2), wrong(3, **other), wrong(4), of(5), wrong(6)])
-    assert section(text, "explained otherwise")[2] == "  No longer explained by stale: 2, other: 1."
-
-
 def test_the_same_run_has_no_difference(compare: Compare) -> None:
     status, text = compare([of(1), wrong(2), refused(3)], [of(1), wrong(2), refused(3)])
     assert status == 0
@@ -146,16 +139,13 @@ def test_a_section_shows_the_smallest_case_of_each_family(compare: Compare) -> N
     assert "(outside-bound)     29  mm:f32:nn:2x64x64 (rand: 9 of" in section(text, "newly wrong")[-1]
 
 
-def test_twelve_families_are_shown_and_all_lists_every_case(compare: Compare) -> None:
+def test_twelve_families_are_shown(compare: Compare) -> None:
     codes = [Reason(f"reason-{m}", "words") for m in range(30)]
     after = [wrong(m, reason=codes[m // 2]) for m in range(30)]
     _, text = compare([of(m) for m in range(30)], after)
     assert len(section(text, "newly wrong")) == 3 + 12 + 1
     assert section(text, "newly wrong")[-1] == "  and 6 cases of 3 families more"
-    assert "--all lists every case" in text
-    _, text = compare([of(m) for m in range(30)], after, "--all")
-    assert all(f"mm:f32:nn:{m}x64x64" in text for m in range(30))
-    assert "more" not in text
+    assert text.endswith("--html=FILE writes every case.\n")
 
 
 @pytest.mark.parametrize(

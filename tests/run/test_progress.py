@@ -1,10 +1,9 @@
-"""How far a wait is, and how long it still takes."""
+"""How far a wait is."""
 
 from __future__ import annotations
 
 import pytest
 
-from pytest_gemm.run import progress
 from pytest_gemm.run.progress import Display
 
 
@@ -46,11 +45,3 @@ def test_progress_is_one_line_on_a_terminal_and_a_line_in_30_s_elsewhere_and_non
     display.line("done")
     assert terminal.lines == lines
     assert terminal.rewritten == rewritten
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, ""), (31.0, "; about 40 s left"), (100.0, "; about 2 min left"), (7200.0, "; about 2.0 h left")],
-)
-def test_the_words(seconds: float | None, text: str) -> None:
-    assert progress.left(seconds) == text

@@ -552,34 +552,10 @@ def test_pages_and_samples_that_cannot_be_written_end_no_run(
     result.stdout.no_fnmatch_line("*INTERNALERROR*")
 
 
-@pytest.mark.slow
-def test_benchmark_only_keeps_timed_tests(project: pytest.Pytester) -> None:
-    project.makepyfile(test_other="def test_other():\n    pass\n")
-    result = run(project, "--gemm-backends=correct", "--gemm-allow=slower", "--benchmark-only", sessions=1)
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["*1 no-baseline*"])
-
-
-# What pytest-codspeed does with --codspeed.
-CODSPEED = """
-import types
-
-def pytest_configure(config):
-    config.pluginmanager.register(types.SimpleNamespace(is_codspeed_enabled=True), "codspeed_plugin")
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config, items):
-    config.hook.pytest_deselected(items=[i for i in items if "benchmark" not in i.fixturenames])
-    items[:] = [i for i in items if "benchmark" in i.fixturenames]
-"""
-
-
-def test_codspeed_does_not_take_timed_tests_for_its_own(project: pytest.Pytester) -> None:
-    project.makeconftest((project.path / "conftest.py").read_text() + "\nimport pytest\n" + CODSPEED)
-    project.makepyfile(test_own="def test_own(benchmark):\n    benchmark(int)\n")
-    result = project.runpytest_inprocess("--gemm-backends=correct")
-    result.assert_outcomes(passed=1, deselected=1)
-    result.stdout.no_fnmatch_line("*GEMM speed*")
+def test_benchmark_only_which_skips_timed_tests_is_refused(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=correct", "--benchmark-only")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--benchmark-only skips every timed test; leave it out*"])
 
 
 def test_without_pytest_benchmark_timed_tests_are_judged(project: pytest.Pytester) -> None:

@@ -24,8 +24,8 @@ from msgspec.structs import replace
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason
+from pytest_gemm.core.units import seconds_text, signed
 from pytest_gemm.speed.baseline.entry import MICRO, Baseline, BaselineError, Kept, parse, read_text
-from pytest_gemm.speed.report.units import seconds_text, signed
 from pytest_gemm.storage import files
 
 # -- what a recording did ------------------------------------------------------------------------------------------

@@ -20,12 +20,12 @@ from typing import Final, NamedTuple, TypeAlias
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Verdict
+from pytest_gemm.core.units import percent, plural
 from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate import estimates
 from pytest_gemm.speed.gate.estimates import Learnt, Location, Reading, Screened, Share, View
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.gate.sentences import reason, words
-from pytest_gemm.speed.report.units import percent, plural
 
 # A change that is not above zero at this level will not be found beyond the limit by the last look either.
 _HOPELESS: Final = 0.25

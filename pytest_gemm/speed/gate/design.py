@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
+from pytest_gemm.core.units import plural
 from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate import decide, estimates
 from pytest_gemm.speed.gate.decide import Anchor, Evidence, Gathered
 from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Share, Spreads, Stored, View, logs, paired
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.gate.sentences import reason
-from pytest_gemm.speed.report.units import plural
 
 Readings = Mapping[CaseId, Sequence[Reading]]
 

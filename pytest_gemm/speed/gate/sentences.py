@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gemm.core.outcome import Reason
-from pytest_gemm.speed.report.units import percent
+from pytest_gemm.core.units import percent
 from pytest_gemm.storage.datafile import document
 
 

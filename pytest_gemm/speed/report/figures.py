@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_gemm.core.text import printable
+from pytest_gemm.core.units import plural, three
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement
-from pytest_gemm.speed.report import units
-from pytest_gemm.speed.report.rows import Winner, entrant
+from pytest_gemm.speed.report.rows import Winner, entrant, operations
 
 # Okabe and Ito (2008), as in page.css: colours that colour-blind readers can tell apart.
 GREY: Final = "#8c8c8c"
@@ -101,7 +101,7 @@ def forest(judgements: Sequence[Judgement], delta: float) -> str:
             axes.plot([], [], marker, color=colour, label=verdict)
         figure.legend(loc="outside upper left", ncols=5, frameon=False)
 
-    label = f"Change of the time: {units.plural(len(judgements), 'case')} from {judgements[0].case}."
+    label = f"Change of the time: {plural(len(judgements), 'case')} from {judgements[0].case}."
     return svg(label, _ROW * len(judgements) + 0.9, draw)
 
 
@@ -115,7 +115,7 @@ def bars(
     first = problems[group[0].problem]
     present = [name for name in colours if any(name in w.seconds_by for w in group)]
     flops = [roofline.work(problems[w.problem]).flops for w in group]
-    scale, unit = _scaled(max(f / w.seconds for f, w in zip(flops, group, strict=True)), units.operations(first))
+    scale, unit = _scaled(max(f / w.seconds for f, w in zip(flops, group, strict=True)), operations(first))
     height = 0.8 / len(present)
 
     def draw(figure: Any) -> None:
@@ -126,7 +126,7 @@ def bars(
             rates = [flops[row] / group[row].seconds_by[name] / scale for row in rows]
             places = [row - 0.4 + height * (number + 0.5) for row in rows]
             drawn = axes.barh(places, rates, height, color=colours[name], label=printable(name))
-            best = [units.three(x) if group[row].entrant == name else "" for row, x in zip(rows, rates, strict=True)]
+            best = [three(x) if group[row].entrant == name else "" for row, x in zip(rows, rates, strict=True)]
             axes.bar_label(drawn, best, padding=2, fontsize=7)
         for row, w in enumerate(group):
             if w.problem in attainable:
@@ -134,7 +134,7 @@ def bars(
         axes.set_xlabel(f"{unit}, {kind_of(first)}")
         figure.legend(loc="outside upper left", ncols=6, frameon=False)
 
-    where = f"{units.plural(len(group), 'shape')} of {kind_of(first)} from {_rest(first)}"
+    where = f"{plural(len(group), 'shape')} of {kind_of(first)} from {_rest(first)}"
     label = f"{unit} of {', '.join(present)} at {where}."
     return svg(label, max(_ROW, 0.11 * len(present)) * len(group) + 0.9, draw)
 

@@ -13,8 +13,7 @@ from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.speed.report import figures
 from pytest_gemm.speed.report.figures import kind_of
 from pytest_gemm.speed.report.rows import VERDICTS, Run, Winner, columns, comparator_of
-from pytest_gemm.speed.report.templates import render
-from pytest_gemm.speed.report.text import lines
+from pytest_gemm.speed.report.text import TEMPLATES, lines
 
 _FOREST_ROWS: Final = 50
 _BAR_SHAPES: Final = 20
@@ -34,7 +33,7 @@ def page(run: Run, title: str) -> str:
     names = dict.fromkeys(itertools.chain(subjects, *(w.seconds_by for w in run.winners)))
     palette = itertools.cycle(figures.PALETTE)
     colours = {name: next(palette) if name in subjects else figures.GREY for name in names}  # comparators are grey
-    text = render(
+    text = TEMPLATES.render(
         "page.html.jinja",
         run=run,
         title=title,

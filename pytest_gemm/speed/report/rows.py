@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from scipy import special
+
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status, Verdict
+from pytest_gemm.core.units import percent, rate_text, seconds_text, signed, three
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline.entry import Baseline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session
-from pytest_gemm.speed.report.units import Interval, interval, operations, percent, rate_text, seconds_text, signed
 
 Mode = Literal["baseline", "against", "none"]
 
@@ -180,6 +183,50 @@ class Run:
             for names, ratios in found.items()
         ]
         return sorted(means, key=lambda mean: -mean.speedup)
+
+
+def operations(problem: Problem) -> str:
+    """The unit of the problem's rate: ``FLOP/s``, or ``OP/s`` for integers."""
+    return "FLOP/s" if problem.input_dtype.is_float else "OP/s"
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A ratio of times with its 95% interval over sessions.
+
+    Attributes:
+        middle: geometric mean over the sessions.
+        low, high: ends of the interval, ``None`` with fewer than two sessions.
+    """
+
+    middle: float
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        """``1.23x ±1.2%``; the half width is relative, and absent with a single session."""
+        text = f"{three(self.middle)}x"
+        if self.high is None:
+            return text
+        half = self.high / self.middle - 1
+        if half >= 10:  # two sessions that disagree: t of one degree of freedom is 12.7
+            return f"{text} ±>999%"
+        return f"{text} ±{percent(half, 1 if 100 * half < 99.95 else 0)}"
+
+
+def interval(ratios: Sequence[float]) -> Interval:
+    """Geometric mean of one ratio a session, with Student's 95% interval on the logarithms.
+
+    Args:
+        ratios: positive, one for each session; at least one.
+    """
+    logs = [math.log(ratio) for ratio in ratios]
+    n = len(logs)
+    middle = statistics.fmean(logs)
+    if n < 2:
+        return Interval(math.exp(middle))
+    half = float(special.stdtrit(n - 1, 0.975)) * statistics.stdev(logs) / math.sqrt(n)
+    return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
 
 
 @dataclasses.dataclass(frozen=True)

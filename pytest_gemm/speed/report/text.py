@@ -11,18 +11,20 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
-from pytest_gemm.core.text import escaped
+from pytest_gemm.core.templates import Templates
+from pytest_gemm.core.text import code_cell, escaped
 from pytest_gemm.core.text import table as text_table
 from pytest_gemm.speed.baseline.entry import MICRO, Baseline
 from pytest_gemm.speed.baseline.store import accept_command
 from pytest_gemm.speed.data import Judgement, Sample
 from pytest_gemm.speed.report.rows import VERDICTS, Mode, Row, Run, columns, entrant, is_doubtful
-from pytest_gemm.speed.report.templates import render
+
+TEMPLATES: Final = Templates("pytest_gemm.speed.report")
 
 # -- the terminal --------------------------------------------------------------------------------------------
 
@@ -72,7 +74,7 @@ def lines(run: Run, *parts: str) -> list[str]:
     phases: Counter[str] = Counter()
     for sample in samples:
         phases.update(sample.phases)
-    text = render(
+    text = TEMPLATES.render(
         "lines.txt.jinja",
         run=run,
         parts=parts,
@@ -133,7 +135,7 @@ def failure(
         record: the command that records baselines, "" to leave that line out.
     """
     then = judgement.stored_seconds
-    text = render(
+    text = TEMPLATES.render(
         "failure.txt.jinja",
         j=judgement,
         entrant=entrant(judgement.case),
@@ -160,7 +162,7 @@ def markdown(run: Run, title: str) -> str:
     moved = [row for verdict in list(VERDICTS)[:3] for row in run.rows if row.judgement.verdict is verdict]
     commits = dict.fromkeys(session.commit for session in run.sessions if session.commit)
     software = ", ".join(f"{name} {version}" for name, version in run.software.items())
-    text = render(
+    text = TEMPLATES.render(
         "summary.md.jinja",
         run=run,
         title=title,
@@ -173,21 +175,13 @@ def markdown(run: Run, title: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _code(text: str) -> str:
-    """Code within a table cell; problem lines hold neither bars nor backquotes, names of candidates might."""
-    return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
-
-
-def _joined(head: Sequence[str], body: Iterable[Sequence[str]], right: Iterable[int]) -> str:
-    return "\n".join(text_table(head, body, right, markdown=True))
-
-
 def _markdown_table(run: Run, shown: Sequence[Row], *, is_open: bool) -> str:
     """A table of some rows; an open one has the reasons, and has its verdicts in bold."""
     wanted = {name: column for name, column in columns(run, shown).items() if is_open or name != "why"}
-    marked: dict[str, Callable[[str], str]] = {"problem": _code, "backend": _code, "why": escaped}
+    marked: dict[str, Callable[[str], str]] = {"problem": code_cell, "backend": code_cell, "why": escaped}
     if is_open:
         marked["verdict"] = "**{}**".format
     body = [[marked.get(name, str)(column.text(row)) for name, column in wanted.items()] for row in shown]
     numbers = [i for i, column in enumerate(wanted.values()) if column.value]
-    return _joined([escaped(column.title) for column in wanted.values()], body, numbers)
+    head = [escaped(column.title) for column in wanted.values()]
+    return "\n".join(text_table(head, body, numbers, markdown=True))
