@@ -72,8 +72,15 @@ def test_a_worker_ends_with_its_judge(shared: Keeper) -> None:
     kernel.wait(10)
 
 
+def start_in_a_child(keeper: Keeper, file: int) -> None:
+    if (child := os.fork()) == 0:
+        start(keeper, file)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
 def test_a_process_of_another_one_gets_no_worker(shared: Keeper) -> None:
-    child, started = told(lambda file: os.waitpid(os.fork() or start(shared, file) or os._exit(0), 0))
+    child, started = told(lambda file: start_in_a_child(shared, file))
     os.waitpid(child, 0)
     assert started == -1
 
