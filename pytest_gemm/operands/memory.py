@@ -210,8 +210,8 @@ def guarded(
         finite = values.write(flat.as_strided(shape, strides, first))
     else:
         flat = _poison(first + step + band, element)
-        bits = torch.from_numpy(values).view(_stored_as(values, element))
-        finite = is_finite(flat.as_strided(shape, strides, first).copy_(bits))
+        flat.as_strided(shape, strides, first).copy_(torch.from_numpy(values).view(_stored_as(values, element)))
         flat = flat.to(device)
+        finite = is_finite(flat.as_strided(shape, strides, first))
     view = flat.as_strided(shape, strides, first)
     return Guarded(name, flat, view, views.whole_of(view, cut, dtype, offset, dim=int(matrix)), finite)
