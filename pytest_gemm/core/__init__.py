@@ -1,1 +1,1 @@
-"""What every package may use: the identity of a case, outcomes, text, spans of time."""
+"""What every package may use: the identity of a case, outcomes, text, units, templates, spans of time."""

@@ -9,7 +9,6 @@ measure, alone on the device as far as this program can see to it.
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -130,8 +129,10 @@ class _Measurement:
             else:
                 self.judge()
         except (KeyboardInterrupt, SessionFailed, entry.BaselineError):
-            for line in self._cut_short(project) if speed.record else ():
-                display.line(f"speed: {line}")
+            if speed.record and made.sessions:
+                done = len(made.sessions)
+                display.line(f"speed: the recording was cut short: {done} of {self._recorded} sessions are complete")
+                display.line(f"speed: to record from these: pytest-gemm baseline record --sessions={done}")
             raise
         order = {case: place for place, case in enumerate(self._cases)}  # each session has another one
         made.judgements = sorted(made.judgements, key=lambda judgement: order[judgement.case.whole])
@@ -224,16 +225,3 @@ class _Measurement:
         if done:
             self.made.notes += [f"baselines in {self.store.place}:", *map(str, done)]
         self.made.stored = self.store.load_all({key.backend for key in by_case(head)})
-
-    def _cut_short(self, project: Project) -> list[str]:
-        """What is left of a recording that does not come to its end, and the command that records from it."""
-        speed, device, done = self._config.speed, self.made.device, len(self.made.sessions)
-        asked, folder, place = self._recorded, self._runner.samples, speed.baselines.absolute()
-        first = f"the recording on {device} was cut short: {done} of {asked} sessions are complete"
-        if not done:
-            return [f"{first}, so there is nothing to record from"]
-        words = ["pytest-gemm", "baseline", "record", str(folder), f"--sessions={min(done, asked)}"]
-        if place != Path(project.folder).absolute() / "baselines":
-            words.append(f"--baselines={place}")
-        words += ["--force"] * speed.force
-        return [f"{first}; their samples are in {folder}", f"to record from these: {shlex.join(words)}"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import psutil
@@ -254,12 +255,7 @@ def test_a_run_ends_with_its_status(project: pytest.Pytester, status: int, argum
         project.makepyfile(test_marker=TEST.replace("problems=", "problem="))
     result = project.runpytest_inprocess("-p", "no:cacheprovider", *arguments.split())
     assert result.ret == status
-    assert any(_like(line, shown) for shown in (*result.outlines, *result.errlines)), line
-
-
-def _like(pattern: str, text: str) -> bool:
-    parts = re.split(r"(\*|\[\[\])", pattern)
-    return re.fullmatch("".join({"*": ".*", "[[]": r"\["}.get(p, re.escape(p)) for p in parts), text) is not None
+    assert any(fnmatchcase(shown, line) for shown in (*result.outlines, *result.errlines)), line
 
 
 # The same where the process itself comes to its end, or a signal does.
@@ -289,7 +285,7 @@ def test_a_process_ends_with_its_status(
         file.write("\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n")
     result = project.runpytest_subprocess("-p", "no:cacheprovider", *arguments.split(), timeout=300)
     assert result.ret == status
-    assert any(_like(line, shown) for shown in (*result.outlines, *result.errlines)), line
+    assert any(fnmatchcase(shown, line) for shown in (*result.outlines, *result.errlines)), line
     assert not list((project.path / "tmp").glob("pytest-gemm-*"))
     until = time.monotonic() + 10
     while left := _runs_in(project.path):

@@ -105,16 +105,11 @@ def test_ini_twins_and_the_command_line_wins(project: pytest.Pytester) -> None:
     run(project, "--gemm-seed=8").stdout.fnmatch_lines(["gemm: *seed 8,*"])
 
 
-def test_the_seed_changes_the_values_and_the_level_the_number_of_distributions(project: pytest.Pytester) -> None:
+def test_the_level_decides_the_number_of_distributions(project: pytest.Pytester) -> None:
     quick, full = project.path / "quick" / "run.jsonl", project.path / "full" / "run.jsonl"
-    run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-output=quick")
-    run(
-        project,
-        "--gemm-backends=mine",
-        "--gemm-problem=mm:f32:nn:8x16x32",
-        "--gemm-level=full",
-        "--gemm-output=full",
-    )
+    case = ("--gemm-backends=mine", "--gemm-problem=mm:f32:nn:8x16x32")
+    run(project, *case, "--gemm-output=quick")
+    run(project, *case, "--gemm-level=full", "--gemm-output=full")
     assert len(records(quick)) == 4
     assert len(records(full)) == 6
     assert len({r["distribution"] for r in records(full)}) == 6

@@ -83,7 +83,7 @@ def _terms(given: argparse.Namespace) -> tuple[Path, int, bool]:
     count, force = given.sessions or known.get("sessions", SESSIONS), given.force or known.get("force", False)
     if not given.cases:
         with contextlib.suppress(OSError):
-            if given.samples.resolve() != cache.last_recording().resolve():
+            if given.samples is not None and given.samples.resolve() != cache.last_recording().resolve():
                 cache.begin_recording(given.samples)
             cache.keep_terms(baselines=str(folder.absolute()), sessions=count, force=force)
     return folder, count, force
