@@ -1,4 +1,4 @@
-"""The correctness suite: ``pytest --pyargs pytest_gemm.conformance --gemm-backends=...``.
+"""The correctness suite: its cases, and the tests that judge them.
 
 ``cases`` has the problems, ``matrix`` reads those of a level, and the test modules check them.
 """
