@@ -76,7 +76,7 @@ class _Request(msgspec.Struct):
     starts: bool
     threads: int = 0
     cuda: bool = False
-    environment: dict[str, str] = {}
+    environment: dict[bytes, bytes] = {}
 
 
 @dataclasses.dataclass
@@ -212,7 +212,7 @@ class Keeper:
         status, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # its process id, and its exit status
         # Files without a name: whatever ends this process, nothing is left.
         said, stack = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "stack"))
-        request = _Request(starts=True, threads=self.threads, cuda=cuda, environment=dict(os.environ))
+        request = _Request(starts=True, threads=self.threads, cuda=cuda, environment=dict(os.environb))
         self._tell(request, [there.fileno(), told.fileno(), said, stack])
         there.close()
         told.close()
@@ -311,8 +311,9 @@ def _serve(request: _Request, files: Sequence[int], told: Keeper, ends: Sequence
         for end in ends:
             end.close()
         _die_with(keeper)
-        os.environ.clear()
-        os.environ.update(dict([PASSIVE]) | request.environment)
+        os.environb.clear()
+        os.environb.update(request.environment)
+        os.environ.setdefault(*PASSIVE)
         _watch(*files, told=told, request=request)
         os._exit(0)
     for one in files:

@@ -87,6 +87,7 @@ def test_a_process_of_another_one_gets_no_worker(shared: Keeper) -> None:
 
 def test_a_worker_has_the_environment_of_its_judge(shared: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("NO_TEXT", "\udcff")
     with contextlib.closing(Process(shared, (20.0, 20.0))) as worker:
         assert worker.call(str, "environment", "CUDA_VISIBLE_DEVICES") == "1"
 
