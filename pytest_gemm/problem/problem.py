@@ -49,7 +49,8 @@ _SWAPPED: Final = Step("t")
 _TWO_RESULTS: Final = frozenset({"program.multi_output", "program.branching"})
 # What of its operands the second product of a chain keeps.
 _CHAINED: Final = frozenset(
-    {"m.dynamic", "batch.dynamic", "b.padded", "b.offset", "b.broadcast", "b.constant", "b.argument"}
+    {"m.dynamic", "batch.dynamic"}
+    | {f"b.{word}" for word in ("padded", "offset", "broadcast", "constant", "argument", "relu", "floor", "halved")}
 )
 
 

@@ -40,6 +40,7 @@ AGAIN = (
     "linear:f32:nt:17x64x64:bias+relu:program.chained",
     "linear:bf16:tt:2x17x65x65:bias+add+gelu:program.chained",
     "mm:f16:nn:33x48x48:a.padded:program.chained",
+    "mm:f32:tt:16x12x12:silu:b.halved:program.chained",
     "bmm:bf16:nn:3x17x64x64:mul:program.chained",
 )
 
