@@ -13,6 +13,7 @@ import torch
 from pytest_gemm.core.outcome import Misconduct
 from pytest_gemm.operands import memory, views
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.worker.calls import has_bits
 from pytest_gemm.worker.messages import Ran
 
 # Bytes of a result that its digest reads: 64 MiB take a twentieth of a second.
@@ -45,11 +46,11 @@ class Returned:
         return self.ran.results
 
     def rewritten(self) -> int:
-        """How many elements have changed since the call returned."""
+        """How many elements have changed since the call returned; a sparse result has none to compare."""
         if self.ran.now is None:
             return 0
         pairs = zip(self.ran.now(), self.copies, strict=True)
-        return sum(differing(*pair) for pair in pairs if pair[0] is not pair[1])
+        return sum(differing(new, old) for new, old in pairs if new is not old and has_bits(old))
 
 
 def differing(new: torch.Tensor, old: torch.Tensor) -> int:

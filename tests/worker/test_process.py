@@ -165,7 +165,20 @@ def stops_the_clock(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return off(a, b)
 
 
+# -- what has no elements to compare ---------------------------------------------------------------------------
+
+
+def makes_it_sparse(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return good(a, b).to_sparse()
+
+
+def leaves_it_on_meta(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return good(a, b).to("meta")
+
+
 RED: dict[Any, tuple[Status, str, str]] = {
+    makes_it_sparse: (Status.INCORRECT, "wrong-layout", "sparse_coo"),
+    leaves_it_on_meta: (Status.INCORRECT, "wrong-device", "on meta"),
     segfault: (Status.CRASHED, "process-died", "SIGSEGV"),
     leaves: (Status.CRASHED, "process-died", "it ended itself with exit status 0"),
     becomes_another: (Status.CRASHED, "process-died", "it ended itself with exit status 0"),
