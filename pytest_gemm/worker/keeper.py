@@ -141,7 +141,7 @@ class Keeper:
         calls: functions that a worker can be asked to call, by name; they get the ``Inline`` and what was asked with.
         confined: a worker has no rights outside of a folder of its own, see ``confinement``.
         shared: processes that this one starts may use the keeper, too.
-        address: of a shared keeper of the process that has started this one; there will be no other.
+        address: of a shared keeper of the process that has started this one; where that is gone there is a new one.
 
     Attributes:
         backends, threads, modules, calls, confined: the same.
@@ -166,8 +166,10 @@ class Keeper:
         self._keeper = 0
         if address:
             self._control = socket.socket(socket.AF_UNIX)
-            self._control.connect(address)
-            return
+            with contextlib.suppress(OSError):  # a kernel has ended it
+                self._control.connect(address)
+                return
+            self._control.close()
         self._control, there = socket.socketpair()
         reached = None
         if shared:

@@ -85,6 +85,13 @@ def test_a_process_of_another_one_gets_no_worker(shared: Keeper) -> None:
     assert started == -1
 
 
+def test_a_judge_whose_shared_keeper_is_gone_has_its_own(shared: Keeper) -> None:
+    shared.close()
+    own = Keeper({}, 1, calls={"environment": environment}, address=shared.address)
+    with contextlib.closing(own), contextlib.closing(Process(own, (20.0, 20.0))) as worker:
+        assert worker.call(str, "environment", "HOME") == os.environ["HOME"]
+
+
 def test_a_worker_has_the_environment_of_its_judge(shared: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("NO_TEXT", "\udcff")
