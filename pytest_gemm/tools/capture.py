@@ -1,154 +1,104 @@
-"""What a model executes: its operators in order, and who reads each tensor.
+"""What a model executes, as a graph: a node for each operator and tensor, with the places of the tensor in memory.
 
-The model runs once, with its own values, so that routing by data takes the way that it takes.  Operators that are made
-of others are seen as those: a linear is a transposed view and ``addmm``.
+The model runs with its own values, so routing by data goes where it goes.  Operators that consist of others are seen as
+those: a linear is a transposed view and ``addmm``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import torch
+from torch.fx import Graph, Node
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-# What PyTorch can count given shapes alone.
-_COUNTED: Final = re.compile(r"aten\.(?!_flash|_efficient).*")
-_FLOPS: Final[Mapping[str, Any]] = {str(op): f for op, f in flop_registry.items() if _COUNTED.match(str(op))}
-# Operators without the tag of a pointwise one that keep a constant one.
+# Operators that keep a constant one, beside views and those with the tag of a pointwise one.
 _MOVES: Final = frozenset({"_to_copy", "_unsafe_view", "cat"})
 
 
-@dataclasses.dataclass(eq=False)
-class Value:
-    """A tensor as an operator has met it.
-
-    Attributes:
-        shape, strides, offset: in elements.
-        dtype: its element type.
-        maker: the operator that made it; ``None`` where it was there before.
-        given: whether it is an argument of the model.
-        written: whether an operator has changed it, or a view of it.
-        readers: the operators that read it, ``None`` for the caller of the model.
-    """
+class Places(NamedTuple):
+    """Shape, strides and offset of a tensor, in elements, and its dtype."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
     dtype: torch.dtype
-    maker: Call | None = None
-    given: bool = False
-    written: bool = False
-    readers: list[Call | None] = dataclasses.field(default_factory=list)
-
-    @property
-    def root(self) -> Value:
-        """What it is a view of, itself where it is none."""
-        return self.maker.inputs[0].root if self.maker is not None and self.maker.is_view else self
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether it is a weight, or pointwise of weights alone."""
-        if self.maker is None:
-            return not (self.given or self.written)
-        return self.maker.keeps_constants and all(one.is_constant for one in self.maker.inputs)
 
 
-@dataclasses.dataclass(eq=False)
-class Call:
-    """An operator that was executed.
+def places(node: Node) -> Places:
+    """Where the tensor of a node lies."""
+    found = node.meta["places"]
+    assert isinstance(found, Places)
+    return found
 
-    Attributes:
-        index: its place among all.
-        func: the operator, or one of higher order.
-        args, kwargs: with a :class:`Value` in the place of each tensor.
-        made: its results.
-    """
 
-    index: int
-    func: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    made: list[Value] = dataclasses.field(default_factory=list)
+def name_of(node: Node) -> str:
+    """The name of an operator without namespace and overload: ``addmm``."""
+    return str(node.target).partition(".")[2].partition(".")[0]
 
-    @property
-    def inputs(self) -> list[Value]:
-        """The tensors that it takes."""
-        return [one for one in tree_leaves((self.args, self.kwargs)) if isinstance(one, Value)]
 
-    @property
-    def named(self) -> dict[str, Any]:
-        """The arguments of an ATen operator by their names in its schema."""
-        return dict(zip((one.name for one in self.func._schema.arguments), self.args, strict=False)) | dict(self.kwargs)
+def is_view(node: Node) -> bool:
+    """Whether an operator only gives its input another shape or other strides."""
+    return getattr(node.target, "is_view", False) or name_of(node) == "_unsafe_view"
 
-    @property
-    def name(self) -> str:
-        """Without namespace and overload: ``addmm``."""
-        return str(self.func).split(".", 1)[-1].partition(".")[0]
 
-    @property
-    def flops(self) -> int | None:
-        """Operations of its products, ``None`` where PyTorch does not count them."""
-        count = _FLOPS.get(str(self.func).rpartition(".")[0].removesuffix("_for_cpu"))
-        shapes = tree_map_only(Value, lambda x: x.shape, (self.args, self.kwargs, self.made))
-        return None if count is None else int(count(*shapes[0], **shapes[1], out_val=shapes[2]))
+def root(node: Node) -> Node:
+    """What a tensor is a view of; itself where it is none."""
+    return root(node.all_input_nodes[0]) if is_view(node) else node
 
-    @property
-    def is_view(self) -> bool:
-        """Whether its result shares the memory of its first tensor, or is the same in another shape."""
-        return getattr(self.func, "is_view", False) or self.name == "_unsafe_view"
 
-    @property
-    def keeps_constants(self) -> bool:
-        """Whether a compiler makes a constant of its result where all inputs are constants."""
-        moves = self.is_view or self.name in _MOVES
-        return bool(self.inputs) and (moves or torch.Tag.pointwise in getattr(self.func, "tags", ()))
+def is_constant(node: Node) -> bool:
+    """Whether a tensor is a weight that nothing writes, or is made of weights in a way that a compiler folds."""
+    if node.op == "get_attr":
+        return "written" not in node.meta
+    moves = is_view(node) or name_of(node) in _MOVES or torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return moves and bool(node.all_input_nodes) and all(map(is_constant, node.all_input_nodes))
 
 
 class Capture(TorchDispatchMode):
-    """Keeps a :class:`Call` for each operator; ``calls`` has them in order."""
+    """Notes operators in :attr:`graph`: arguments of the model are placeholders, its other tensors attributes."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        self.calls: list[Call] = []
-        self._values: Any = WeakIdKeyDictionary()
+        self.graph = Graph()
+        self._nodes: Any = WeakIdKeyDictionary()
 
     def run(self, function: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Call ``function`` as it would be in eager mode, without gradients."""
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, torch.Tensor):
-                self._value(tensor).given = True
-        with _in_single_operators(), torch.no_grad(), self:
-            made = function(*args, **kwargs)
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor):
-                self._value(tensor).readers.append(None)
+        """Call a function: without gradients, and without what ``torch.compile`` makes of its parts.
 
-    def _value(self, x: torch.Tensor, maker: Call | None = None) -> Value:
-        if maker is not None or x not in self._values:
-            known = x.layout is torch.strided
-            places = (x.stride(), int(x.storage_offset())) if known else ((), 0)
-            self._values[x] = Value(tuple(x.shape), *places, x.dtype, maker)
-        found: Value = self._values[x]
-        return found
+        While there is a mode for functions, no module calls an operator that is a whole layer of a transformer.
+        """
+        self._noted((args, kwargs), "placeholder")
+        with BaseTorchFunctionMode(), torch.compiler.set_stance("force_eager"), torch.no_grad(), self:
+            made = function(*args, **kwargs)
+        self.graph.create_node("output", "output", (self._noted(tree_leaves(made)),))
+
+    def _noted(self, values: Any, op: str = "get_attr") -> Any:
+        """The values with a node for each tensor, one of ``op`` for a new one."""
+        return tree_map_only(torch.Tensor, partial(self._node, op), values)
+
+    def _node(self, op: str, x: torch.Tensor) -> Node:
+        return self._nodes[x] if x in self._nodes else self._keep(x, self.graph.create_node(op, "tensor"))  # type: ignore[no-any-return]  # of an untyped dictionary
+
+    def _keep(self, x: torch.Tensor, node: Node) -> Node:
+        is_strided = x.layout is torch.strided
+        strides, offset = (x.stride(), int(x.storage_offset())) if is_strided else ((), 0)
+        node.meta["places"] = Places(tuple(x.shape), strides, offset, x.dtype)
+        self._nodes[x] = node
+        return node
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Note an operator on plain tensors; one on a subclass, of a quantised weight for instance, is made of others."""
-        if any(kind not in {torch.Tensor, torch.nn.Parameter} for kind in types):
+        """Note an operator on plain tensors.  One on a subclass, a quantised weight for instance, calls others."""
+        if not {*types} <= {torch.Tensor, torch.nn.Parameter}:
             return NotImplemented
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload):
@@ -156,26 +106,11 @@ class Capture(TorchDispatchMode):
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
                 return made
-        call = Call(len(self.calls), func, *tree_map_only(torch.Tensor, self._value, (args, dict(kwargs))))
-        self.calls.append(call)
-        for value in call.inputs:
-            value.readers.append(call)
+        node = self.graph.create_node("call_function", func, *self._noted((args, kwargs)))
         made = func(*args, **kwargs)
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor):
-                if tensor in self._values:  # an operator in place, or out=
-                    self._values[tensor].root.written = True
-                call.made.append(self._value(tensor, call))
+        for place, x in enumerate(tree_leaves(made)):
+            if isinstance(x, torch.Tensor):
+                if x in self._nodes:  # an operator in place
+                    root(self._nodes[x]).meta["written"] = True
+                self._keep(x, node if x is made else self.graph.create_node("call_method", "part", (node, place)))
         return made
-
-
-@contextlib.contextmanager
-def _in_single_operators() -> Iterator[None]:
-    """Nothing is compiled, and no module calls an operator that is a whole layer of a transformer."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)

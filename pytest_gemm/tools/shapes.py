@@ -1,8 +1,8 @@
 """``pytest-gemm shapes MODULE:FACTORY``: the products that a model executes, as a shapes file.
 
-The factory takes no arguments and returns the model, a module or another callable, alone or with the arguments of a
-call: ``model``, ``(model, args)`` or ``(model, args, kwargs)``.  A list of tuples in the place of ``args`` is that of
-several calls, prefill and decoding for instance.
+The factory takes no arguments and returns the model, a module or another callable, which is then called without
+arguments; or a tuple of the model and of its calls, prefill and decoding for instance: each is a tuple of arguments, or
+a dict of them by keyword.
 """
 
 from __future__ import annotations
@@ -10,23 +10,33 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import functools
 import importlib
-import importlib.util
+import os
+import pkgutil
 import re
 import sys
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from traceback import extract_tb
+from typing import TYPE_CHECKING, Final
 
-from pytest_gemm.core.text import described, did_you_mean, one_line, show
+from pytest_gemm.core.text import described, one_line, show
 from pytest_gemm.storage import files
 
 if TYPE_CHECKING:  # torch is imported where a model is run
+    from torch.fx import Node
+
     from pytest_gemm.problem.problem import Problem
-    from pytest_gemm.tools.capture import Call
+    from pytest_gemm.tools.capture import Capture
+
+# Parts of paths of code that is not the user's.
+_OTHERS: Final = (
+    f"{os.sep}torch{os.sep}",
+    f"{os.sep}pytest_gemm{os.sep}",
+    "<frozen",
+    pkgutil.__file__,
+    importlib.__file__,
+)
 
 
 class ModelError(ValueError):
@@ -43,15 +53,12 @@ def run(given: argparse.Namespace) -> int:
 
     capture = Capture()
     with contextlib.redirect_stdout(sys.stderr):  # stdout is the file
-        factory = _factory(given.model)
-        model, calls, kwargs = _calls(given.model, _called(given.model, factory))
-        for args in calls:
-            _called(given.model, functools.partial(capture.run, model, args, kwargs))
-    found, others = _sorted(capture.calls)
-    text, summary = _file(given.model, found), _summary(given.model, found, others)
-    sys.stderr.write(summary)
+        _called(given.model, capture)
+    found, others = _sorted(capture.graph.nodes)
+    sys.stderr.write(_summary(given.model, found, others))
     if not found:
         raise ModelError(f"{given.model}: it executes no product that a problem line has")
+    text = _file(given.model, found)
     if given.output is None:
         show(text)
     else:
@@ -62,76 +69,46 @@ def run(given: argparse.Namespace) -> int:
 # -- the user's code ---------------------------------------------------------------------------------------------------
 
 
-def _called(name: str, function: Callable[[], Any]) -> Any:
-    """What a function of the user's returns."""
+def _called(name: str, capture: Capture) -> None:
+    """Make the model and run each call of it."""
+    place, _, factory = name.rpartition(":")
+    path = Path(place)
+    if not place or not factory:
+        raise ModelError(f"{name}: write MODULE:FACTORY, models:llama or path/to/models.py:llama for instance")
+    if (is_file := path.suffix == ".py") and not path.is_file():
+        raise ModelError(f"{name}: there is no file {place}")
+    sys.path.insert(0, str(path.absolute().parent if is_file else Path.cwd()))
     try:
-        return function()
+        made = pkgutil.resolve_name(f"{path.stem if is_file else place}:{factory}")()
+        model, *calls = made if isinstance(made, tuple) else (made, ())
+        if callable(model) and calls and all(isinstance(one, (tuple, dict)) for one in calls):
+            for one in calls:
+                capture.run(model, *((one, {}) if isinstance(one, tuple) else ((), one)))
+            return
     except (Exception, SystemExit) as error:
-        import torch
-
-        ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), importlib.__file__, "<frozen")
-        frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(ours)]
+        frames = [one for one in extract_tb(error.__traceback__) if not any(part in one.filename for part in _OTHERS)]
         where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         raise ModelError(f"{name} raised {one_line(described(error))}{where}") from None
-
-
-def _factory(name: str) -> Callable[[], Any]:
-    place, _, attribute = name.rpartition(":")
-    if not place or not attribute:
-        raise ModelError(f"{name}: write MODULE:FACTORY, models:llama or path/to/models.py:llama for instance")
-    path = Path(place)
-    if path.suffix == ".py" and not path.is_file():
-        raise ModelError(f"{name}: there is no file {place}")
-    sys.path.insert(0, str(path.absolute().parent if path.suffix == ".py" else Path.cwd()))
-    module = _called(place, functools.partial(_imported, place))
-    try:
-        found = functools.reduce(getattr, attribute.split("."), module)
-    except AttributeError:
-        names = [own for own, value in vars(module).items() if callable(value)]
-        raise ModelError(f"{name}: {place} has no {attribute}{did_you_mean(attribute, names)}") from None
-    if not callable(found):
-        raise ModelError(f"{name}: {attribute} is {type(found).__name__}; name a function that returns the model")
-    return found
-
-
-def _imported(place: str) -> ModuleType:
-    path = Path(place)
-    if path.suffix != ".py":
-        return importlib.import_module(place)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None, place
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _calls(name: str, made: Any) -> tuple[Callable[..., Any], Sequence[tuple[Any, ...]], Mapping[str, Any]]:
-    """The model, the positional arguments of each call, and those by keyword."""
-    parts = made if isinstance(made, tuple) else (made,)
-    model, args, kwargs = (*parts, *((), {})[len(parts) - 1 :]) if len(parts) in {1, 2, 3} else (None, (), {})
-    calls = args if isinstance(args, list) else [args]
-    if not callable(model) or not all(isinstance(one, tuple) for one in calls) or not isinstance(kwargs, Mapping):
-        kinds = ", ".join(type(one).__name__ for one in parts)
-        right = "return model, (model, args) or (model, args, kwargs), where args is a tuple, or a list of one for each call"
-        raise ModelError(f"{name} returned {kinds}; {right}")
-    return model, calls, kwargs
+    kinds = ", ".join(type(one).__name__ for one in (model, *calls))
+    right = "return the model, or a tuple of it and of each call: a tuple of arguments, or a dict of them by keyword"
+    raise ModelError(f"{name} returned {kinds}; {right}")
 
 
 # -- what it executed --------------------------------------------------------------------------------------------------
 
 
-def _sorted(calls: Iterable[Call]) -> tuple[dict[Problem, int], dict[tuple[str, str], list[int | None]]]:
+def _sorted(calls: Iterable[Node]) -> tuple[dict[Problem, int], dict[tuple[str, str], list[int | None]]]:
     """How often each problem was executed, largest share first; of the other products the operations, by reason."""
-    from pytest_gemm.tools.products import Inexpressible, problem_of
+    from pytest_gemm.tools.products import flops_of, problem_of
 
     found: collections.Counter[Problem] = collections.Counter()
     others: dict[tuple[str, str], list[int | None]] = {}
-    for call in calls:
-        try:
-            if (problem := problem_of(call)) is not None:
-                found[problem] += 1
-        except Inexpressible as error:
-            others.setdefault((str(call.func), str(error)), []).append(call.flops)
+    for call in (call for call in calls if call.op == "call_function"):
+        problem = problem_of(call)
+        if not isinstance(problem, str):
+            found[problem] += 1
+        elif problem:
+            others.setdefault((str(call.target), problem), []).append(flops_of(call))
     return dict(sorted(found.items(), key=lambda one: -one[0].shape.flops * one[1])), others
 
 
