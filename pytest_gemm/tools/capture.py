@@ -30,8 +30,8 @@ class Places(NamedTuple):
     dtype: torch.dtype
 
 
-def places(node: Node) -> Places:
-    """Where the tensor of a node lies."""
+def places(node: Any) -> Places:
+    """Where the tensor of a node lies, an argument of another one for instance."""
     found = node.meta["places"]
     assert isinstance(found, Places)
     return found
@@ -85,7 +85,7 @@ class Capture(TorchDispatchMode):
         return tree_map_only(torch.Tensor, partial(self._node, op), values)
 
     def _node(self, op: str, x: torch.Tensor) -> Node:
-        return self._nodes[x] if x in self._nodes else self._keep(x, self.graph.create_node(op, "tensor"))  # type: ignore[no-any-return]  # of an untyped dictionary
+        return self._nodes[x] if x in self._nodes else self._keep(x, self.graph.create_node(op, "tensor"))
 
     def _keep(self, x: torch.Tensor, node: Node) -> Node:
         is_strided = x.layout is torch.strided

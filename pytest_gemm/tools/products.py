@@ -31,7 +31,7 @@ _OTHERS: Final = re.compile(r"conv|attention|transformer|rnn|lstm|gru|bilinear|c
 # Bytes at which a vector or TMA begins to load.
 _ALIGNED: Final = 16
 # Of two dtypes with one type of torch the first: a packed weight is no tensor of codes.
-_NAMES: Final = {dtype.torch_name: dtype.name for dtype in reversed(DTYPES.values())}
+_NAMES: Final = {dtype.torch_name: dtype.name for dtype in [*DTYPES.values()][::-1]}
 
 
 class Inexpressible(Exception):
@@ -46,7 +46,7 @@ def problem_of(call: Node) -> Problem | str:
         try:
             return _with_steps(call, _READ[name](call))
         except (Inexpressible, ProblemError) as error:
-            return getattr(error, "problem", str(error))
+            return error.problem if isinstance(error, ProblemError) else str(error)
     if is_product(operator) or (namespace in _KNOWN and _OTHERS.search(name)):
         return "no op of a problem line computes it"
     return "" if namespace in _KNOWN else "what it computes is not known"
@@ -65,10 +65,10 @@ def flops_of(call: Node) -> int | None:
 
 
 def _dtype(x: Node) -> str:
-    name = str(places(x).dtype).removeprefix("torch.")
-    if name not in _NAMES:
-        raise Inexpressible(f"a problem line has no {name}")
-    return _NAMES[name]
+    name = _NAMES.get(torch_name := str(places(x).dtype).removeprefix("torch."))
+    if name is None:
+        raise Inexpressible(f"a problem line has no {torch_name}")
+    return name
 
 
 def _side(x: Places, begin: int, side: str) -> tuple[bool, list[str]]:
@@ -78,8 +78,8 @@ def _side(x: Places, begin: int, side: str) -> tuple[bool, list[str]]:
     """
     (rows, columns), (row, column) = x.shape[-2:], x.strides[-2:]
     ways = [(False, rows, columns, row, column), (True, columns, rows, column, row)]
-    # One row, or one column, can be either; a weight is taken for transposed then.
-    ways.sort(key=lambda way: (way[1] > 1 and way[3] != way[2], way[0] != (side == "b")))
+    # A row or a column can be either: a B of one column is taken for a transposed weight.
+    ways.sort(key=lambda way: (way[1] > 1 and way[3] != way[2], way[0] != (side == "b" and columns == 1)))
     ways = [way for way in ways if (way[4] == 1 or way[2] <= 1) and (way[3] >= way[2] or way[1] <= 1)]
     if not ways:
         raise Inexpressible(f"{side.upper()} of shape {x.shape} has strides {x.strides}")
@@ -108,7 +108,7 @@ def _as_k_by_n(call: Node, b: Node) -> Places:
     if name_of(call) == "_weight_int8pack_mm":
         return found._replace(shape=found.shape[::-1], strides=found.strides[::-1])
     if name_of(call).startswith("_weight_int4pack_mm"):  # the scales are (K / group, N, 2)
-        k, n = places(_operands(call)[0]).shape[1], call.args[3].meta["places"].shape[1]  # type: ignore[union-attr]  # a node
+        k, n = places(_operands(call)[0]).shape[1], places(call.args[3]).shape[1]
         return found._replace(shape=(k, n), strides=(1, k))
     return found
 
@@ -159,7 +159,7 @@ def _product(call: Node, op: str, *steps: str, words: tuple[str, ...] = (), grou
 
 
 def _with_addend(call: Node) -> Problem:
-    addend, whole = places(call.args[0]), places(call).shape  # type: ignore[arg-type]  # a node
+    addend, whole = places(call.args[0]), places(call).shape
     m, n = whole[-2:]
     forms = {(): "bias-0", (m, 1): "bias-m1", whole: "bias-mn", (1, n): "bias-1n", (n,): "bias"}
     if addend.shape not in forms:
@@ -176,7 +176,7 @@ def _scaled(call: Node) -> Problem:
         raise Inexpressible("the value of scale_result is part of a problem line, and is not read")
     ((m, k), (_, n)), (x, y) = (places(a).shape, places(b).shape), (places(x), places(y))
     rows, blocks, columns = (-(-size // BLOCK_K) for size in (m, k, n))
-    kinds = {
+    kinds: Mapping[object, str] = {
         ((m, blocks), (blocks, columns)): "blocks-1_128",
         ((rows, blocks), (blocks, n)): "blocks-128_1",
         ((m, blocks), (blocks, n)): "blocks-1_1",
@@ -195,7 +195,12 @@ def _grouped(call: Node) -> Problem:
     ends, bias, _, _, is_fast = (*call.args[4 if is_scaled else 2 :], *(None,) * 5)[:5]
     if bias is not None:
         raise Inexpressible("a problem line has no bias of groups")
-    forms = {(2, 3): "grouped_mm", (3, 2): "grouped_mm_n", (2, 2): "grouped_mm_k", (3, 3): "grouped_bmm"}
+    forms: Mapping[object, str] = {
+        (2, 3): "grouped_mm",
+        (3, 2): "grouped_mm_n",
+        (2, 2): "grouped_mm_k",
+        (3, 3): "grouped_bmm",
+    }
     op = forms[tuple(len(places(x).shape) for x in _operands(call))]
     groups = 0 if ends is None else places(ends).shape[0]
     words = ("quant.rowwise", "math.fast_accumulate")[: is_scaled + bool(is_fast)]
@@ -260,7 +265,8 @@ def _longer(problem: Problem, step: str, *flags: str) -> Problem | None:
 def _step(reader: Node, value: Node, product: Node, problem: Problem) -> tuple[str, Node | None]:
     """The step that an operator is, "" where it is none, and the second tensor of it."""
     name, made, x = name_of(reader).removesuffix("_"), places(reader), places(value)
-    first, *rest = (*reader.args, None)[: max(len(reader.args), 1)]
+    args: list[Any] = [*reader.args, None]
+    first, rest = args[0], args[1:-1]
     if name == "_to_copy" and made.strides == x.strides:
         return f"cast-{_NAMES.get(str(made.dtype)[6:])}", None
     if (made.shape, made.dtype) != (x.shape, x.dtype) or not {*reader.kwargs} <= {"approximate"}:
