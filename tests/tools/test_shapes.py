@@ -65,7 +65,7 @@ LINES = {
     "lambda x: torch.addmm(C, x, W.T, alpha=0.5), (X,)": "addmm:f32:nt:4x16x8:bias-m1+alpha-0.5",
     "lambda x: torch.baddbmm(x, x, x, beta=2), (torch.ones(2, 4, 4),)": "baddbmm:f32:nn:2x4x4x4:bias-mn+beta-2",
     "lambda x: torch.bmm(x, W.expand(2, 16, 8)), (torch.ones(2, 4, 16),)": "bmm:f32:nn:2x4x8x16:b.broadcast+constant",
-    "lambda x: x.transpose(0, 1) @ x.transpose(0, 1).mT, (torch.ones(4, 2, 8),)": "bmm:f32:nt:2x4x4x8:a.batch_middle:b.batch_middle",
+    "lambda x: x @ x.mT, (HEADS,)": "bmm:f32:nt:2x4x4x8:a.batch_middle:b.batch_middle",
     "lambda x: F.linear(x[:, :8], W), (Y,)": "linear:f32:nt:4x16x8:a.padded",
     "lambda x: F.linear(x[:, 8:16], W), (Y,)": "linear:f32:nt:4x16x8:a.sliced",
     "lambda x: F.linear(x, W), (torch.ones(33)[1:].view(4, 8),)": "linear:f32:nt:4x16x8:a.offset",
@@ -75,8 +75,8 @@ LINES = {
     "lambda x: torch._int_mm(x, I.T), (torch.ones(32, 8).char(),)": "int_mm:i8-i8-i32:nt:32x16x8",
     "lambda x: torch._weight_int8pack_mm(x, I, torch.ones(16)) + L.bias, (X,)": "woq_int8:f32-i8-f32:nt:4x16x8:bias",
     "lambda x: INT4(x, P, 32, torch.ones(2, 16, 2)), (K64,)": "woq_int4:f32-i4-f32:nt:4x16x64:quant.group-32",
-    "lambda x: torch._scaled_mm(x, E.T, ONE, ONE, out_dtype=BF16), (E.clone(),)": "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.tensorwise:b.constant",
-    "lambda x: F.grouped_mm(x, G, offs=ENDS), (torch.ones(8, 16).bfloat16(),)": "grouped_mm:bf16:nn:2x4x16x16:b.constant",
+    "lambda x: SCALED(x, E.T, ONE, ONE), (E.clone(),)": "scaled_mm:f8e4m3fn:nt:16x16x16:quant.tensorwise:b.constant",
+    "lambda x: F.grouped_mm(x, G, offs=ENDS), (G[0],)": "grouped_mm:bf16:nn:2x8x16x16:b.constant",
     "lambda x: F.relu6(L(x)).mul_(0.5).double(), (X,)": "linear:f32:nt:4x16x8:bias+clamp-0_6+scale+cast-f64",
     "lambda x: L(x).double().sum(), (X,)": "linear:f32:nt:4x16x8:bias",
     "lambda x: torch.stack([y := L(x), y.relu()]), (X,)": "linear:f32:nt:4x16x8:bias",
@@ -90,8 +90,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 L, W, C, I = nn.Linear(8, 16), torch.ones(16, 8), torch.ones(4, 1), torch.ones(16, 8).char()
 P = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.ones(16, 64).int(), 1)
 E, ONE, G = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(()), torch.ones(2, 16, 16).bfloat16()
-ENDS, BF16, INT4 = torch.tensor([3, 8], dtype=torch.int32), torch.bfloat16, torch.ops.aten._weight_int4pack_mm_for_cpu
-X, Y, Z, K64 = torch.ones(4, 8), torch.ones(4, 24), torch.ones(8, 6), torch.ones(4, 64)
+ENDS, BF16 = torch.tensor([3, 16], dtype=torch.int32), torch.bfloat16
+INT4, SCALED = torch.ops.aten._weight_int4pack_mm_for_cpu, torch._scaled_mm
+HEADS, X = torch.ones(4, 2, 8).transpose(0, 1), torch.ones(4, 8)
+Y, Z, K64 = torch.ones(4, 24), torch.ones(8, 6), torch.ones(4, 64)
 """
 
 
