@@ -71,9 +71,10 @@ class Capture(TorchDispatchMode):
         self._nodes: Any = WeakIdKeyDictionary()
 
     def run(self, function: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Call a function: without gradients, and without what ``torch.compile`` makes of its parts.
+        """Call a function without gradients.
 
-        While there is a mode for functions, no module calls an operator that is a whole layer of a transformer.
+        What it has compiled runs eagerly.  While there is a mode for functions, no module calls an operator that is a
+        whole layer of a transformer.
         """
         self._noted((args, kwargs), "placeholder")
         with BaseTorchFunctionMode(), torch.compiler.set_stance("force_eager"), torch.no_grad(), self:
@@ -89,7 +90,7 @@ class Capture(TorchDispatchMode):
 
     def _keep(self, x: torch.Tensor, node: Node) -> Node:
         is_strided = x.layout is torch.strided
-        strides, offset = (x.stride(), int(x.storage_offset())) if is_strided else ((), 0)
+        strides, offset = (x.stride(), int(x.storage_offset())) if is_strided else ((0,) * x.dim(), 0)
         node.meta["places"] = Places(tuple(x.shape), strides, offset, x.dtype)
         self._nodes[x] = node
         return node

@@ -137,7 +137,7 @@ def _product(call: Node, op: str, *steps: str, words: tuple[str, ...] = (), grou
     a, b = _operands(call)
     x, y, b_is_constant = places(a), _as_k_by_n(call, b), is_constant(b)
     (a_t, a_words), (b_t, b_words) = _side(x, places(root(a)).offset, "a"), _side(y, places(root(b)).offset, "b")
-    if op in {"mm", "addmm"} and b_t and b_is_constant and steps in {(), ("bias",)}:
+    if op in {"mm", "addmm"} and b_t and b_is_constant and steps in {(), ("bias",)} and "out" not in call.kwargs:
         op = "linear"
     op, dtypes = _with_conversions(op, a, b, _dtype(call))
     sizes = {"m": x.shape[-2], "n": y.shape[-1], "k": x.shape[-1] * (1 + DTYPES[dtypes.partition("-")[0]].is_packed)}
@@ -150,7 +150,7 @@ def _product(call: Node, op: str, *steps: str, words: tuple[str, ...] = (), grou
         b_words.append("b.constant" if b_is_constant else "b.argument")
     shape = "x".join(map(str, [*batch, *sizes.values()]))
     head = ":".join([op, dtypes, "nt"[a_t] + "nt"[b_t], shape, *["+".join(steps)] * bool(steps)])
-    words = (*words, *a_words, *b_words)
+    words = (*words, *a_words, *b_words, *["out.given"] * ("out" in call.kwargs))
     with contextlib.suppress(ProblemError):
         return Problem.parse(":".join([head, *words]))
     # An op may lack words for a constant B, and for where in a larger tensor an operand begins.
@@ -165,7 +165,8 @@ def _with_addend(call: Node) -> Problem:
     if addend.shape not in forms:
         raise Inexpressible(f"an addend of shape {addend.shape}")
     is_expanded = addend.shape == whole == (m, n) and m > 1 and addend.strides == (0, 1)
-    factors = [f"{name}-{_number(x)}" for name, x in call.kwargs.items() if x != 1]
+    given = [(name, call.kwargs.get(name, 1)) for name in ("alpha", "beta")]
+    factors = [f"{name}-{_number(factor)}" for name, factor in given if factor != 1]
     return _product(call, name_of(call), "bias-xn" if is_expanded else forms[addend.shape], *factors)
 
 
@@ -278,7 +279,7 @@ def _step(reader: Node, value: Node, product: Node, problem: Problem) -> tuple[s
     if not all(isinstance(one, (int, float)) for one in rest):
         return "", None
     if name in {"mul", "div"} and rest:
-        factor = float(rest[0]) if name == "mul" or not rest[0] else 1 / rest[0]
+        factor = rest[0] if name == "mul" else 1 / rest[0] if rest[0] else math.inf
         return f"scale-{_number(factor)}", None
     words = {"hardtanh": "clamp", "gelu": "gelu_tanh" if reader.kwargs.get("approximate") == "tanh" else "gelu"}
     name = words.get(name, name)
