@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from pytest_gemm.config.options import BY_NAME, OPTIONS, Option
 from pytest_gemm.core.text import did_you_mean, shown
 from pytest_gemm.machine.isa import ISAS
+from pytest_gemm.problem import shapes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.errors import FileError
@@ -263,8 +265,12 @@ def threads(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def problems(text: str) -> tuple[Problem, ...]:
-    """Problem lines."""
-    return tuple(dict.fromkeys(Problem.parse(line) for line in parts_of(text)))
+    """Problem lines, and all that shapes files hold."""
+    found: list[Problem] = []
+    for part in parts_of(text):
+        is_file = part.endswith(".toml")
+        found += [p for one in shapes.read(Path(part)) for p in one.problems] if is_file else [Problem.parse(part)]
+    return tuple(dict.fromkeys(found))
 
 
 def isas(text: str, here: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -73,6 +73,7 @@ OPS: Final = {
 CHANGED: Final = [
     (r"LINE", r"\bLINE(,\.\.\.)?", SMALL, "a placeholder"),
     (r"COMMAND", "COMMAND", "explain", "a placeholder"),
+    (r"MODULE", "MODULE:FACTORY", "models.py:llama", "a placeholder"),
     (r"SESSIONS_DIR", "SESSIONS_DIR", "sessions", "a placeholder"),
     (r"baseline accept", "$", " --samples=slower", "the recording of its page was the last one"),
     (r"-n \S+", r"-n (auto|\d+)", "-n 0", "workers of xdist import PyTorch each; .ci/run has them"),
@@ -124,6 +125,12 @@ help = "what our model multiplies"
 device = "cpu"
 problem = "bmm:{dtype}:nt:2x16x16x64"
 dtype = ["f32"]
+"""
+MODEL: Final = """
+import torch
+
+def llama():
+    return torch.nn.Linear(16, 32), (torch.ones(4, 16),)
 """
 
 
@@ -266,7 +273,9 @@ def _prepare(place: Place, programs: Programs) -> None:
     shutil.copytree(clone / "baselines" / "torch-2.13", clone / "baselines" / "torch-2.12")
     (clone / "site").mkdir()  # the page makes it in its workflow
     (clone / "site" / ".gitkeep").touch()
-    (clone / "attention.toml").write_text(SHAPES)
+    for name in ("attention.toml", "llama.toml"):
+        (clone / name).write_text(SHAPES)
+    (clone / "models.py").write_text(MODEL)
     place.keep()
 
 
@@ -297,7 +306,8 @@ def test_the_options_of_a_run_are_accepted(
 ) -> None:
     pytester.makeconftest(PROJECT + OTHERS)
     monkeypatch.setattr(isa, "isas", lambda _flags: isa.ISAS)  # of the machine that the page is about
-    (pytester.path / "attention.toml").write_text(SHAPES)
+    for name in ("attention.toml", "llama.toml"):
+        (pytester.path / name).write_text(SHAPES)
     words = shlex.split(re.sub(r"(-against=)\S+", rf"\1{sys.prefix}", shown.run))
     options = [word for word in words if word.startswith("--gemm-")]
     pytester.parseconfigure("-p", "no:unraisableexception", *options)

@@ -84,6 +84,7 @@ VALUES = wrong(
     ("--gemm-candidates=" + "9" * 5000, "--gemm-candidates=999", "...", "a number from 1"),
     ("--gemm-candidates=winer", "did you mean 'winner'?"),
     ("--gemm-problem=mm:f32:nq:8x8x8", "unknown layout 'nq'", "nn nt tn tt", "^"),
+    ("--gemm-problem=absent.toml", "--gemm-problem: absent.toml: cannot be read"),
     ("--gemm-ops mm --gemm-ops bmm", "--gemm-ops is given twice, mm and bmm"),
     ("--gemm-seed=-1", "--gemm-seed=-1", "whole number"),
     ("--gemm-seed=٣",),
