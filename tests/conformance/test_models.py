@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 
 import pytest
 
@@ -46,6 +47,24 @@ def test_a_device_has_its_part_of_the_published_layer(
     model: str, kind: str, devices: int, sizes: set[tuple[int, int, int]]
 ) -> None:
     assert sizes_of(model, kind, devices) == sizes
+
+
+@pytest.mark.parametrize("model", models.read().model, ids=lambda model: model.name)
+def test_the_layers_are_those_of_the_configuration_that_the_model_names(model: models.Model) -> None:
+    named = {word: int(size) for word, size in re.findall(r"(hidden|MLP|vocabulary) (\d+)", model.help)}
+    sizes: dict[str, set[tuple[int, int]]] = {}
+    for kind, layers in model.layers.items():
+        pairs = [layer.partition(":")[0].split("x")[-2:] for layer in layers.split()]
+        sizes[kind] = {(int(n), int(k)) for n, k in pairs}
+    if (hidden := named.get("hidden")) is not None:
+        into = {"gate", "up", "router", "head", "experts_up"} & sizes.keys()
+        assert {k for kind in into for _, k in sizes[kind]} == {hidden}
+        assert {n for kind in {"o", "down", "experts_down"} & sizes.keys() for n, _ in sizes[kind]} == {hidden}
+    if (wide := named.get("MLP")) is not None:
+        assert wide in {n for kind in {"gate", "up"} & sizes.keys() for n, _ in sizes[kind]}
+        assert wide in {k for _, k in sizes["down"]}
+    if "vocabulary" in named:
+        assert {n for n, _ in sizes["head"]} == {named["vocabulary"]}
 
 
 def test_a_part_has_the_layers_own_steps_and_what_is_added_is_added_to_the_sum_of_all_parts() -> None:
@@ -106,6 +125,19 @@ def test_the_level_is_apart() -> None:
     assert both == cpu | cuda
     assert 100 <= len(cpu) <= 200
     assert not any(problem in both for problem in matrix.products("huge"))
+
+
+def test_every_change_meets_a_layer_of_each_kind_and_the_shapes_of_the_field() -> None:
+    quick = matrix.products("quick")
+    large = [p for p in quick if min(sizes(p)) >= models.LARGE]
+    assert {p.op.name for p in large} >= {
+        "linear", "linears", "grouped_mm", "scaled_mm", "qlinear", "da8w8", "woq_int8", "woq_int4",
+    }  # fmt: skip
+    assert {step.name for p in large for step in p.quant} >= {"rowwise", "blocks", "mx", "group", "static"}
+    columns = [p for p in quick if (bias := p.step("bias")) and bias.text == "m1" and p.shape.m == p.shape.n]
+    assert {str(p.dtypes) for p in columns} >= {"f32", "bf16"}
+    skinny = [p for p in quick if p.shape.m <= 8 and p.shape.n <= 64 and p.shape.k in {5120, 12800, 14336}]
+    assert {p.dtypes.a.name for p in skinny} == {"bf16", "f16", "f8e4m3fn"}
 
 
 def test_a_draw_follows_from_its_seed() -> None:
