@@ -35,29 +35,24 @@ _MOST: Final[Mapping[str, tuple[int, int]]] = {"cpu": (3 << 23, 1 << 32), "cuda"
 _MOST_OF_EXPERTS: Final = (1 << 27, 1 << 34)
 
 
-class Forms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Templates of problem lines by the name of a form, and the kinds of layers that are served in them."""
-
-    kinds: list[str]
-    lines: dict[str, str]
-
-
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model: its layers by kind, and the classes of M that it has; ``None`` for all."""
 
-    name: str
     help: str
     layers: dict[str, str]
     tokens: list[str] | None = None
 
 
 class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file: dimensions that are divided by kind, M by class, forms, models."""
+    """The file: the dimension that is divided, by kind; M by class; models.
+
+    ``forms`` has templates of problem lines by the name of a form, for the kinds that are served in them.
+    """
 
     divided: dict[str, str]
     tokens: dict[str, list[int]]
-    forms: list[Forms]
-    model: list[Model]
+    forms: dict[str, dict[str, str]]
+    model: dict[str, Model]
 
 
 class Part(NamedTuple):
@@ -83,8 +78,8 @@ class Part(NamedTuple):
         """What a problem of this part covers."""
         op, _, _, shape, *_ = self.template.split(":")
         *_, n, k = map(int, shape.format(**self._asdict()).split("x"))
-        pairs = {(self.model, self.kind), (self.form, self.kind), (self.form, self.tokens), ("devices", str(self.devices))}
-        return frozenset(pairs | {(op, "large")} if min(n, k) >= LARGE else pairs)
+        found = {(self.model, self.kind), (self.form, self.kind), (self.form, self.tokens), (str(self.devices),)}
+        return frozenset(found | {(op, "large")} if min(n, k) >= LARGE else found)
 
     def fits(self, device: str) -> bool:
         """Whether a device's case of it takes seconds."""
@@ -95,7 +90,7 @@ class Part(NamedTuple):
     def problem(self) -> Problem | None:
         """Its problem: without the steps where the op has none of these, ``None`` where it does not take the sizes."""
         for steps in dict.fromkeys((self.steps, "")):
-            values = {"e": self.e, "m": self.m, "n": self.n, "k": self.k, "steps": steps, "act": self.steps.split("+")[0]}
+            values = {**self._asdict(), "steps": steps, "act": self.steps.partition("+")[0]}
             (line,) = axes.lines([self.template], {name: [value] for name, value in values.items()})
             with contextlib.suppress(ProblemError):
                 return Problem.parse(line)
@@ -116,30 +111,26 @@ def read() -> Models:
 @functools.cache
 def parts() -> tuple[Part, ...]:
     """Every part of every layer in every form with every M."""
-    return tuple(part for model in read().model for kind in model.layers for part in _of_kind(model, kind))
+    return tuple(part for name, model in read().model.items() for kind in model.layers for part in _of_kind(name, kind))
 
 
-def _of_kind(model: Model, kind: str) -> Iterator[Part]:
-    file = read()
-    forms = {name: line for group in file.forms if kind in group.kinds for name, line in group.lines.items()}
+def _of_kind(name: str, kind: str) -> Iterator[Part]:
+    file, model = read(), read().model[name]
+    forms = [form for kinds, group in file.forms.items() if kind in kinds.split() for form in group.items()]
     by = file.divided.get(kind, "")
     for layer, devices in itertools.product(model.layers[kind].split(), _DEVICES if by else (1,)):
         size, _, steps = layer.partition(":")
         *experts, n, k = map(int, size.split("x"))
-        sizes = {"e": experts[0] if experts else 1, "n": n, "k": k}
-        if by and sizes[by] % devices:
+        sizes = {"e": experts[0] if experts else 1, "n": n, "k": k, "": 0}
+        if sizes[by] % devices:
             continue
-        if by:
-            sizes[by] //= devices
+        sizes[by] //= devices
         if by == "k" and devices > 1:
             steps = ""  # what is added is added to the sum of all devices' parts
-        for spread in _EXPERT_DEVICES if experts and by != "e" else (1,):
-            if experts and sizes["e"] < 2 * spread:
-                continue
-            for (form, line), tokens in itertools.product(forms.items(), model.tokens or file.tokens):
-                for m in file.tokens[tokens]:
-                    e = sizes["e"] // spread
-                    yield Part(model.name, kind, form, devices, tokens, line, steps, e, m, sizes["n"], sizes["k"])
+        counts = [sizes["e"] // spread for spread in _EXPERT_DEVICES if sizes["e"] >= 2 * spread and by != "e"]
+        for (form, line), tokens in itertools.product(forms, model.tokens or file.tokens):
+            for m, e in itertools.product(file.tokens[tokens], counts or [sizes["e"]]):
+                yield Part(name, kind, form, devices, tokens, line, steps, e, m, sizes["n"], sizes["k"])
 
 
 def everything() -> Iterator[Problem]:
@@ -164,9 +155,9 @@ def selection(device: str) -> tuple[Problem, ...]:
 def chosen(device: str) -> Mapping[Part, Problem]:
     """The parts that the level has for a device, and their problems.
 
-    They cover each model with each kind of layer that it has, each form with each kind and each class of M, each number
-    of devices, and N and K of :data:`LARGE` in each op, as far as the device has the time.  Parts are taken in the order
-    of a hash, those that cover the most first, so that a new model moves few of the others.
+    They cover each model with each kind of layer that it has, each form with each kind and each class of M, each
+    number of devices, and N and K of :data:`LARGE` in each op, as far as the device has the time.  Parts are taken in
+    the order of a hash, those that cover the most first, so that a new model moves few of the others.
     """
     fitting = [(part, part.facts) for part in sorted((one for one in parts() if one.fits(device)), key=_hash)]
     met: set[tuple[str, ...]] = set()
