@@ -169,7 +169,8 @@ class Operands(Grid):
         assert self.quantisation is not None
         scales, zeros = _wide(self.quantisation)[:, None].unbind(-1)
         groups = (_wide(self.b) - 8.0).unflatten(0, (-1, self.problem.group_size))
-        return groups.mul_(scales).add_(zeros).flatten(0, 1)
+        found: Tensor = groups.mul_(scales).add_(zeros).flatten(0, 1)
+        return found
 
     @functools.cached_property
     def groups(self) -> tuple[tuple[int, int], ...]:
