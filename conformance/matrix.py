@@ -1,4 +1,6 @@
-"""Which problems the suite consists of, by level.  Everything of ``quick`` is in ``full``, and so on; not so ``huge``.
+"""Which problems the suite consists of, by level.
+
+Everything of ``quick`` is in ``full``, and so on; ``huge`` and ``models`` stand apart.
 
 The problems are data: a file for each family in ``cases/``, see ``docs/how-to/adding-a-case.md``.  No problem is left
 out because some backend does not support it.
@@ -9,13 +11,14 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from pytest_gemm.conformance import models
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import unique
 from pytest_gemm.problem.problem import Problem
 
 CASES = Path(__file__).with_name("cases")
-# Files beside those of plain products: lists of values, and the tests that ask for more than the right product.
-_OTHERS = ("axes", "caches")
+# Files beside those of plain products: lists of values, the tests that ask for more than the right product, and models.
+_OTHERS = ("axes", "caches", "models")
 
 
 def families() -> tuple[str, ...]:
@@ -28,7 +31,7 @@ def family(name: str, level: str, *sets: str, device: str = "") -> tuple[Problem
 
     Args:
         name: of a file in ``cases/`` without its suffix.
-        level: one of :data:`LEVELS`, or ``huge``.
+        level: as ``--gemm-level``.
         sets: names of the sets that are wanted; none: all.
         device: that the sets are meant for; "": any.
     """
@@ -39,7 +42,8 @@ def family(name: str, level: str, *sets: str, device: str = "") -> tuple[Problem
 @functools.cache
 def products(level: str, device: str = "") -> tuple[Problem, ...]:
     """Every problem of a level that a plain product can be, on a device or on any."""
-    return unique(problem for name in families() for problem in family(name, level, device=device))
+    own = (problem for name in families() for problem in family(name, level, device=device))
+    return unique((*own, *(models.selection(device) if level == "models" else ())))
 
 
 def recompiled(level: str) -> tuple[Problem, ...]:

@@ -31,7 +31,7 @@ from pytest_gemm.core.text import described, did_you_mean, shown
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa, processor
 from pytest_gemm.problem import shapes
-from pytest_gemm.problem.axes import QUICK
+from pytest_gemm.problem.axes import APART, QUICK
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import cache
@@ -146,7 +146,7 @@ class GemmConfig:
         registry: every registered backend.
         backends: the selected ones, in the order given.
         named: whether the user named them (``auto`` otherwise).
-        level: ``smoke``, ``quick``, ``full``, ``exhaustive`` or ``huge``.
+        level: ``smoke``, ``quick``, ``full``, ``exhaustive``, ``huge`` or ``models``.
         problems: problems given by the user; empty: each test's own.
         ops: restrict to these op names; empty: all.
         distributions: restrict to these; empty: the level's.
@@ -215,7 +215,7 @@ class GemmConfig:
     @property
     def wanted_candidates(self) -> str:
         """Which candidates are judged, as ``candidates`` and the level have it; "": each backend's own."""
-        return self.candidates or ("" if self.level in {"smoke", "quick", "huge"} else "all")
+        return self.candidates or ("" if self.level in {"smoke", "quick", *APART} else "all")
 
     @property
     def isas(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.problem.steps import StepKind
+from pytest_gemm.problem.steps import Step, StepKind
 
 # Of M rows an M-th of 64 is judged, between these limits; of N columns likewise.
 _SHARE: Final = 64
@@ -154,17 +154,23 @@ class Lines:
         # Where operands lie and what they share has been decided; arithmetic has not.
         flags = tuple(f for f in problem.flags if f.startswith("math."))
         steps = tuple(s for s in problem.epilogue if s.kind is not StepKind.VIEW)
-        return dataclasses.replace(problem, shape=shape, epilogue=steps, flags=flags)
+        quant = (Step("blocks", "1_1"),) if problem.scale_blocks else problem.quant
+        return dataclasses.replace(problem, shape=shape, epilogue=steps, flags=flags, quant=quant)
 
     @functools.cached_property
     def operands(self) -> Operands:
         """The operands of these lines, on the CPU."""
         whole, index = self.whole, self.index
-        found: dict[str, Any] = {
-            name: self.of(x) for name, x in whole.tensors.items() if name in {"bias", "scale_a", "scale_b"}
-        }
-        for name, own in (("a", -2), ("b", -1)):
-            found[name] = _selected(getattr(whole, name), {dim: index[dim] for dim in (own, -3) if dim in index})
+        broadcast, sides = {"bias", "scale_a", "scale_b"}, {"a": whole.a, "b": whole.b}
+        if blocks := whole.problem.scale_blocks:  # each line has scales of its own, those of its block
+            assert whole.scale_a is not None
+            assert whole.scale_b is not None
+            sides["scale_a"] = whole.scale_a.repeat_interleave(blocks[0], 0)[: whole.problem.shape.m]
+            sides["scale_b"] = whole.scale_b.repeat_interleave(blocks[1], 1)[:, : whole.problem.shape.n]
+        found: dict[str, Any] = {n: self.of(x) for n, x in whole.tensors.items() if n in broadcast - sides.keys()}
+        for name, x in sides.items():
+            own = -2 if name.endswith("a") else -1
+            found[name] = _selected(x, {dim: index[dim] for dim in (own, -3) if dim in index})
         if whole.quantisation is not None and -1 in index:
             found["quantisation"] = _selected(whole.quantisation, {-2: index[-1]})
         found |= {"problem": self.shape(whole.problem), "residuals": tuple(map(self.of, whole.residuals))}

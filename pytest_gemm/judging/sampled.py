@@ -54,11 +54,12 @@ def applies(problem: Problem, mode: str) -> bool:
         mode: ``full``, ``sampled``, or ``auto`` for large problems only.
     """
     op, is_batched = problem.op, problem.shape.batch is not None
-    several = problem.op.grouped or op.several or op.quantises_a or (op.rounds_once and is_batched)
-    scaled = problem.scale_blocks or problem.micro_block or problem.step("result")
+    # The rows of a group belong together, and flags of linears are about one of them.
+    several = op.grouped or (op.several and problem.flags) or (op.rounds_once and is_batched)
+    scaled = problem.micro_block or problem.step("result")
     changed = scaled or problem.has("program.chained") or problem.prologues("ab")
     if several or changed or 0 in problem.result_shape or problem.shape.k == 0:
-        return False  # the rows of a group belong together, as do linears; nothing is large about nothing
+        return False  # nothing is large about nothing
     return mode == "sampled" or (mode == "auto" and is_large(problem))
 
 
@@ -99,6 +100,8 @@ def _terms(output: Problem, operands: Operands) -> list[_Term] | str:
     """What makes the result a sum of the product and operands; why it is none, in words."""
     if output.op.scales or operands.scale_b is not None:
         return "the sums are scaled"
+    if output.op.several:
+        return "there are several products"
     if output.autocast:
         return "the operands are rounded first"
     if output.alpha != 1.0 or output.beta not in (0.0, 1.0):

@@ -163,22 +163,22 @@ def reference(problem: Problem, operands: Operands) -> Reference:
     if problem.op.quantises_a:
         slack = _matmul(quantised(widened(operands.a)).spread, b.abs())
     elif operands.quantisation is not None:
-        slack = _dequantised(a, operands)
+        slack = _dequantised(a, b, operands)
     rounded = problem.dtypes.a.is_float or problem.dtypes.b.is_float
     own_theta = max(0, problem.terms - 1) * 2.0**-53 if rounded else 0.0
     return Reference(_multiply(a, b, groups), own_theta, slack, *given, groups)
 
 
-def _dequantised(a: Tensor, operands: Operands) -> Tensor:
+def _dequantised(a: Tensor, w: Tensor, operands: Operands) -> Tensor:
     """What the products lose where ``w = (code - 8) scale + zero`` is computed in f32: ``u |A| @ (|w - zero| + |w|)``.
 
     The difference is exact and the product costs one rounding, which only f32 scales need, the sum another; with an FMA
     it is one of both.
     """
     assert operands.quantisation is not None
-    zeros = widened(operands.quantisation)[..., 1].repeat_interleave(operands.problem.group_size, 0)
-    w = operands.weight
-    return _matmul(a.abs(), (w - zeros).abs() + w.abs()) * 2.0**-24
+    zeros = widened(operands.quantisation)[:, None, :, 1]
+    scaled = (w.unflatten(0, (-1, operands.problem.group_size)) - zeros).flatten(0, 1)
+    return _matmul(a.abs(), scaled.abs_().add_(w.abs())) * 2.0**-24
 
 
 def _beyond_float64(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...]) -> tuple[Tensor, Tensor]:

@@ -147,9 +147,10 @@ def packed(values: Array) -> npt.NDArray[np.uint8]:
     magnitudes = np.array(MAGNITUDES)
     edges = (magnitudes[1:] + magnitudes[:-1]) / 2
     size = np.abs(values)
-    low, high = np.searchsorted(edges, size, "left"), np.searchsorted(edges, size, "right")
-    codes = np.where(low % 2 == 0, low, high) + 8 * np.signbit(values)
-    both: npt.NDArray[np.uint8] = (codes[..., 0::2] + 16 * codes[..., 1::2]).astype(np.uint8)
+    # Counting edges in bytes is faster than a search: there are 7.
+    low, high = (sum(side(size, edge).view(np.uint8) for edge in edges) for side in (np.greater, np.greater_equal))
+    codes = np.where(low % 2 == 0, low, high) | (np.signbit(values).view(np.uint8) << 3)
+    both: npt.NDArray[np.uint8] = codes[..., 0::2] | (codes[..., 1::2] << 4)
     return both
 
 

@@ -167,8 +167,10 @@ class Operands(Grid):
     def weight(self) -> Tensor:
         """B as the product multiplies it, where it is stored as codes: float64, CPU, (K, N), exact."""
         assert self.quantisation is not None
-        each = _wide(self.quantisation).repeat_interleave(self.problem.group_size, 0)
-        return (_wide(self.b) - 8.0) * each[..., 0] + each[..., 1]
+        scales, zeros = _wide(self.quantisation)[:, None].unbind(-1)
+        groups = (_wide(self.b) - 8.0).unflatten(0, (-1, self.problem.group_size))
+        found: Tensor = groups.mul_(scales).add_(zeros).flatten(0, 1)
+        return found
 
     @functools.cached_property
     def groups(self) -> tuple[tuple[int, int], ...]:

@@ -36,7 +36,7 @@ from pytest_gemm.core.outcome import Reason
 from pytest_gemm.core.text import described, did_you_mean
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.problem import shapes
-from pytest_gemm.problem.axes import HUGE
+from pytest_gemm.problem.axes import APART
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 
@@ -228,8 +228,8 @@ def _own_problems(request: Request, config: GemmConfig, device: str) -> list[Pro
 
 
 def _of_level(names: tuple[str, ...], level: str) -> tuple[str, ...]:
-    """Of the distributions that apply those of a level; of ``huge`` one that is exact and one that rounds."""
-    if level == HUGE:
+    """Of the distributions that apply those of a level; of one apart one that is exact and one that rounds."""
+    if level in APART:
         return tuple(dict.fromkeys((*names[:1], *(name for name in names if name == "rand"))))
     return names[: DISTRIBUTIONS[level]]
 

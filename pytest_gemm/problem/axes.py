@@ -14,8 +14,8 @@ LEVELS: Final = ("smoke", "quick", "full", "exhaustive")
 """Each contains those before it."""
 QUICK: Final = "quick"
 """The level of a run, and of a set that names none."""
-HUGE: Final = "huge"
-"""A level of its own: what needs gigabytes.  No other one contains it, and it contains none."""
+APART: Final = ("huge", "models")
+"""Levels of their own: what needs gigabytes, and layers of current models.  None contains another one."""
 
 # A text, a number, or a table of several, which vary together.
 Value = str | int | float | Mapping[str, str | int | float]

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.problem import axes
-from pytest_gemm.problem.axes import HUGE, LEVELS, QUICK, TemplateError, Value, unique
+from pytest_gemm.problem.axes import APART, LEVELS, QUICK, TemplateError, Value, unique
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.datafile import Key, TableFile, is_text, is_texts, shown
@@ -60,7 +60,7 @@ _KEYS: Final[Mapping[str, Key]] = {
     "name": Key(_is_name, _NAME, required=_NAME),
     "help": Key(is_text, "write a text between quotes"),
     "device": Key(_are_devices, 'it is "cpu", "cuda" or both'),
-    "level": Key(lambda value: value in (*LEVELS, HUGE), f"it is one of {', '.join((*LEVELS, HUGE))}"),
+    "level": Key(lambda value: value in (*LEVELS, *APART), f"it is one of {', '.join((*LEVELS, *APART))}"),
     "problem": Key(is_text, "write a problem line with axes in braces"),
     "problems": Key(is_texts, "write a list of problem lines"),
     "exclude": Key(is_texts, "write a list of patterns of problem lines"),
@@ -89,13 +89,13 @@ class ProblemSet:
 
 @functools.lru_cache(maxsize=64)
 def read(path: Path, level: str = LEVELS[-1]) -> tuple[ProblemSet, ...]:
-    """The sets of a file, up to a level, or those of ``huge``.
+    """The sets of a file, up to a level, or those of one of :data:`~pytest_gemm.problem.axes.APART`.
 
     Raises:
         ShapeError: naming the file, the line and the key.
     """
     file = TableFile(path, "set", ShapeError)
-    levels = (HUGE,) if level == HUGE else LEVELS[: LEVELS.index(level) + 1]
+    levels = (level,) if level in APART else LEVELS[: LEVELS.index(level) + 1]
     found: dict[str, ProblemSet | None] = {}
     for table in file.tables():
         name = file.read({key: value for key, value in table.items() if key in _KEYS}, _KEYS)["name"]

@@ -22,10 +22,13 @@ from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import freivalds
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.numerics.interval import interval
+from pytest_gemm.numerics.reference import reference
 from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.programs.program import args, build
+from pytest_gemm.programs.program import args, build, gathered
 
 EAGER = Contract(epilogue="eager")
 SHAPE = "300x260x1000"
@@ -165,6 +168,40 @@ def test_rounding_raises_no_suspicion(dtype: str, line: str) -> None:
         suspects, how = sampled.Sample(made)._suspects(problem, c, EAGER, "exact" if made.quantum else "hard")
         assert (suspects is None) == (distribution == "specials"), how
         assert suspects is None or not suspects.any(), (distribution, how)
+
+
+FORMS = [
+    "da8w4:f32-i4-f32:nt:300x260x256:bias+relu:quant.group-32", "linears:bf16:nt:3x300x260x512:bias",
+    "linears:bf16:nt:2x300x260x512:gated-silu", "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:300x260x520:bias:quant.blocks",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-f32:nt:300x260x520:quant.blocks-128_1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", FORMS)
+@pytest.mark.parametrize("distribution", ["int-2", "rand"])
+def test_lines_of_quantised_and_several_products_may_be_what_those_of_the_whole_may_be(
+    line: str, distribution: str
+) -> None:
+    problem = Problem.parse(line)
+    assert sampled.applies(problem, "sampled")
+    given = tensors.make(problem, distribution, 1)
+    whole = interval(problem, given, reference(problem, given), EAGER)
+    for lines in lines_module.chosen(given, "some"):
+        cut = lines.interval(problem, EAGER)
+        assert cut.tier == whole.tier
+        torch.testing.assert_close(cut.value, lines.of(whole.value), rtol=1e-12, atol=1e-12)
+        # Of fewer elements fewer lie far out: a statistical bound is narrower.
+        assert bool((cut.lo >= lines.of(whole.lo) - 1e-12).all() and (cut.hi <= lines.of(whole.hi) + 1e-12).all())
+    right = whole.expected.to(torch_dtype(problem.result_dtype))  # no CPU multiplies by scales of blocks
+    if problem.scale_blocks is None:
+        made = build(problem)(**args(problem, given))
+        (right,) = gathered(problem, made if isinstance(made, tuple) else (made,))
+    assert sampled.Sample(given).judge(problem, right, EAGER).comparison.mismatch is None
+    wrong = right.clone()
+    wrong[..., 299, :] = 2.0 * wrong[..., 299, :] + 1.0
+    mismatch = sampled.Sample(given).judge(problem, wrong, EAGER).comparison.mismatch
+    assert mismatch is not None
+    assert mismatch.index[-2] == 299
 
 
 @pytest.mark.slow

@@ -113,6 +113,9 @@ def test_the_level_decides_the_number_of_distributions(project: pytest.Pytester)
     assert len(records(quick)) == 4
     assert len(records(full)) == 6
     assert len({r["distribution"] for r in records(full)}) == 6
+    run(project, *case, "--gemm-level=models", "--gemm-output=models")
+    found = [r["distribution"] for r in records(project.path / "models" / "run.jsonl")]
+    assert (len(found), found[1]) == (2, "rand")  # one that is exact, and one that rounds
 
 
 # -- how a case ends -------------------------------------------------------------------------------

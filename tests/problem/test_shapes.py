@@ -98,6 +98,10 @@ problems = ["mm:f32:nn:2x2x2", "mm:f32:nn:1x1x1"]
 name = "gpu"
 device = "cuda"
 problems = ["mm:f32:nn:3x3x3"]
+[[set]]
+name = "layer"
+level = "models"
+problems = ["mm:f32:nn:4x4x4"]
 """,
     )
 
@@ -106,6 +110,8 @@ problems = ["mm:f32:nn:3x3x3"]
 
     assert lines((), "quick", "cpu") == ["1x1x1"]
     assert lines((), "full", "cpu") == ["1x1x1", "2x2x2"]
+    assert lines((), "models", "cpu") == ["4x4x4"]  # a level of its own
+    assert lines((), "huge", "cpu") == []
     assert lines((), "quick", "cuda") == ["3x3x3"]
     assert lines(("large",), "quick", "cuda") == ["2x2x2", "1x1x1"]
     assert lines(("mine.toml", "gpu"), "quick", "cuda") == ["3x3x3"]
@@ -127,7 +133,7 @@ LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
         ("[[set]]\nname = 'A B'\nproblems = []\n", 2, "name is 'A B'; a set needs a name of lower-case letters"),
         ("[[set]]\n", 1, "name is missing"),
         (HEAD + "device = 'tpu'\n", 3, 'device is \'tpu\'; it is "cpu", "cuda" or both'),
-        (HEAD + "level = 'slow'\n", 3, "level is 'slow'; it is one of smoke, quick, full, exhaustive"),
+        (HEAD + "level = 'slow'\n", 3, "level is 'slow'; it is one of smoke, quick, full, exhaustive, huge, models"),
         (HEAD + "help = 1\n", 3, "help is 1; write a text"),
         (HEAD, 1, "it has no problems; give either 'problem', a template with axes, or 'problems'"),
         (LINES + "problem = 'mm:f32:nn:1x1x1'\n", 4, "it has both; give either"),

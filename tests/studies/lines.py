@@ -13,7 +13,7 @@ import msgspec
 
 from pytest_gemm.conformance import matrix
 from pytest_gemm.core.text import show
-from pytest_gemm.problem.axes import HUGE, LEVELS
+from pytest_gemm.problem.axes import APART, LEVELS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.datafile import document
 
@@ -30,7 +30,7 @@ def read(name: str, row: type[_Row]) -> list[_Row]:
 @functools.cache
 def levels() -> dict[str, str]:
     """The least level of every problem from ``quick`` on, by its line."""
-    return {problem.line: level for level in (HUGE, *reversed(LEVELS[1:])) for problem in matrix.products(level)}
+    return {problem.line: level for level in (*APART, *reversed(LEVELS[1:])) for problem in matrix.products(level)}
 
 
 def complaints(who: str, lines: Iterable[str], *at: str) -> Iterator[str]:

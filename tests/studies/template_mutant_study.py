@@ -21,14 +21,14 @@ from template_mutants import report, table
 from template_mutants.study import Study
 
 from pytest_gemm.conformance import matrix
-from pytest_gemm.problem.axes import HUGE, LEVELS, QUICK
+from pytest_gemm.problem.axes import APART, LEVELS, QUICK
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--backend", choices=table.BACKENDS, default="cpp", help="whose templates (default: cpp)")
-    parser.add_argument("--level", choices=(*LEVELS, HUGE), default=QUICK, help="of the suite (default: quick)")
+    parser.add_argument("--level", choices=(*LEVELS, *APART), default=QUICK, help="of the suite (default: quick)")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="only mutants of this name (* is any text)")
     parser.add_argument("--problems", default="", metavar="LINES", help="only these problems, separated by commas")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="problems for a mutant (default: 0, all)")
