@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.protocols import Availability, Candidates, Recipe
@@ -122,24 +124,29 @@ class CppBackend(InductorBackend):
         """
         listed = super().candidates(problem, operands, request)
         named = _named(listed.names, request.candidate) if request.candidate else ()
-        return dataclasses.replace(listed, names=self._offered(problem, request, listed.names), named=named)
-
-    def _offered(self, problem: Problem, request: BuildRequest, listed: tuple[str, ...]) -> tuple[str, ...]:
-        first, *others = listed
+        first, *others = listed.names
         shape = problem.shape
         large = shape.m * shape.n * shape.k * (shape.batch or 1) > _REFERENCE_UP_TO
-        found = first, *(one for one in others if not (large and one.startswith("CppMicroGemmRef-")))
-        if not first.startswith("CppMicro") or _is_empty(problem):
-            return found
-        if problem.dtypes.b.name == "i8" and first.startswith("CppMicroGemmFP32Vec") and not first.endswith("x1"):
-            return found  # the template for a small M has no blockings of its own
-        rows = shape.m * (shape.batch or 1 if problem.op.batch == "optional" else 1)
-        axes = self._blockings(problem, request, self.by_line(problem))
-        reaching = [f"{first}{one}" for one in axes if one.reaches(first, rows, shape.n, shape.k)]
-        return (*found, *reaching[:_VARIANTS])
+        found = (one for one in others if not (large and one.startswith("CppMicroGemmRef-")))
+        variants = itertools.islice(self._variants(problem, operands, request, first), _VARIANTS)
+        return dataclasses.replace(listed, names=(first, *found, *variants), named=named)
 
-    def _blockings(self, problem: Problem, request: BuildRequest, number: int) -> tuple[Axes, ...]:
-        """Blockings that have an effect on a problem's template, and do not end its process."""
+    def _variants(self, problem: Problem, operands: Operands, request: BuildRequest, first: str) -> Iterator[str]:
+        """Inductor's selection with the blockings that make a difference to it, beginning with those of ``one``."""
+        shape = problem.shape
+        rows = shape.m * (shape.batch or 1 if problem.op.batch == "optional" else 1)
+        if not first.startswith("CppMicro") or _is_empty(problem):
+            return
+        for axes in self._blockings(problem, self.by_line(problem), request):
+            # The number of threads has a part in the choice of the micro-kernel.
+            listed = self._list(problem, operands, request, _space(axes)) if axes.threads else (f"{first}{axes}",)
+            # The template for a small M has no blockings of its own.
+            if not _is_small_m(problem, listed[0]) and axes.reaches(listed[0], rows, shape.n, shape.k):
+                yield listed[0]
+
+    def _blockings(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> tuple[Axes, ...]:
+        """Blockings that a problem's template takes, beginning with the one that the line leads to."""
+        number = by_line // _OWN
         if problem.dynamic or request.mode is Mode.DYNAMIC:  # the code computes its blocks
             found = micro_kernels.blockings("dynamic", number)
         elif problem.op.batched:  # its function for one thread takes the factors too, and ends the process
@@ -149,7 +156,7 @@ class CppBackend(InductorBackend):
         # The template of several products does not add slices of K.
         return tuple(one for one in found if not (problem.op.several and one.slices_k))
 
-    def space_of_one(self, problem: Problem, request: BuildRequest, by_line: int) -> Space:
+    def space_of_one(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> Space:
         """Inductor's own blocking for one problem of three and for large ones, another one for the others.
 
         Blocks meet scales, zero points and groups in quantised products: these have another one always.
@@ -158,7 +165,7 @@ class CppBackend(InductorBackend):
         own = by_line % _OWN == 0 and not (problem.op.int8 or problem.group_size)
         if own or shape.n * shape.k >= _OWN_FROM or _is_empty(problem) or request.run_threads:
             return Space()
-        return _space(self._blockings(problem, request, by_line // _OWN)[0])
+        return _space(self._blockings(problem, by_line, request)[0])
 
     def _space_of(self, problem: Problem, operands: Operands, request: BuildRequest) -> Space:
         """The options that a candidate's name contains."""
@@ -207,6 +214,12 @@ class CppBackend(InductorBackend):
 
 def _space(axes: Axes) -> Space:
     return Space(suffix=str(axes), options=tuple(axes.options.items()))
+
+
+def _is_small_m(problem: Problem, candidate: str) -> bool:
+    """Whether a candidate is of the template for a small M and an int8 weight."""
+    kernel = micro_kernels.kernel_of(candidate)
+    return problem.dtypes.b.name == "i8" and kernel.startswith("CppMicroGemmFP32Vec") and not kernel.endswith("x1")
 
 
 def _is_empty(problem: Problem) -> bool:

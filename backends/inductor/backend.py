@@ -192,7 +192,7 @@ class InductorBackend(abc.ABC):
         """Where all candidates of a problem come from; ``prepare`` selects from the first."""
         return (Space(),)
 
-    def space_of_one(self, problem: Problem, request: BuildRequest, by_line: int) -> Space:
+    def space_of_one(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> Space:
         """Where the one candidate of a problem comes from that a number made of its line selects."""
         return Space()
 
@@ -311,7 +311,8 @@ class InductorBackend(abc.ABC):
             return space, request.candidate.removesuffix(space.suffix)
         if self.selects(request) != Selection.ONE:
             return Space(), None
-        return self.space_of_one(problem, request, self.by_line(problem)), self.by_line(problem)
+        by_line = self.by_line(problem)
+        return self.space_of_one(problem.at_hints, by_line, request), by_line
 
     def _first(self, problem: Problem, operands: Operands) -> tuple[Problem, dict[str, torch.Tensor]]:
         """The problem whose program is compiled, and tensors of its geometry: dynamic sizes have other values."""

@@ -22,7 +22,7 @@ from torch._inductor.codegen import cpp_micro_gemm
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Candidates
-from pytest_gemm.api.request import DEFAULT, BuildRequest
+from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cpp.micro_kernels import Axes, Product
@@ -92,7 +92,7 @@ def test_two_problems_of_three_are_given_a_blocking_that_their_template_takes(
     line: str, given: dict[str, Any], has: str
 ) -> None:
     problem, asked = Problem.parse(line), BuildRequest(**given)
-    suffixes = [CppBackend().space_of_one(problem, asked, number).suffix for number in range(90)]
+    suffixes = [CppBackend().space_of_one(problem, number, asked).suffix for number in range(90)]
     assert has in suffixes
     assert suffixes.count("") == (30 if has else 90)
     if not re.search(r"threads=\d\.", has):  # parts end the process of a batch, and an open M ignores them
@@ -106,7 +106,7 @@ def test_quick_has_int4_blocks_of_k_that_begin_within_a_group_and_others() -> No
     backend, begins_at_group = CppBackend(), set()
     for problem in (one for one in matrix.products("quick") if one.line.startswith("woq_int4:bf16")):
         shape, group = problem.shape, problem.group_size or 0
-        axes = micro_kernels.split(backend.space_of_one(problem, DEFAULT, backend.by_line(problem)).suffix)
+        axes = micro_kernels.split(backend.space_of_one(problem, backend.by_line(problem)).suffix)
         if (
             axes
             and axes[1].cache
@@ -302,7 +302,7 @@ def test_k_slices_are_read_off_the_code_and_stated() -> None:
 @needs_compiler
 def test_the_lines_blocking_is_in_the_code_the_outcome_and_the_script(cpp: CppBackend) -> None:
     problem, first = given(LINE)
-    space = cpp.space_of_one(problem, DEFAULT, cpp.by_line(problem))
+    space = cpp.space_of_one(problem, cpp.by_line(problem))
     assert space.suffix.endswith(",threads=1.2.2")
     (outcome,) = judge.Judge().outcomes(case_module.Case(cpp, problem, ("rand",), 1, Device.CPU))
     assert (outcome.status, outcome.candidate) == (Status.PASSED, "")

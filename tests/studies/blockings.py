@@ -17,7 +17,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.core.outcome import Outcome
@@ -55,7 +54,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
     backend, possible = CppBackend(), set[frozenset[Fact]]()
     for line in {outcome.problem for outcome in outcomes}:
         problem = Problem.parse(line)
-        names = ["own", *(str(axes)[1:] for axes in backend._blockings(problem, DEFAULT, 0))]
+        names = ["own", *(str(axes)[1:] for axes in backend._blockings(problem, 0))]
         possible |= {frozenset((("op", problem.op.name), ("blocking", name))) for name in names}
     pairs = [frozenset(pair) for pair in itertools.combinations(sorted(values), 2) if pair[0][0] != pair[1][0]]
     facets = {pair: {facet for facet, _ in pair} for pair in pairs}
