@@ -90,7 +90,7 @@ class TritonBackend(InductorBackend):
             found.append(Space(suffix=",tma-store", only="triton_mm_persistent_tma*", options=storing))
         return tuple(found)
 
-    def space_of_one(self, problem: Problem, by_line: int) -> Space:
+    def space_of_one(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> Space:
         """Decompose-K for every second problem that it applies to, as no template beside it is offered."""
         return Space(options=((_SPLITS, _DECOMPOSITIONS),)) if _is_long(problem) and by_line % 2 else Space()
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
-import math
+import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.protocols import Availability, Candidates, Recipe
-from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
 from pytest_gemm.backends.cpp import machine_code, micro_kernels
+from pytest_gemm.backends.cpp.micro_kernels import Axes
 from pytest_gemm.backends.inductor.backend import InductorBackend, Space, cache_dir
+from pytest_gemm.core.case_id import Mode
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
 
 # Multiplications of a product up to which the reference micro-kernel is judged: it takes about 1 ns for each.
 _REFERENCE_UP_TO = 1 << 28
+# Elements of B from which on Inductor's own blocking has several blocks, and small ones would take long.
+_OWN_FROM = 1 << 20
+# One problem of so many keeps Inductor's own blocking with ``one``.
+_OWN = 3
+# Blockings that ``all`` adds to Inductor's own selection.
+_VARIANTS = 2
 
 
 def compiler() -> str:
@@ -59,13 +68,15 @@ class CppBackend(InductorBackend):
     Its candidates are the micro-kernels that Inductor has registered for the problem's types and this instruction set
     and that its checks admit, each with its register blocking; the first is the one that the heuristic selects,
     and the last the reference one.  Beside that one there are variants of the template's own blockings, see
-    :func:`micro_kernels.variants`; others can be requested by name.
+    :func:`micro_kernels.blockings`; others can be requested by name.  ``one`` is the heuristic's micro-kernel, with one
+    of these blockings for two problems of three.
     """
 
     name: str = "cpp"
     inductor_name: str = "CPP"
     devices: tuple[str, ...] = ("cpu",)
     capabilities = InductorBackend.capabilities | {Capability.ISA}
+    selection: Selection = Selection.ONE
 
     def installation(self) -> Availability:
         """A C++ compiler."""
@@ -99,8 +110,8 @@ class CppBackend(InductorBackend):
     def wanted(self, problem: Problem) -> str:
         """``linears`` have to be computed by the grouped template, weights of ``concat`` by a single one."""
         if problem.has("program.concat"):
-            return f"{micro_kernels.NAME}$"
-        return f"{micro_kernels.NAME}{micro_kernels.GROUPED}$" if problem.op.several else ""
+            return rf"{micro_kernels.NAME}(?!\d|{micro_kernels.GROUPED})"
+        return f"{micro_kernels.NAME}{micro_kernels.GROUPED}" if problem.op.several else ""
 
     def candidates(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Candidates:
         """The micro-kernels that fit, Inductor's selection first, and variants of its blockings.
@@ -113,38 +124,53 @@ class CppBackend(InductorBackend):
         """
         listed = super().candidates(problem, operands, request)
         named = _named(listed.names, request.candidate) if request.candidate else ()
-        return dataclasses.replace(listed, names=self._offered(problem, listed.names), named=named)
-
-    def _offered(self, problem: Problem, listed: tuple[str, ...]) -> tuple[str, ...]:
-        first, *others = listed
+        first, *others = listed.names
         shape = problem.shape
         large = shape.m * shape.n * shape.k * (shape.batch or 1) > _REFERENCE_UP_TO
-        found = first, *(one for one in others if not (large and one.startswith("CppMicroGemmRef-")))
-        if not first.startswith("CppMicro") or problem.dynamic or shape.is_empty:
-            return found
-        if problem.dtypes.b.name == "i8" and first.startswith("CppMicroGemmFP32Vec") and not first.endswith("x1"):
-            return found  # the template for a small M has no blockings of its own
+        found = (one for one in others if not (large and one.startswith("CppMicroGemmRef-")))
+        variants = itertools.islice(self._variants(problem, operands, request, first), _VARIANTS)
+        return dataclasses.replace(listed, names=(first, *found, *variants), named=named)
+
+    def _variants(self, problem: Problem, operands: Operands, request: BuildRequest, first: str) -> Iterator[str]:
+        """Inductor's selection with the blockings that make a difference to it, beginning with those of ``one``."""
+        shape = problem.shape
         rows = shape.m * (shape.batch or 1 if problem.op.batch == "optional" else 1)
-        axes = micro_kernels.variants(first, rows, shape.n, shape.k, self._threads())
-        if problem.op.batched:  # its function for one thread takes the factors too, and ends the process
-            axes = tuple(one for one in axes if not one.threads)
-        return (*found, *(f"{first}{one}" for one in axes))
+        if not first.startswith("CppMicro") or _is_empty(problem):
+            return
+        for axes in self._blockings(problem, self.by_line(problem), request):
+            # The number of threads has a part in the choice of the micro-kernel.
+            listed = self._list(problem, operands, request, _space(axes)) if axes.threads else (f"{first}{axes}",)
+            # The template for a small M has no blockings of its own.
+            if not _is_small_m(problem, listed[0]) and axes.reaches(listed[0], rows, shape.n, shape.k):
+                yield listed[0]
+
+    def _blockings(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> tuple[Axes, ...]:
+        """Blockings that a problem's template takes, beginning with the one that the line leads to."""
+        number = by_line // _OWN
+        if problem.dynamic or request.mode is Mode.DYNAMIC:  # the code computes its blocks
+            found = micro_kernels.blockings("dynamic", number)
+        elif problem.op.batched:  # its function for one thread takes the factors too, and ends the process
+            found = micro_kernels.blockings("batched", number)
+        else:
+            found = micro_kernels.blockings("fixed", number)
+        # The template of several products does not add slices of K.
+        return tuple(one for one in found if not (problem.op.several and one.slices_k))
+
+    def space_of_one(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> Space:
+        """Inductor's own blocking for one problem of three and for large ones, another one for the others.
+
+        Blocks meet scales, zero points and groups in quantised products: these have another one always.
+        """
+        shape = problem.shape
+        own = by_line % _OWN == 0 and not (problem.op.int8 or problem.group_size)
+        if own or shape.n * shape.k >= _OWN_FROM or _is_empty(problem) or request.run_threads:
+            return Space()
+        return _space(self._blockings(problem, by_line, request)[0])
 
     def _space_of(self, problem: Problem, operands: Operands, request: BuildRequest) -> Space:
-        """The options that a candidate's name contains.
-
-        Raises:
-            Unsupported: when its parts for the threads are not as many as there are threads.
-        """
+        """The options that a candidate's name contains."""
         asked = micro_kernels.split(request.candidate)
-        if asked is None or not str(asked[1]):
-            return super()._space_of(problem, operands, request)
-        axes, threads = asked[1], self._threads()
-        if axes.threads and math.prod(axes.threads) != threads:
-            parts = "x".join(map(str, axes.threads))
-            text = f"{parts} parts are not as many as this run's {threads} thread(s)"
-            raise Unsupported("not-the-threads", text, f"--gemm-threads={math.prod(axes.threads)}")
-        return Space(suffix=str(axes), options=tuple(axes.options.items()))
+        return _space(asked[1]) if asked else super()._space_of(problem, operands, request)
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> InductorPrepared:
         """Compile the problem, with the requested micro-kernel and blockings.
@@ -184,6 +210,21 @@ class CppBackend(InductorBackend):
             return found
         forcing = micro_kernels.registering(micro_kernels.kernel_of(asked[0]))
         return dataclasses.replace(found, setup=(*found.setup, *forcing))
+
+
+def _space(axes: Axes) -> Space:
+    return Space(suffix=str(axes), options=tuple(axes.options.items()))
+
+
+def _is_small_m(problem: Problem, candidate: str) -> bool:
+    """Whether a candidate is of the template for a small M and an int8 weight."""
+    kernel = micro_kernels.kernel_of(candidate)
+    return problem.dtypes.b.name == "i8" and kernel.startswith("CppMicroGemmFP32Vec") and not kernel.endswith("x1")
+
+
+def _is_empty(problem: Problem) -> bool:
+    """Whether there is no result, or nothing to sum."""
+    return problem.shape.is_empty or not problem.shape.k
 
 
 def _named(listed: tuple[str, ...], pattern: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -52,12 +53,13 @@ class Axes:
     Attributes:
         slices: the most slices that K may be cut into for the threads, ``cpp.gemm_max_k_slices``; 0: no limit.
         cache: cache blocking of M, N and K in register blocks, ``cpp.gemm_cache_blocking``.
-        threads: into how many parts M, N and K are cut for the threads, ``cpp.gemm_thread_factors``.
+        threads: into how many parts M, N and K are cut for the threads, ``cpp.gemm_thread_factors``, and their product
+            ``cpp.threads``; or that number alone, of which Inductor makes the parts.
     """
 
     slices: int | None = None
     cache: Blocks | None = None
-    threads: Blocks | None = None
+    threads: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         """The suffix of a candidate's name: ``,kslices=4,cache=2.2.8,threads=2.1.2``, "" for none."""
@@ -71,8 +73,25 @@ class Axes:
         if self.cache:
             found["cpp.gemm_cache_blocking"] = ",".join(map(str, self.cache))
         if self.threads:
-            found["cpp.gemm_thread_factors"] = ",".join(map(str, self.threads))
+            found["cpp.threads"] = math.prod(self.threads)
+        if self.factors:
+            found["cpp.gemm_thread_factors"] = ",".join(map(str, self.factors))
         return found
+
+    @property
+    def factors(self) -> Blocks | None:
+        """The parts of M, N and K, where each is requested."""
+        return _three(self.threads) if self.threads and len(self.threads) > 1 else None
+
+    @property
+    def slices_k(self) -> bool:
+        """Whether K may be cut for the threads."""
+        return self.slices not in {None, 1} or bool(self.factors and self.factors[2] > 1)
+
+    def reaches(self, kernel: str, m: int, n: int, k: int) -> bool:
+        """Whether code of these sizes is other code with them."""
+        blocks = _ceil_blocks((m, n, k), register_block(kernel))
+        return bool(self.threads) or any(map(operator.lt, self.cache or blocks, blocks))
 
 
 def _dots(blocks: Sequence[int]) -> str:
@@ -81,7 +100,8 @@ def _dots(blocks: Sequence[int]) -> str:
 
 _SUFFIX = re.compile(
     rf"(?P<base>[^,]*?(?:{GROUPED})?)(?:,kslices=(?P<slices>\d+))?"
-    r"(?:,cache=(?P<cache>[1-9]\d*\.[1-9]\d*\.[1-9]\d*))?(?:,threads=(?P<threads>[1-9]\d*\.[1-9]\d*\.[1-9]\d*))?"
+    r"(?:,cache=(?P<cache>[1-9]\d*\.[1-9]\d*\.[1-9]\d*))?"
+    r"(?:,threads=(?P<threads>[1-9]\d*(?:\.[1-9]\d*\.[1-9]\d*)?))?"
 )
 
 
@@ -94,43 +114,21 @@ def split(choice: str) -> tuple[str, Axes] | None:
     if found is None:
         return None
     slices = None if found["slices"] is None else int(found["slices"])
-    return found["base"], Axes(slices, _blocks(found["cache"]), _blocks(found["threads"]))
+    cache, threads = found["cache"], found["threads"]
+    parts = tuple(map(int, threads.split("."))) if threads else None
+    return found["base"], Axes(slices, _three(cache.split(".")) if cache else None, parts)
 
 
-def _blocks(text: str | None) -> Blocks | None:
-    return _three(text.split(".")) if text else None
-
-
-# Cache blocks of M, N and K: several in each dimension of a small problem already, while Inductor's own blocking makes
-# one of K as long as it fits the first-level cache.  Eight blocks of K are 8 to 512 of its elements, a multiple of a
-# quantisation group of 32, 64 or 128 with every micro-kernel that has one.
-_CACHE: Blocks = (2, 2, 8)
-
-
-def variants(kernel: str, m: int, n: int, k: int, threads: int) -> tuple[Axes, ...]:
-    """The axes that ``--gemm-candidates=all`` adds to Inductor's own selection: few, and each a way through other code.
-
-    Cache blocks in every dimension; the threads along M only (some of them have nothing to do where M is small) and
-    along K only; and K slices where Inductor's heuristic makes any when it is allowed to.
+def blockings(kind: str, number: int) -> tuple[Axes, ...]:
+    """What ``micro_kernels.toml`` has for a kind of product, beginning with the one that ``number`` leads to.
 
     Args:
-        kernel: name of the selected candidate.
-        m: rows of the product, a batch left out.
-        n: its columns.
-        k: length of its sums.
-        threads: that the generated code uses.
+        kind: ``fixed``, ``batched`` or ``dynamic``.
+        number: of the problem's line.
     """
-    blocks = _ceil_blocks((m, n, k), register_block(kernel))
-    found = []
-    if blocks[0] > _CACHE[0] or blocks[1] > 1 or blocks[2] > _CACHE[2]:
-        found.append(Axes(cache=_CACHE))
-    if threads > 1:
-        found.append(Axes(threads=(threads, 1, 1)))
-        if blocks[2] > 1:
-            found.append(Axes(threads=(1, 1, threads)))
-        if _slices_by_itself(blocks, threads):
-            found.append(Axes(slices=threads))
-    return tuple(found)
+    found = [asked[1] for name in _TABLE["blockings"][kind] if (asked := split(f",{name}"))]
+    first = number % len(found)
+    return (*found[first:], *found[:first])
 
 
 def register_block(kernel: str) -> Blocks:
@@ -140,16 +138,6 @@ def register_block(kernel: str) -> Blocks:
 
 def _ceil_blocks(sizes: Sequence[int], block: Sequence[int]) -> Blocks:
     return _three(-(-size // step) for size, step in zip(sizes, block, strict=True))
-
-
-def _slices_by_itself(blocks: Blocks, threads: int) -> bool:
-    """Whether K is sliced once it may be: no factors of the threads fit M and N, and some fit all three dimensions."""
-    m, n, k = blocks
-    factors = [f for f in range(1, threads + 1) if threads % f == 0]
-    if any(n >= f and m >= threads // f for f in factors):
-        return False
-    parts = [(f, threads // f) for f in factors[1:] if k >= f]
-    return any(rest % g == 0 and n >= g and m >= rest // g for _, rest in parts for g in factors)
 
 
 # -- what the generated code shows ----------------------------------------------------------------------------
@@ -213,7 +201,7 @@ _SUMS = re.compile(r"\blocal_acc_buf_(\d+)\b")
 _AT_RUN_TIME = re.compile(r"mm_get_thread_blocking\(\s*\w+,\s*(\d+),")
 _ENTRY = re.compile(r"inline void \w*?micro_gemm\((?P<arguments>[^)]*)\)")
 _POINTER = re.compile(r"(?:const )?([\w:]+)\*\s*(?:__restrict(?:__)?\s+)?([ABC])\s*(?:,|$)", re.MULTILINE)
-# Classes of micro-kernels in the order in which they are looked for, and dtypes by C++ type.
+# Classes of micro-kernels in the order in which they are looked for, dtypes by C++ type, and blockings.
 _TABLE: Final = document(Path(__file__).with_name("micro_kernels.toml"))
 _MARKS: Final = {one["name"]: re.compile(one["mark"]) for one in _TABLE["class"]}
 _UNITS: Final = {one["name"]: one["unit"] for one in _TABLE["class"] if "unit" in one}
@@ -268,16 +256,18 @@ def contradiction(found: Sequence[Product], choice: str) -> str:
     if (GROUPED in asked[0]) != any(one.grouped > 1 for one in mine):
         several = "one product" if GROUPED in asked[0] else "several products"
         return f"each function of the generated code computes {several}, not what {choice} does"
+    if axes.threads and (count := math.prod(axes.threads)) not in {one.threads for one in mine}:
+        return f"the generated code is for {mine[0].threads} threads, not {count}"
     for one in mine:
-        if axes.threads and one.per_thread and one.threads == math.prod(axes.threads):
+        if axes.factors and one.per_thread and one.threads == math.prod(axes.factors):
             blocks = _ceil_blocks((one.m, one.n, one.k), register_block(base))
-            if one.per_thread != _ceil_blocks(blocks, axes.threads):
+            if one.per_thread != _ceil_blocks(blocks, axes.factors):
                 return f"each thread has {_dots(one.per_thread)} of {_dots(blocks)} blocks, not a part of {choice}"
         if axes.cache and one.cache and one.per_thread:
             m, n, k = map(min, axes.cache, one.per_thread)
             if one.cache != (m, n, k):
                 return f"its cache blocks are {_dots(one.cache)}, not {_dots((m, n, k))}"
-        if axes.slices and axes.threads is None and one.slices > axes.slices:
+        if axes.slices and axes.factors is None and one.slices > axes.slices:
             return f"K is cut into {one.slices} slices, and {axes.slices} were allowed"
     return ""
 
@@ -290,7 +280,7 @@ def unmet(found: Sequence[Product], choice: str) -> str:
     _, axes = asked
     if axes.cache and not any(one.cache for one in found):
         return "the code has no cache blocking that could be set: M is dynamic, or it is the template for a small M"
-    if axes.threads and not any(one.per_thread and one.threads > 1 for one in found):
+    if axes.factors and not any(one.per_thread for one in found):
         return "the code has no thread blocking that could be set: M is dynamic, or it is the template for a small M"
     if axes.slices is not None and axes.slices != 1 and not any(one.slices > 1 for one in found):
         return "its blocks of M and N occupy the threads, so that Inductor leaves K whole"

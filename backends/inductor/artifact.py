@@ -425,7 +425,7 @@ class Artifact:
         if compiled.session.subgraphs:
             # Inductor's own program around a product of ATen's slices: what it generated is the sum of these.
             templates = tuple(compiled.kernels)
-        chosen = tuple(c for c in compiled.session.chosen if c not in compiled.session.foreign)
+        chosen = tuple(c for c in self.chosen if c not in compiled.session.foreign)
         is_warm = not compiled.session.choices and bool(self.spec.request.user_caches)
         if is_warm:
             # Nothing was selected: the program came out of the FX graph cache, with what was selected back then.
@@ -435,7 +435,8 @@ class Artifact:
             chosen = tuple(f"{name} by a selection that {torch.__version__} does not show" for name in templates)
         wanted = "" if is_warm or is_unseen else self.spec.wanted
         # Where one template has to have computed it, the code has to be that template's, however it was selected.
-        asked = self.spec.request.candidate or (chosen[0] if wanted and len(chosen) == 1 else "")
+        named = len(chosen) == 1 and not (is_warm or is_unseen) and (wanted or self.spec.suffix)
+        asked = self.spec.request.candidate or (chosen[0] if named else "")
         return Proof(
             chosen=chosen,
             generated=templates,
@@ -485,7 +486,10 @@ class Artifact:
     @property
     def chosen(self) -> tuple[str, ...]:
         """The candidates that the program was made of; one but for a program with several products."""
-        return tuple(self._compiled.session.chosen)
+        names, foreign, suffix = self._compiled.session.chosen, self._compiled.session.foreign, self.spec.suffix
+        if not suffix or micro_kernels.unmet(self.products, suffix):
+            return tuple(names)
+        return tuple(name if name in foreign else f"{name}{suffix}" for name in names)
 
     @property
     def library(self) -> tuple[str, ...]:

@@ -192,9 +192,13 @@ class InductorBackend(abc.ABC):
         """Where all candidates of a problem come from; ``prepare`` selects from the first."""
         return (Space(),)
 
-    def space_of_one(self, problem: Problem, by_line: int) -> Space:
+    def space_of_one(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> Space:
         """Where the one candidate of a problem comes from that a number made of its line selects."""
         return Space()
+
+    def by_line(self, problem: Problem) -> int:
+        """The number that is made of the line of a problem's program."""
+        return zlib.crc32(problem.at_hints.line.encode()) % self.variety
 
     def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
         """The arithmetic of the compiled problem.
@@ -258,11 +262,10 @@ class InductorBackend(abc.ABC):
         from pytest_gemm.backends.inductor import cpu_isa
         from pytest_gemm.backends.inductor.bindings import constant_names, dynamic_dimensions
 
-        name = request.candidate
-        spec = self._spec(problem, request, self._space_of(problem, operands, request) if name else Space())
+        spec = self._spec(problem, request, self._selected(problem, operands, request)[0])
         return Recipe(
             how=_RECIPES.get(request.mode, "compile"),
-            options={**spec.options, **naming.forcing(name)},
+            options={**spec.options, **naming.forcing(request.candidate)},
             constants=tuple(sorted(constant_names(problem))) if spec.options.get("freezing") else (),
             dynamic=dynamic_dimensions(problem),
             hints={size: HINTS[size] for size in problem.dynamic},
@@ -285,15 +288,10 @@ class InductorBackend(abc.ABC):
         name = request.candidate
 
         def compiled() -> Artifact:
-            if name:
-                space = self._space_of(problem, operands, request)
-                candidate: Wanted = name.removesuffix(space.suffix)
-            else:
-                by_line = zlib.crc32(first.line.encode()) % self.variety
-                is_one = self.selects(request) == Selection.ONE
-                space, candidate = (self.space_of_one(problem, by_line), by_line) if is_one else (Space(), None)
-            spec = dataclasses.replace(self._spec(problem, request, space), candidate=candidate)
-            return Artifact(first, tensors, spec)
+            space, candidate = self._selected(problem, operands, request)
+            return Artifact(
+                first, tensors, dataclasses.replace(self._spec(problem, request, space), candidate=candidate)
+            )
 
         if request.user_caches or (name and not problem.dynamic):
             return compiled()  # its caller holds it, and no other problem has a use for it
@@ -301,6 +299,20 @@ class InductorBackend(abc.ABC):
         # Artifacts of single candidates share a place, those of every other kind of request have one each.
         kind, most = ("candidates", _KEPT_CANDIDATES) if name else (request, self.keep)
         return self._recent.obtain(kind, most, (request, *self._key(first, tensors)), compiled)
+
+    def _selected(self, problem: Problem, operands: Operands, request: BuildRequest) -> tuple[Space, Wanted]:
+        """Where the requested candidate comes from, or the one that the line selects, and what leaves it alone.
+
+        Raises:
+            Unsupported: when there is none of the requested name.
+        """
+        if request.candidate:
+            space = self._space_of(problem, operands, request)
+            return space, request.candidate.removesuffix(space.suffix)
+        if self.selects(request) != Selection.ONE:
+            return Space(), None
+        by_line = self.by_line(problem)
+        return self.space_of_one(problem.at_hints, by_line, request), by_line
 
     def _first(self, problem: Problem, operands: Operands) -> tuple[Problem, dict[str, torch.Tensor]]:
         """The problem whose program is compiled, and tensors of its geometry: dynamic sizes have other values."""
@@ -327,8 +339,9 @@ class InductorBackend(abc.ABC):
             self.inductor_name,
             torch_compat.known(options),
             str(cache_dir(request.isa)),
-            threads=self._threads(),
+            threads=options.get("cpp.threads", self._threads()),
             request=request,
+            suffix=space.suffix,
             device_kernel=self.device_kernel,
             wanted=self.wanted(problem),
             log=self.log,

@@ -38,7 +38,7 @@ class CompileSpec:
     ``request`` is what the engine asked for.
     ``candidate`` compiles that one of the candidates instead of benchmarking all, see :data:`Wanted`.
     A number that leads to a candidate which is pruned gives way to the next one, a name does not.  The name is
-    Inductor's, without what the options of ``request.candidate`` add to it (``,cache=2.2.8``).
+    Inductor's, without ``suffix``: what the options add to it (``,cache=2.2.8``).
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
     ``wanted`` is the pattern of the one candidate that has to be chosen, "" where any will do.
     ``log`` counts the compiles.
@@ -50,6 +50,7 @@ class CompileSpec:
     threads: int
     request: BuildRequest = DEFAULT
     candidate: Wanted = None
+    suffix: str = ""
     device_kernel: str = ""
     wanted: str = ""
     log: CompileLog = dataclasses.field(default_factory=CompileLog)

@@ -1,7 +1,7 @@
 """Inductor's C++ template of int4 weights is wrong where a cache block of K begins within a group (AVX-512).
 
 The block follows from the number of threads and the caches.  Here it is asked for: 19 blocks of 32 products, where a group
-has 128.  All weights are 1, so that each group's scale is the only thing that can be wrong.  A block without it is right.
+has 128; with one thread a block has 128 of its own.  All weights are 1, so that each group's scale is the only thing that can be wrong.  A block without it is right.
 Needs torch alone and a CPU with AVX-512.  Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong.
 """
 import sys, traceback
@@ -24,6 +24,7 @@ class Product(torch.nn.Module):
 
 
 torch._functorch.config.enable_autograd_cache = False
+torch.set_num_threads(2)
 module, x = Product(), torch.ones(1, K, dtype=torch.bfloat16)
 try:
     with torch.no_grad(), torch._inductor.config.patch(OPTIONS):

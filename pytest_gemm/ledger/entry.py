@@ -176,8 +176,8 @@ class Entry:
         id: its name in reports.
         reason: one sentence for the reader of a report.
         conditions: what it asks of its cases, by the name of the fact: those of :func:`facts` and, of an outcome,
-            ``distribution``, ``candidate`` (the candidates that were judged), ``mode`` and ``guard``, the side of
-            guard pages.  The backend's own mode and no guard pages are "".
+            ``distribution``, ``candidate`` (the candidates that were judged), ``configuration``, ``mode`` and
+            ``guard``, the side of guard pages.  The backend's own mode and no guard pages are "".
         link: an issue or a commit, "" for none.
         status: how it fails.
         computes: what its kernel computes instead, names of ``ledger.computes``: asked of a wrong result.

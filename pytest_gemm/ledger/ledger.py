@@ -109,6 +109,7 @@ def _known(outcome: Outcome) -> dict[str, tuple[str, ...]]:
     return {
         "distribution": (outcome.distribution,),
         "candidate": tuple(outcome.candidates),
+        "configuration": outcome.configuration,
         "mode": (outcome.mode,),
         "guard": (outcome.case.guard,),
     }

@@ -249,6 +249,7 @@ _KEYS: Final[Mapping[str, Key]] = {
     "device": _globs(lambda: [device.value for device in Device], single=True),
     "problem": _globs(check=_check_line),
     "candidate": _globs(),
+    "configuration": _globs(),
     "mode": _globs(lambda: MODES, single=True),
     "guard": _globs(lambda: ("end", "begin"), single=True),
     "isa": _globs(_isas),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import re
 import subprocess
 import sys
 import types
@@ -24,7 +26,8 @@ from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cpp.micro_kernels import Axes, Product
-from pytest_gemm.core.case_id import CandidateSelection, Device
+from pytest_gemm.conformance import matrix
+from pytest_gemm.core.case_id import CandidateSelection, Device, Mode
 from pytest_gemm.core.outcome import Status, Unsupported
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
@@ -55,7 +58,11 @@ def given(line: str, seed: int = 1) -> tuple[Problem, tensors.Operands]:
         (Axes(), {}),
         (Axes(slices=0), {"cpp.gemm_max_k_slices": 0}),
         (Axes(cache=(2, 1, 16)), {"cpp.gemm_cache_blocking": "2,1,16"}),
-        (Axes(4, (1, 1, 1), (2, 1, 2)), {"cpp.gemm_max_k_slices": 4, "cpp.gemm_thread_factors": "2,1,2"}),
+        (
+            Axes(4, (1, 1, 1), (2, 1, 2)),
+            {"cpp.gemm_max_k_slices": 4, "cpp.gemm_thread_factors": "2,1,2", "cpp.threads": 4},
+        ),
+        (Axes(threads=(5,)), {"cpp.threads": 5}),
     ],
 )
 def test_the_axes_of_a_name_are_options_of_inductor(axes: Axes, options: Mapping[str, object]) -> None:
@@ -67,26 +74,48 @@ def test_the_axes_of_a_name_are_options_of_inductor(axes: Axes, options: Mapping
     assert (micro_kernels.kernel_of(grouped), micro_kernels.register_block(grouped)) == (VEC, (4, 24, 1))
 
 
-@pytest.mark.parametrize("suffix", [",kslices=", ",cache=1.2", ",cache=0.1.1", ",threads=2x1x1", ",tma-store", ","])
+@pytest.mark.parametrize(
+    "suffix", [",kslices=", ",cache=1.2", ",cache=0.1.1", ",threads=2x1x1", ",threads=2.1", ",tma-store", ","]
+)
 def test_a_suffix_that_says_nothing_is_none_of_ours(suffix: str) -> None:
     assert micro_kernels.split(f"{VEC}{suffix}") is None
 
 
-@pytest.mark.parametrize(
-    ("shape", "threads", "suffixes"),
-    [
-        ((4, 24, 8), 1, []),  # one block of each
-        ((20, 33, 40), 1, [",cache=2.2.8"]),
-        ((20, 33, 40), 4, [",cache=2.2.8", ",threads=4.1.1", ",threads=1.1.4"]),
-        ((3, 24, 64), 4, [",cache=2.2.8", ",threads=4.1.1", ",threads=1.1.4", ",kslices=4"]),
-        ((3, 24, 1), 4, [",threads=4.1.1"]),
-        ((8, 24, 64), 3, [",cache=2.2.8", ",threads=3.1.1", ",threads=1.1.3", ",kslices=3"]),
-    ],
-)
-def test_few_variants_of_the_pick_are_candidates(
-    shape: tuple[int, int, int], threads: int, suffixes: list[str]
+@pytest.mark.parametrize(("line", "given", "has"), [
+    ("linear:f32:nt:17x65x127:bias", {}, ",cache=1.2.1,threads=2.1.2"), ("bmm:f32:nn:3x17x65x127", {}, ",threads=5"),
+    ("linear:f32:nt:17x65x127:m.dynamic", {}, ",threads=2"), ("linears:f32:nt:2x17x65x127", {}, ",threads=1.3.1"),
+    ("linear:f32:nt:17x65x127", {"mode": Mode.DYNAMIC}, ",kslices=0,threads=4"),
+    ("linear:f32:nt:17x1024x1024", {}, ""), ("linear:f32:nt:17x65x0", {}, ""),
+    ("linear:f32:nt:17x65x127", {"run_threads": 2}, ""),
+])  # fmt: skip
+def test_two_problems_of_three_are_given_a_blocking_that_their_template_takes(
+    line: str, given: dict[str, Any], has: str
 ) -> None:
-    assert [str(one) for one in micro_kernels.variants(VEC, *shape, threads)] == suffixes
+    problem, asked = Problem.parse(line), BuildRequest(**given)
+    suffixes = [CppBackend().space_of_one(problem, number, asked).suffix for number in range(90)]
+    assert has in suffixes
+    assert suffixes.count("") == (30 if has else 90)
+    if not re.search(r"threads=\d\.", has):  # parts end the process of a batch, and an open M ignores them
+        assert not any(re.search(r"threads=\d\.", suffix) for suffix in suffixes)
+    if problem.op.several:  # their template adds no slices of K
+        assert not any(re.search(r"kslices|threads=\d\.\d\.[2-9]", suffix) for suffix in suffixes)
+
+
+def test_quick_has_int4_blocks_of_k_that_begin_within_a_group_and_others() -> None:
+    """With more threads than blocks the heuristic takes a register block of 4 x 64 x 32, on every CPU with AVX-512."""
+    backend, begins_at_group = CppBackend(), set()
+    for problem in (one for one in matrix.products("quick") if one.line.startswith("woq_int4:bf16")):
+        shape, group = problem.shape, problem.group_size or 0
+        axes = micro_kernels.split(backend.space_of_one(problem, backend.by_line(problem)).suffix)
+        if (
+            axes
+            and axes[1].cache
+            and math.prod(axes[1].threads or ()) > -(-shape.m // 4) * shape.n // 64
+            and group > 32
+        ):
+            parts = axes[1].cache[2], -(-shape.k // 32 // (axes[1].factors or (1, 1, 1))[2])
+            begins_at_group.add(all(part * 32 % group == 0 for part in parts))
+    assert begins_at_group == {True, False}
 
 
 # -- what the generated code says --------------------------------------------------------------------
@@ -142,7 +171,8 @@ def product(kernel: str = VEC, dtypes: str = "f32-f32-f32", **facts: Any) -> Pro
         ([product()], f"{VEC},cache=3.1.8", "cache blocks"),
         ([product()], f"{VEC},threads=2.2.1", ""),
         ([product()], f"{VEC},threads=4.1.1", "each thread"),
-        ([product(threads=1)], f"{VEC},threads=4.1.1", ""),  # of a batch: one thread for each matrix
+        ([product(threads=1), product()], f"{VEC},threads=4", ""),  # of a batch
+        ([product()], f"{VEC},threads=5", "for 4 threads, not 5"),
         ([product(per_thread=(3, 1, 10))], f"{VEC},kslices=2", "4 slices"),
         ([product(grouped=2)], f"{VEC},grouped,cache=3.1.99", ""),
         ([product()], f"{VEC},grouped", "computes one product"),
@@ -166,6 +196,7 @@ def test_code_that_is_not_what_was_asked_for_is_no_proof(found: list[Product], c
         ({"m": 0, "per_thread": None, "cache": None, "most_slices": 4}, ",kslices=4", True),  # decided at run time
         ({"m": 0, "per_thread": None, "cache": None}, ",cache=2.2.8", False),
         ({"per_thread": None, "cache": None}, ",threads=4.1.1", False),
+        ({"m": 0, "per_thread": None, "cache": None}, ",threads=4", True),
         ({}, ",kslices=1", True),
     ],
 )
@@ -249,7 +280,9 @@ def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: Cp
 
 @pytest.mark.compiler
 @needs_compiler
-def test_k_slices_are_read_off_the_code_and_stated(cpp: CppBackend) -> None:
+def test_k_slices_are_read_off_the_code_and_stated() -> None:
+    """A name's parts have threads of their own, whatever the run has."""
+    cpp = CppBackend(threads=1)
     problem, first = given(LINE)
     pick = cpp.candidates(problem, first).names[0]
     prepared = cpp.prepare(problem, first, BuildRequest(candidate=f"{pick},cache=1.1.8,threads=1.1.2"))
@@ -267,9 +300,34 @@ def test_k_slices_are_read_off_the_code_and_stated(cpp: CppBackend) -> None:
 
 @pytest.mark.compiler
 @needs_compiler
+def test_the_lines_blocking_is_in_the_code_the_outcome_and_the_script(cpp: CppBackend) -> None:
+    problem, first = given(LINE)
+    space = cpp.space_of_one(problem, cpp.by_line(problem))
+    assert space.suffix.endswith(",threads=1.2.2")
+    (outcome,) = judge.Judge().outcomes(case_module.Case(cpp, problem, ("rand",), 1, Device.CPU))
+    assert (outcome.status, outcome.candidate) == (Status.PASSED, "")
+    (chosen,), (code,) = outcome.chosen, outcome.configuration
+    assert chosen.endswith(space.suffix)
+    assert ",kslices=2,threads=4," in code
+    for candidate in ("", chosen):  # a program of several products has no single name
+        recipe = cpp.recipe(problem, first, BuildRequest(candidate=candidate))
+        assert dict(space.options).items() <= recipe.options.items()
+        assert recipe.threads == 4
+    winner = case_module.Case(cpp, problem, ("rand",), 1, Device.CPU, CandidateSelection("winner"))
+    (outcome,) = judge.Judge().outcomes(winner)
+    assert outcome.chosen == cpp.candidates(problem, first).names[:1]
+    # Code of another blocking is no proof.
+    prepared = cpp.prepare(problem, first)
+    prepared.run(first)
+    prepared.artifact.spec = dataclasses.replace(prepared.artifact.spec, suffix=",threads=2.1.2")
+    assert prepared.proof().contradiction
+
+
+@pytest.mark.compiler
+@needs_compiler
 @pytest.mark.parametrize(
     ("suffix", "code"),
-    [(",threads=3.1.1", "not-the-threads"), (",kslices=2", "blocking-unmet"), (",x=1", "unknown-candidate")],
+    [(",kslices=2", "blocking-unmet"), (",x=1", "unknown-candidate")],
 )
 def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code: str) -> None:
     problem, first = given(LINE)

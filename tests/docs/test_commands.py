@@ -48,7 +48,7 @@ NEEDS: Final = {
     r"^python examples/results\.py": "records of libraries; tests/examples makes a page of some",
     r"pytest-gemm merge": "the shards of its page; tests/plugin/test_merge.py has some",
     r"^git grep -lz": "it changes files of this repository",
-    r"-candidates='\*,": "half a minute of compilation; tests/backends/test_micro_kernels.py has such patterns",
+    r"-candidates='CppMicro\*,": "half a minute of compilation; tests/backends/test_micro_kernels.py has such patterns",
     r"pytest tests": "minutes: .ci/run runs these tests",
     r"python tests/\w+\.py$": "what it writes anew, files of this repository that tests compare",
     r"^python tests/studies/": "the folder tests; tests of their own run these scripts",

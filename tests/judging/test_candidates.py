@@ -130,6 +130,7 @@ class TwoCandidates(CppBackend):
 
     name = "two"
     inductor_name = "ATEN,CPP"
+    selection = Selection.WINNER
 
 
 @pytest.fixture(scope="module")

@@ -342,3 +342,18 @@ def test_an_entry_that_matches_every_case_is_an_error(tmp_path: Path, lines: str
 @pytest.mark.parametrize("line", ['where = { m = ">=2" }', 'isa = "avx512*"', 'torch = "<2.14"', 'test = "!test_x"'])
 def test_an_entry_of_any_backend_is_allowed_where_something_narrows_it(tmp_path: Path, line: str) -> None:
     assert only(tmp_path, f'backend = "*"\n{line}').id == "x"
+
+
+@pytest.mark.parametrize(("group", "code", "known"), [
+    ("-64", "32:{}kslices=1,threads=2,blocks=1.1.20,cache=1.1.19", True), ("-64", "32:a-b-c:Mx64x640,threads=2", True),
+    ("-64", "32:{}kslices=3,blocks=1.1.7,cache=1.1.2", True), ("-64", "64:{}blocks=1.1.10,cache=1.1.3", False),
+    ("-64", "32:{}kslices=1,threads=2,blocks=1.1.20,cache=1.1.18", False), ("-32", "32:{}cache=1.1.19", False),
+    ("", "32:{}blocks=1.1.20,cache=1.1.18", True), ("", "32:{}kslices=2,threads=2,blocks=1.1.10,cache=1.1.4", True),
+    ("", "32:{}blocks=1.1.20,cache=1.1.12", False), ("", "64:{}blocks=1.1.10,cache=1.1.3", True),
+    ("", "128:{}blocks=1.1.5,cache=1.1.3", False), ("", "32:{}blocks=1.1.20,cache=1.1.6", True),
+])  # fmt: skip
+def test_int4_is_known_to_be_wrong_where_a_block_of_k_begins_within_a_group(group: str, code: str, known: bool) -> None:
+    line = f"woq_int4:bf16-i4-bf16:nt:1x64x640:quant.group{group}"
+    text = f"CppMicroGemmWoQInt4Avx512-4x64x{code.format('bf16-u8-f32:1x64x640,')}"
+    ended = dataclasses.replace(outcome(line=line), configuration=(text,))
+    assert (Ledger.load(SHIPPED).match(ended, Problem.parse(line), EPYC) is not None) == known

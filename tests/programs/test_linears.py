@@ -127,7 +127,7 @@ def test_a_package_has_its_own_candidates_and_nothing_is_compiled_for_their_list
     packaged = CppBackend(threads=2)
     names = packaged.candidates(problem, factory.make(problem, "rand", 0), BuildRequest(mode=Mode.AOTI)).names
     assert all(",grouped" in name for name in names)
-    assert f"{names[0]},cache=2.2.8" in names
+    assert any(name.startswith(f"{names[0]},") for name in names)
     assert packaged.log.compiles == 0
 
 
@@ -143,7 +143,7 @@ def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     given = factory.make(problem, "rand", 0)
     pick, *others = backend.candidates(problem, given).names
     assert outcomes[0].chosen == (pick,)
-    assert all(re.fullmatch(r"CppMicroGemm\w+-\d+x\d+x1,grouped", name) for name in (pick, *others))
+    assert all(re.fullmatch(r"CppMicroGemm\w+-\d+x\d+x1,grouped(,threads=\d)?", name) for name in (pick, *others))
     other = others[0].removesuffix(",grouped")  # the micro-kernel's own name will do
     (outcome,) = Judge().outcomes(Case(backend, problem, ("rand",), 0, Device.CPU, CandidateSelection(other)))
     assert (outcome.status, outcome.chosen) == (Status.PASSED, (others[0],))
