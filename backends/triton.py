@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.protocols import Availability
-from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
 from pytest_gemm.api.settings import Setting, one_of
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor.backend import InductorBackend, Space, installed
@@ -52,6 +52,7 @@ class TritonBackend(InductorBackend):
     rules = ("inductor-on-cuda", "triton", "scaled", "triton-scaled", "grouped", "triton-grouped")
     # Some twenty candidates of 2 to 20 s each would be compiled and timed for every problem.
     selection: Selection = Selection.ONE
+    capabilities = InductorBackend.capabilities | {Capability.MACHINE}
     settings: Mapping[str, Setting] = {
         "space": Setting("default", "default|exhaustive", "tiles, stages and warps to choose from", one_of(*_SPACES))
     }

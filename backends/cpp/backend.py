@@ -65,7 +65,7 @@ class CppBackend(InductorBackend):
     name: str = "cpp"
     inductor_name: str = "CPP"
     devices: tuple[str, ...] = ("cpu",)
-    capabilities = InductorBackend.capabilities | {Capability.ISA}
+    capabilities = InductorBackend.capabilities | {Capability.ISA, Capability.MACHINE}
 
     def installation(self) -> Availability:
         """A C++ compiler."""
@@ -77,7 +77,7 @@ class CppBackend(InductorBackend):
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """As every backend of Inductor, at an instruction set that this machine can compile for and execute."""
-        lacking = _lacks_isa(request.isa) if request.isa else None
+        lacking = _lacks_isa(request.isa) if request.isa and not _compiles_only(request) else None
         return lacking or super().supports(problem, request)
 
     def rules_for(self, problem: Problem) -> tuple[str, ...]:
@@ -184,6 +184,11 @@ class CppBackend(InductorBackend):
             return found
         forcing = micro_kernels.registering(micro_kernels.kernel_of(asked[0]))
         return dataclasses.replace(found, setup=(*found.setup, *forcing))
+
+
+def _compiles_only(request: BuildRequest) -> bool:
+    """Whether a machine was asked for whose instruction set this CPU does not execute."""
+    return bool(request.machine) and request.isa not in isa_module.isas(processor.cpu().flags)
 
 
 def _named(listed: tuple[str, ...], pattern: str) -> tuple[str, ...]:

@@ -238,10 +238,14 @@ def after_failure(
     """A compile has failed: note that its candidate is pruned and return when another one is to be tried.
 
     Raises:
-        Unsupported: when Inductor has no candidate.
+        Unsupported: when Inductor has no candidate, or its code cannot be executed here.
         Pruned: when there is none left that could be tried.
         Exception: what the candidate has failed with, when autotuning has no reason to drop it.
     """
+    if refusal := next((one for one in torch_compat.causes(error) if isinstance(one, Unsupported)), None):
+        for module in seen.modules:
+            torch_compat.forget_module(module)
+        raise refusal
     if seen.empty:
         ops = ", ".join(seen.empty)
         text = f"Inductor has no {spec.inductor_name} candidate for {ops} of {problem}"
