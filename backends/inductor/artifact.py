@@ -429,7 +429,9 @@ class Artifact:
         if compiled.session.subgraphs:
             # Inductor's own program around a product of ATen's slices: what it generated is the sum of these.
             templates = tuple(compiled.kernels)
-        chosen = tuple(c for c in compiled.session.chosen if c not in compiled.session.foreign)
+        count = self.spec.multiprocessors  # part of a name where the code is for so many
+        suffix = f",NUM_SMS={count}" if count and "NUM_SMS" in compiled.source else ""
+        chosen = tuple(f"{c}{suffix}" for c in compiled.session.chosen if c not in compiled.session.foreign)
         is_warm = not compiled.session.choices and bool(self.spec.request.user_caches)
         if is_warm:
             # Nothing was selected: the program came out of the FX graph cache, with what was selected back then.

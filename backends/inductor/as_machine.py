@@ -10,23 +10,19 @@ from typing import Any
 import torch
 
 from pytest_gemm.api.request import BuildRequest
-from pytest_gemm.backends.inductor.hooks import hooked, patched
+from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.machine import isa, processor
 from pytest_gemm.machine.machines import machines
-
-
-def executes(level: str) -> bool:
-    """Whether this CPU executes code for an instruction set; "" is its own."""
-    return not level or level in isa.isas(processor.cpu().flags)
 
 
 @contextlib.contextmanager
 def believing(machine: str, multiprocessors: int = 0) -> Iterator[None]:
     """Let Inductor read another machine's sizes.
 
-    Of a CPU these are the caches of a core.  Of a GPU they are the multiprocessors, which persistent kernels are written
-    and launched for, and the shared memory of a block, by which configurations are left out.
+    Of a CPU these are the caches of a core.  Of a GPU they are the multiprocessors, which persistent kernels are
+    written and launched for, and without enough of which Inductor has no templates; and the shared memory of a block,
+    by which configurations are left out.
 
     Args:
         machine: one of ``machine.machines``; "" for this one.
@@ -49,6 +45,12 @@ def believing(machine: str, multiprocessors: int = 0) -> Iterator[None]:
             with patched([(torch.cuda, "get_device_properties", lambda *_: properties)]):
                 return call(*args)
 
+        def big(call: Any, *device: Any) -> Any:
+            create = "torch._inductor.runtime.hints:DeviceProperties.create"
+            with hooked({create: lambda made, *of: made(*of)._replace(multi_processor_count=count)}):
+                return call.__wrapped__(*device)  # its cache is of this machine
+
+        hooks["torch._inductor.utils:is_big_gpu"] = big
         for module in ("utils", "kernel.mm_grouped"):
             hooks[f"torch._inductor.{module}:get_gpu_shared_memory"] = lambda _: size
         heuristic = "torch._inductor.template_heuristics.triton:BaseConfigHeuristic"
@@ -70,8 +72,14 @@ def setup(machine: str, multiprocessors: int = 0) -> tuple[str, ...]:
     """
     found, lines = machines()[machine] if machine else None, []
     if found and found.threads:
-        lines.append(f"known = {{**torch.cpu.get_capabilities(), **{_cache_sizes(machine)}}}  # as on {found}")
-        lines.append("torch.cpu.get_capabilities = lambda: known")
+        sizes = _cache_sizes(machine)
+        if is_there("torch.cpu:get_capabilities"):
+            lines.append(f"known = torch.cpu.get_capabilities() | {sizes}  # as on {found}")
+            lines.append("torch.cpu.get_capabilities = lambda: known")
+        else:
+            l1d, l2 = sizes.values()
+            lines.append(f"torch._C._cpu._L1d_cache_size = lambda: {l1d}  # as on {found}")
+            lines.append(f"torch._C._cpu._L2_cache_size = lambda: {l2}")
     if count := multiprocessors or (found.multiprocessors if found else 0):
         lines.append(f"import torch._inductor.utils; torch._inductor.utils.get_max_num_sms = lambda: {count}")
     return tuple(lines)
@@ -92,7 +100,7 @@ def compiling_only(request: BuildRequest) -> Iterator[None]:
     Raises:
         Unsupported: then; Inductor wraps it.
     """
-    if executes(request.isa):
+    if not request.machine or not request.isa or request.isa in isa.isas(processor.cpu().flags):
         yield
         return
 
@@ -105,7 +113,7 @@ def compiling_only(request: BuildRequest) -> Iterator[None]:
         return end() if hasattr(made, "call") else made
 
     hooks: dict[str, Callable[..., Any]] = {
-        "torch._inductor.codecache:CppCodeCache._load_library": lambda _, path, key: _Library(key),
+        "torch._inductor.codecache:CppCodeCache._load_library": lambda _, _path, key: _Library(key),
         "torch._inductor.codecache:PyCodeCache.load_by_key_path": load,
         "torch._inductor:aoti_load_package": end,
     }

@@ -68,7 +68,7 @@ class Space:
         suffix: what distinguishes their names from the same ones in another space, "" for the space that comes first.
         only: pattern of the names that count; the others belong to another space.
         options: beside the backend's own, as a tuple of pairs.
-        multiprocessors: how many the GPU is taken to have; 0: its own number.
+        multiprocessors: how many the GPU is taken to have; 0: its own number.  Persistent kernels are named by it.
     """
 
     suffix: str = ""
@@ -331,7 +331,7 @@ class InductorBackend(abc.ABC):
             str(cache_dir(request.isa)),
             threads=self._threads(),
             request=request,
-            multiprocessors=space.multiprocessors,
+            multiprocessors=0 if request.machine else space.multiprocessors,
             device_kernel=self.device_kernel,
             wanted=self.wanted(problem),
             log=self.log,

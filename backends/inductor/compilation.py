@@ -63,7 +63,7 @@ class CompileSpec:
 
     @property
     def cache_tag(self) -> str:
-        """Separates the entries of a user's caches, whose keys do not contain a candidate or a machine; "" where they are off."""
+        """Separates the entries of a user's caches, whose keys have no candidate or machine; "" where they are off."""
         caches, candidate = self.request.user_caches, self.request.candidate
         return "-".join(filter(None, (caches, candidate, self.request.machine))) if caches else ""
 

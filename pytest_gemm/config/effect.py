@@ -103,7 +103,7 @@ def check_cases(config: GemmConfig, *, tests: int, cases: int, timed: int) -> No
     if not tests:
         return
     if timed and config.machine:
-        what = f"{timed} of the {tests} collected test(s) are timed, and here a kernel has no time of that machine"
+        what = f"{timed} of the {tests} collected test(s) are timed, which shows nothing of that machine"
         remedy = "name tests that judge, or leave it out"
         raise pytest.UsageError(f"--gemm-set=run.machine={config.machine.name}: {what}; {remedy}")
     typed = [option for option in OPTIONS if option.name in config.typed]
