@@ -293,7 +293,7 @@ class InductorBackend(abc.ABC):
             else:
                 by_line = zlib.crc32(first.line.encode()) % self.variety
                 is_one = self.selects(request) == Selection.ONE
-                space, candidate = (self.space_of_one(problem, by_line), by_line) if is_one else (Space(), None)
+                space, candidate = (self.space_of_one(first, by_line), by_line) if is_one else (Space(), None)
             spec = dataclasses.replace(self._spec(problem, request, space), candidate=candidate)
             return Artifact(first, tensors, spec)
 

@@ -82,6 +82,11 @@ class Head:
     shard: int = 0
     shards: int = 0
 
+    @property
+    def hardware(self) -> tuple[str, ...]:
+        """CPU and GPUs, and as on which machine code was compiled."""
+        return (self.cpu, *self.gpus, *([f"compiled as on {self.compiled_as}"] if self.compiled_as else []))
+
     @classmethod
     def of(cls, arguments: Sequence[str], *, gpus: bool, **further: Any) -> Head:
         """Of this process.

@@ -67,7 +67,7 @@ def test_code_that_this_cpu_does_not_execute_is_compiled_and_not_loaded(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
     def judged(line: str) -> Outcome:
-        asked = {"threads": 64, "isa": "avx512_vnni", "machine": "epyc-9554"}
+        asked: dict[str, Any] = {"threads": 64, "isa": "avx512_vnni", "machine": "epyc-9554"}
         case = Case(CppBackend(), Problem.parse(line), ("int-2",), 0, Device.CPU, **asked)
         with config.patch(cpp_cache_precompile_headers=False):
             (outcome,) = Judge().outcomes(case)
