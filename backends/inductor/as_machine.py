@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -13,7 +13,9 @@ from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.machine import isa, processor
-from pytest_gemm.machine.machines import machines
+from pytest_gemm.machine.machines import Machine, machines
+
+_THIS: Final = Machine("", "this one")
 
 
 @contextlib.contextmanager
@@ -28,17 +30,17 @@ def believing(machine: str, multiprocessors: int = 0) -> Iterator[None]:
         machine: one of ``machine.machines``; "" for this one.
         multiprocessors: of the GPU, instead of the machine's; 0: as the machine has.
     """
-    found = machines()[machine] if machine else None
+    found = machines()[machine] if machine else _THIS
     hooks: dict[str, Callable[..., Any]] = {}
-    if found and found.threads:
-        sizes = _cache_sizes(machine)
+    if found.threads:
+        sizes = _cache_sizes(found)
         hooks["torch.cpu:get_capabilities"] = lambda call: {**call(), **sizes}
         # Before there was that function.
         hooks["torch._C._cpu:_L1d_cache_size"] = lambda _: sizes["l1d_cache_size"]
         hooks["torch._C._cpu:_L2_cache_size"] = lambda _: sizes["l2_cache_size"]
-    if count := multiprocessors or (found.multiprocessors if found else 0):
+    if count := multiprocessors or found.multiprocessors:
         hooks["torch._inductor.utils:get_max_num_sms"] = lambda _: count
-    if found and (size := found.shared_memory << 10):
+    if size := found.shared_memory << 10:
         properties = SimpleNamespace(shared_memory_per_block_optin=size)
 
         def checker(call: Any, *args: Any) -> Any:
@@ -59,10 +61,9 @@ def believing(machine: str, multiprocessors: int = 0) -> Iterator[None]:
         yield
 
 
-def _cache_sizes(machine: str) -> dict[str, int]:
+def _cache_sizes(machine: Machine) -> dict[str, int]:
     """The caches of a core, in bytes, as ``torch.cpu.get_capabilities`` names them."""
-    found = machines()[machine]
-    return {"l1d_cache_size": found.l1d << 10, "l2_cache_size": found.l2 << 10}
+    return {"l1d_cache_size": machine.l1d << 10, "l2_cache_size": machine.l2 << 10}
 
 
 def setup(machine: str, multiprocessors: int = 0) -> tuple[str, ...]:
@@ -70,17 +71,16 @@ def setup(machine: str, multiprocessors: int = 0) -> tuple[str, ...]:
 
     Of a GPU's shared memory nothing: a script has one configuration.
     """
-    found, lines = machines()[machine] if machine else None, []
-    if found and found.threads:
-        sizes = _cache_sizes(machine)
-        if is_there("torch.cpu:get_capabilities"):
-            lines.append(f"known = torch.cpu.get_capabilities() | {sizes}  # as on {found}")
-            lines.append("torch.cpu.get_capabilities = lambda: known")
-        else:
-            l1d, l2 = sizes.values()
-            lines.append(f"torch._C._cpu._L1d_cache_size = lambda: {l1d}  # as on {found}")
-            lines.append(f"torch._C._cpu._L2_cache_size = lambda: {l2}")
-    if count := multiprocessors or (found.multiprocessors if found else 0):
+    found, lines = machines()[machine] if machine else _THIS, []
+    sizes = _cache_sizes(found)
+    if found.threads and is_there("torch.cpu:get_capabilities"):
+        lines.append(f"known = torch.cpu.get_capabilities() | {sizes}  # as on {found}")
+        lines.append("torch.cpu.get_capabilities = lambda: known")
+    elif found.threads:
+        l1d, l2 = sizes.values()
+        lines.append(f"torch._C._cpu._L1d_cache_size = lambda: {l1d}  # as on {found}")
+        lines.append(f"torch._C._cpu._L2_cache_size = lambda: {l2}")
+    if count := multiprocessors or found.multiprocessors:
         lines.append(f"import torch._inductor.utils; torch._inductor.utils.get_max_num_sms = lambda: {count}")
     return tuple(lines)
 
