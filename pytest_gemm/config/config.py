@@ -234,8 +234,6 @@ class GemmConfig:
     @property
     def thread_axis(self) -> tuple[tuple[int, int], ...]:
         """The numbers of threads with each of which a problem on the CPU is judged; empty: ``threads``."""
-        if self.machine and self.machine.threads:
-            return ((self.machine.threads, 0),)
         counts = self.thread_counts
         return counts if len(counts) > 1 or any(run for _, run in counts) else ()
 

@@ -132,7 +132,8 @@ def rerun_options(config: GemmConfig, backend: str = "", *, timed: bool = True) 
     names = ["level", "known-failures", "device", "candidates", "reference"]
     names += ["comparator", "against" if config.speed.against else "baselines"] if timed else []
     given = {name: config.options[name] for name in names if config.options[name] != BY_NAME[name].default}
-    has_own = config.machine is not None and (again is None or config.machine_of(again) is not None)
+    as_cpu = bool(config.machine and config.machine.threads)
+    has_own = as_cpu and (again is None or config.machine_of(again) is not None)
     given |= {"threads": str(config.threads)} if config.threads != cores() and not has_own else {}
     found = {name: f"--gemm-{name}={text}" for name, text in given.items()}
     owners = {one.name for one in config.backends} | ({"speed"} if timed else set())

@@ -129,7 +129,7 @@ def before_workers(settings: GemmConfig, config: pytest.Config, display: Display
 def oversubscribed(settings: GemmConfig, config: pytest.Config) -> str:
     """What is wrong where workers and their threads are more than the cores; "" where they are not."""
     count, threads = workers(config), max([settings.threads, *(max(pair) for pair in settings.thread_axis)])
-    if count == 1 or threads == 1 or settings.machine or count * threads <= cores():
+    if count == 1 or threads == 1 or count * threads <= cores():
         return ""
     right = max(1, cores() // threads)
     return (

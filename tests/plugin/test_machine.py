@@ -21,7 +21,7 @@ def test_the_machine_is_in_ids_header_record_and_rerun_line(pytester: pytest.Pyt
     assert [one.who for one in selection._axes(aten, settings, timed=False)] == ["aten"]
     made = selection.case_of(selection.Parameter(CaseId("cpp", "mm:f32:nn:8x8x8")), settings)
     assert made.request().machine == "epyc-9554"
-    assert run.header().endswith(f"64 thread(s) a process; compiled as on {named}")
+    assert run.header().endswith(f"thread(s) a process; compiled as on {named}")
     assert reports.head(settings, ()).compiled_as == named
     again = {name: effect.rerun_options(settings, name, timed=False) for name in ("cpp", "aten")}
     assert option not in again["aten"]
