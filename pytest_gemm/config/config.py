@@ -505,8 +505,7 @@ def _check_together(texts: Mapping[str, Given], config: pytest.Config) -> None:
 def _machine(machine: Machine | None, texts: Mapping[str, Given]) -> Machine | None:
     for name in ("isa", "threads"):
         if machine is not None and machine.threads and texts[name] != BY_NAME[name].default:
-            text = f"run.machine={machine.name} has its own: leave out one of them"
-            raise values.wrong(texts[name], text)
+            raise values.wrong(texts[name], f"run.machine={machine.name} has its own: leave out one of them")
     return machine
 
 
