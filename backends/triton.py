@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import importlib.util
 import inspect
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.api.protocols import Availability
-from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
+from pytest_gemm.api.protocols import Availability, Candidates
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
 from pytest_gemm.api.settings import Setting, one_of
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor.backend import InductorBackend, Space, installed
@@ -19,6 +20,7 @@ from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.inductor.artifact import Artifact
+    from pytest_gemm.operands.tensors import Operands
 
 
 # The widest BLOCK_K among Inductor's configurations for fp8.
@@ -33,6 +35,11 @@ _DECOMPOSITIONS = 10
 # Inductor's switch for the template of an A that all products of a batch share, since 2.15, and from which batch on.
 _SHARED_A = "bmm_shared_a"
 _SHARED_BY = 64
+# Multiprocessors that the GPU is taken to have, 0: its own.  With few of them persistent kernels loop over tiles at
+# small sizes too; and multiplications of a product up to which so few are fast enough.
+_FEW = (0, 1, 3)
+_FEW_UP_TO = 1 << 28
+_NUMBERED = re.compile(r"(.*),NUM_SMS=([1-9][0-9]{0,3})")
 
 
 class TritonBackend(InductorBackend):
@@ -52,6 +59,7 @@ class TritonBackend(InductorBackend):
     rules = ("inductor-on-cuda", "triton", "scaled", "triton-scaled", "grouped", "triton-grouped")
     # Some twenty candidates of 2 to 20 s each would be compiled and timed for every problem.
     selection: Selection = Selection.ONE
+    capabilities = InductorBackend.capabilities | {Capability.MACHINE}
     settings: Mapping[str, Setting] = {
         "space": Setting("default", "default|exhaustive", "tiles, stages and warps to choose from", one_of(*_SPACES))
     }
@@ -91,8 +99,36 @@ class TritonBackend(InductorBackend):
         return tuple(found)
 
     def space_of_one(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> Space:
-        """Decompose-K for every second problem that it applies to, as no template beside it is offered."""
-        return Space(options=((_SPLITS, _DECOMPOSITIONS),)) if _is_long(problem) and by_line % 2 else Space()
+        """Decompose-K for every second problem that it applies to, as no template beside it is offered.
+
+        For two of three small problems the GPU is taken to have few multiprocessors.
+        """
+        shape = problem.shape
+        small = shape.m * shape.n * shape.k * (shape.batch or 1) <= _FEW_UP_TO
+        few = _FEW[by_line // 1009 % len(_FEW)] if small and not request.machine else 0
+        decomposed = _is_long(problem) and by_line % 2
+        options = ((_SPLITS, _DECOMPOSITIONS),) if decomposed else ()
+        return Space(suffix=f",NUM_SMS={few}" if few else "", options=options, multiprocessors=few)
+
+    def candidates(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Candidates:
+        """As every backend of Inductor; with ``,NUM_SMS=N`` at the end of a pattern the GPU has N multiprocessors.
+
+        Raises:
+            Unsupported: when Inductor has none.
+        """
+        listed = super().candidates(problem, operands, request)
+        if found := _NUMBERED.fullmatch(request.candidate):
+            names = fnmatch.filter(listed.names, found[1])
+            listed = dataclasses.replace(listed, named=tuple(f"{name},NUM_SMS={found[2]}" for name in names))
+        return listed
+
+    def _space_of(self, problem: Problem, operands: Operands, request: BuildRequest) -> Space:
+        """With the number of multiprocessors that a candidate's name ends with."""
+        if not (found := _NUMBERED.fullmatch(request.candidate)):
+            return super()._space_of(problem, operands, request)
+        space = super()._space_of(problem, operands, request.replace(candidate=found[1]))
+        suffix = f"{space.suffix},NUM_SMS={found[2]}"
+        return dataclasses.replace(space, suffix=suffix, multiprocessors=int(found[2]))
 
     def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
         """As for every backend of Inductor; decompose-K adds up slices, in f32, that a library has computed."""

@@ -22,6 +22,7 @@ from pytest_gemm.config import options
 from pytest_gemm.config.config import ENGINE
 from pytest_gemm.config.effect import WANTS
 from pytest_gemm.core.outcome import Status, Verdict
+from pytest_gemm.machine.machines import machines
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.rules import FLAGS, takes
@@ -203,10 +204,18 @@ def _about(home: Path) -> str:
     return text((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0])
 
 
+def _machines() -> str:
+    names = ("help", "threads", "l1d", "l2", "l3", "isa", "multiprocessors", "shared_memory")
+    rows = [(f"`{one.name}`", *(str(getattr(one, name) or "") for name in names)) for one in machines().values()]
+    head = ("NAME", "machine", "threads", "L1d", "L2", "L3", "level", "multiprocessors", "shared memory")
+    return table(head, rows)
+
+
 BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
     **{group: partial(_options, group) for group in ("cases", "correctness", "speed")},
     "packages": _packages,
     "settings": _settings,
+    "machines": _machines,
     "commands": _commands,
     "ops": _ops,
     "steps": partial(_steps, is_quant=False),

@@ -75,7 +75,7 @@ class CppBackend(InductorBackend):
     name: str = "cpp"
     inductor_name: str = "CPP"
     devices: tuple[str, ...] = ("cpu",)
-    capabilities = InductorBackend.capabilities | {Capability.ISA}
+    capabilities = InductorBackend.capabilities | {Capability.ISA, Capability.MACHINE}
     selection: Selection = Selection.ONE
 
     def installation(self) -> Availability:
@@ -88,7 +88,7 @@ class CppBackend(InductorBackend):
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """As every backend of Inductor, at an instruction set that this machine can compile for and execute."""
-        lacking = _lacks_isa(request.isa) if request.isa else None
+        lacking = _lacks_isa(request.isa, request.machine) if request.isa else None
         return lacking or super().supports(problem, request)
 
     def rules_for(self, problem: Problem) -> tuple[str, ...]:
@@ -238,10 +238,12 @@ def _named(listed: tuple[str, ...], pattern: str) -> tuple[str, ...]:
     return tuple(f"{one}{axes}" for one in fits)
 
 
-def _lacks_isa(isa: str) -> Unsupported | None:
-    """Why this machine cannot execute and examine code of an instruction set."""
+def _lacks_isa(isa: str, machine: str) -> Unsupported | None:
+    """Why this machine cannot execute and examine code of a level; with ``machine`` it may compile it alone."""
     here = isa_module.isas(processor.cpu().flags)
     if isa not in here:
+        if machine:
+            return None
         can = ", ".join(here) or "none that can be requested"
         return Unsupported("isa", f"this CPU does not execute {isa}", f"it executes {can}")
     from pytest_gemm.backends.inductor import cpu_isa, torch_compat

@@ -238,10 +238,14 @@ def after_failure(
     """A compile has failed: note that its candidate is pruned and return when another one is to be tried.
 
     Raises:
-        Unsupported: when Inductor has no candidate.
+        Unsupported: when Inductor has no candidate, or its code cannot be executed here.
         Pruned: when there is none left that could be tried.
         Exception: what the candidate has failed with, when autotuning has no reason to drop it.
     """
+    if refusal := next((one for one in torch_compat.causes(error) if isinstance(one, Unsupported)), None):
+        for module in seen.modules:
+            torch_compat.forget_module(module)
+        raise refusal
     if seen.empty:
         ops = ", ".join(seen.empty)
         text = f"Inductor has no {spec.inductor_name} candidate for {ops} of {problem}"
@@ -487,7 +491,8 @@ class Artifact:
     def chosen(self) -> tuple[str, ...]:
         """The candidates that the program was made of; one but for a program with several products."""
         names, foreign, suffix = self._compiled.session.chosen, self._compiled.session.foreign, self.spec.suffix
-        if not suffix or micro_kernels.unmet(self.products, suffix):
+        is_idle = ("NUM_SMS" in suffix and "NUM_SMS" not in self.source) or micro_kernels.unmet(self.products, suffix)
+        if not suffix or is_idle:  # the options make no difference to this program
             return tuple(names)
         return tuple(name if name in foreign else f"{name}{suffix}" for name in names)
 

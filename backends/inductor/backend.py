@@ -68,11 +68,13 @@ class Space:
         suffix: what distinguishes their names from the same ones in another space, "" for the space that comes first.
         only: pattern of the names that count; the others belong to another space.
         options: beside the backend's own, as a tuple of pairs.
+        multiprocessors: how many the GPU is taken to have; 0: its own number.  Persistent kernels are named by it.
     """
 
     suffix: str = ""
     only: str = "*"
     options: tuple[tuple[str, Any], ...] = ()
+    multiprocessors: int = 0
 
 
 def cache_dir(isa: str = "") -> Path:
@@ -259,7 +261,7 @@ class InductorBackend(abc.ABC):
 
     def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
         """How PyTorch alone compiles the problem with this candidate."""
-        from pytest_gemm.backends.inductor import cpu_isa
+        from pytest_gemm.backends.inductor import as_machine, cpu_isa
         from pytest_gemm.backends.inductor.bindings import constant_names, dynamic_dimensions
 
         spec = self._spec(problem, request, self._selected(problem, operands, request)[0])
@@ -271,7 +273,7 @@ class InductorBackend(abc.ABC):
             hints={size: HINTS[size] for size in problem.dynamic},
             caches=bool(request.user_caches),
             threads=spec.threads,
-            setup=cpu_isa.isa_setup(request.isa),
+            setup=(*cpu_isa.isa_setup(request.isa), *as_machine.setup(request.machine, spec.multiprocessors)),
         )
 
     # -- building --------------------------------------------------------------------------------------
@@ -342,6 +344,7 @@ class InductorBackend(abc.ABC):
             threads=options.get("cpp.threads", self._threads()),
             request=request,
             suffix=space.suffix,
+            multiprocessors=space.multiprocessors,
             device_kernel=self.device_kernel,
             wanted=self.wanted(problem),
             log=self.log,

@@ -39,6 +39,7 @@ class CompileSpec:
     ``candidate`` compiles that one of the candidates instead of benchmarking all, see :data:`Wanted`.
     A number that leads to a candidate which is pruned gives way to the next one, a name does not.  The name is
     Inductor's, without ``suffix``: what the options add to it (``,cache=2.2.8``).
+    ``multiprocessors`` is how many a GPU is taken to have; 0: those that it has, or the requested machine.
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
     ``wanted`` is the pattern of the one candidate that has to be chosen, "" where any will do.
     ``log`` counts the compiles.
@@ -51,6 +52,7 @@ class CompileSpec:
     request: BuildRequest = DEFAULT
     candidate: Wanted = None
     suffix: str = ""
+    multiprocessors: int = 0
     device_kernel: str = ""
     wanted: str = ""
     log: CompileLog = dataclasses.field(default_factory=CompileLog)
@@ -62,9 +64,9 @@ class CompileSpec:
 
     @property
     def cache_tag(self) -> str:
-        """Separates the entries of a user's caches, whose keys do not contain a candidate; "" where they are off."""
+        """Separates the entries of a user's caches, whose keys have no candidate or machine; "" where they are off."""
         caches, candidate = self.request.user_caches, self.request.candidate
-        return f"{caches}-{candidate}" if caches and candidate else caches
+        return "-".join(filter(None, (caches, candidate, self.request.machine))) if caches else ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -159,7 +159,7 @@ def generating_for(isa: str) -> Iterator[None]:
 
     What decides there depends here on the level: ``VecISA`` and with it macros, flags and ``-march``; ``torch.cpu``'s
     questions; whether oneDNN has bf16 and f16, on which lowerings depend.  What is computed outside of generated code
-    (ATen, oneDNN) stays the machine's.
+    (ATen, oneDNN) stays the machine's, and so does what oneDNN has, which packs weights while Inductor compiles.
 
     Args:
         isa: one of ``machine.isa.ISAS``; "" changes nothing.
@@ -175,7 +175,8 @@ def generating_for(isa: str) -> Iterator[None]:
         return ISAS.index(isa) >= ISAS.index(least) and bool(machine())
 
     # At the machine's best level the compiler goes on taking the machine for what it is, as it does for a user.
-    best = isa_module.isas(processor.cpu().flags)[-1:] == (isa,)
+    here = isa_module.isas(processor.cpu().flags)
+    best = here[-1:] == (isa,)
     march = "native" if best else _LEVELS[isa]["march"]
 
     def flags(call: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,7 +187,9 @@ def generating_for(isa: str) -> Iterator[None]:
     changes: list[tuple[Any, str, Any]] = [(cpu_vec_isa, "valid_vec_isa_list", lambda: [_vectors(isa)])]
     for least, level in _LEVELS.items():
         known = ((name, getattr(torch.cpu, name, None)) for name in level["questions"])
-        changes += [(torch.cpu, name, functools.partial(bool, has(least, asked))) for name, asked in known if asked]
+        # Where the code is not to be executed, what this CPU answers does not count.
+        answers = ((name, has(least, asked if isa in here else lambda: True)) for name, asked in known if asked)
+        changes += [(torch.cpu, name, functools.partial(bool, answer)) for name, answer in answers]
     for name, least in _ONEDNN.items():
         for module in (utils, mkldnn_fusion):
             if asked := getattr(module, name, None):

@@ -27,7 +27,7 @@ from weakref import finalize
 import torch
 from packaging.version import Version
 
-from pytest_gemm.backends.inductor import stored
+from pytest_gemm.backends.inductor import as_machine, stored
 from pytest_gemm.backends.inductor.bindings import watch_packing
 from pytest_gemm.backends.inductor.compilation import CompileSpec, Session, Wanted
 from pytest_gemm.backends.inductor.cpu_isa import (
@@ -257,6 +257,8 @@ def session(spec: CompileSpec, candidate: Wanted = None, listing: bool = False) 
             _watch_modules(seen),
             watch_packing(seen),
             generating_for(spec.request.isa),
+            as_machine.believing(spec.request.machine, spec.multiprocessors),
+            as_machine.compiling_only(spec.request),
             watch_libraries(seen),
             _watch_steps(),
             torch.no_grad(),

@@ -24,6 +24,7 @@ class Capability(str, enum.Enum):
     SPARED = "spared"
     MODE = "mode"
     ISA = "isa"
+    MACHINE = "machine"
     USER_CACHES = "user_caches"
     """``test_caches.py`` runs: a problem is prepared twice, the second time with other values in the same memory."""
 
@@ -40,6 +41,8 @@ class BuildRequest:
         spared: candidates that need not be benchmarked, known to be slow.
         mode: how a user's program reaches the kernel.
         isa: instruction set of the CPU to generate code for, one of ``machine.isa.ISAS``; "": the machine's own.
+        machine: name of the one of ``machine.machines`` to compile as on, whose instruction set ``isa`` is then; a CPU
+            that does not execute that one compiles and runs nothing.  "": this machine.
         user_caches: compile at every ``prepare`` as a user's process does, with every cache on.  The tag separates
             these caches from all others; "" is without.
         run_threads: CPU threads with which the program is run, where these are not those that it is compiled with; 0:
@@ -52,6 +55,7 @@ class BuildRequest:
     spared: frozenset[str] = frozenset()
     mode: Mode = Mode.OWN
     isa: str = ""
+    machine: str = ""
     user_caches: str = ""
     run_threads: int = 0
 

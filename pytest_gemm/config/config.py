@@ -30,6 +30,7 @@ from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.core.text import described, did_you_mean, shown
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa, processor
+from pytest_gemm.machine.machines import Machine
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import APART, QUICK
 from pytest_gemm.problem.ops import OPS
@@ -170,6 +171,7 @@ class GemmConfig:
         profile: show where the time goes.
         compile_only: compile what the selected cases need and run nothing.
         stream: ``default``, or ``side`` to judge on a CUDA stream of its own.
+        machine: as on which code is compiled; ``None``: this one.
         options: every option's value as text, by its name.
         settings: what ``--gemm-set`` gives, as text, by ``NAME.KEY``.
         typed: names of the options, and of the settings, that the command line changes.
@@ -206,6 +208,7 @@ class GemmConfig:
     profile: bool = _option("profile", values.is_yes)
     compile_only: bool = _option("compile-only", values.is_yes)
     stream: str = "default"
+    machine: Machine | None = None
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     typed: frozenset[str] = frozenset()
@@ -220,7 +223,7 @@ class GemmConfig:
     @property
     def isas(self) -> tuple[str, ...]:
         """Instruction sets, "" for the CPU's own, for which cpp generates; empty: its own."""
-        return self.isa[0]
+        return (self.machine.isa,) if self.machine and self.machine.isa else self.isa[0]
 
     @property
     def notes(self) -> list[str]:
@@ -273,6 +276,12 @@ class GemmConfig:
         """Where each selected backend computes, by its name."""
         return {backend.name: self.device_of(backend) for backend in self.backends}
 
+    def machine_of(self, backend: Backend) -> Machine | None:
+        """As which machine this backend compiles; ``None``: as this one, or nothing."""
+        machine, on_cpu = self.machine, self.device_of(backend) == Device.CPU
+        fits = machine is not None and bool(machine.threads) == on_cpu and honours(backend, Capability.MACHINE)
+        return machine if fits else None
+
     def device_of(self, backend: Backend) -> Device:
         """Where this backend computes: the device asked for, or the first of its own that is here."""
         if self.device != "auto":
@@ -296,6 +305,7 @@ ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
         "inline": Setting("no", "yes|no", "kernels run in pytest's process", api_settings.one_of("yes", "no")),
         "confined": Setting("no", "yes|no", "kernels write to no file and no socket", api_settings.one_of("yes", "no")),
         "stream": Setting("default", "default|side", "CUDA stream of a run", api_settings.one_of("default", "side")),
+        "machine": Setting("", "NAME", "compile as on this machine; default: this one", values.machine),
     },
     "speed": {
         "windows": Setting("32", "N", "spans of a CPU session in which each case is timed", values.whole(3, 1000)),
@@ -433,6 +443,7 @@ def read(config: pytest.Config) -> GemmConfig:
         threads=(*threads, max(1, cores() // workers(config)))[0],
         ledger=ledger(config, registry),
         stream=settings["run"]["stream"],
+        machine=_machine(settings["run"]["machine"], texts),
         inline=settings["run"]["inline"] == "yes",
         confined=settings["run"]["confined"] == "yes",
         options={name: str(text) for name, text in texts.items()},
@@ -489,6 +500,13 @@ def _check_together(texts: Mapping[str, Given], config: pytest.Config) -> None:
         raise pytest.UsageError("--gemm-compile-only takes all cores by itself: leave out -n, and see cutlass.jobs")
     if texts["against"] and texts["sessions"] == "1":
         raise pytest.UsageError("--gemm-sessions=1: to tell two environments apart takes 2 sessions of each at least")
+
+
+def _machine(machine: Machine | None, texts: Mapping[str, Given]) -> Machine | None:
+    for name in ("isa", "threads"):
+        if machine is not None and machine.threads and texts[name] != BY_NAME[name].default:
+            raise values.wrong(texts[name], f"run.machine={machine.name} has its own: leave out one of them")
+    return machine
 
 
 def _comparator(text: Given, registry: Registry) -> str:

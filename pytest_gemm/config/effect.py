@@ -43,6 +43,7 @@ WANTS: Final[Mapping[str, tuple[str, Callable[[GemmConfig, Backend], bool]]]] = 
     "isa": ("generates code for the CPU", lambda config, b: honours(b, Capability.ISA) and _on_cpu(config, b)),
     "candidates": ("has autotune candidates", _has_chosen),
     "guard": ("computes on the CPU", _on_cpu),
+    "run.machine": ("compiles as on that machine", lambda config, b: config.machine_of(b) is not None),
     "run.stream": ("computes on a CUDA device", lambda config, b: not _on_cpu(config, b)),
     "speed.windows": ("computes on the CPU", _on_cpu),
     "comparator": ("differs from the comparator", lambda config, b: b.name != config.speed.comparator),
@@ -71,6 +72,8 @@ def check_backends(config: GemmConfig) -> None:
         pytest.UsageError: naming the option and why it has no effect.
     """
     kind = "compile-only" if config.compile_only else "fuzz" if config.fuzz else ""
+    if kind and config.machine:
+        raise _has_no_effect(config, "run.machine", f"--gemm-{kind} ignores it")
     for name in sorted(option.name for option in OPTIONS if option.name in config.typed and kind in option.ignored_by):
         raise _has_no_effect(config, name, f"--gemm-{kind} ignores it")
     if kind == "fuzz" and config.thread_axis:
@@ -99,6 +102,9 @@ def check_cases(config: GemmConfig, *, tests: int, cases: int, timed: int) -> No
     """
     if not tests:
         return
+    if timed and config.machine:
+        what = f"{timed} of the {tests} collected test(s) are timed, which shows nothing of that machine"
+        raise pytest.UsageError(f"--gemm-set=run.machine={config.machine.name}: {what}; name tests that judge")
     typed = [option for option in OPTIONS if option.name in config.typed]
     speed = [option.name for option in typed if option.group == "speed"]
     speed += sorted(name for name in config.typed if name.startswith("speed."))
@@ -125,13 +131,15 @@ def rerun_options(config: GemmConfig, backend: str = "", *, timed: bool = True) 
     names = ["level", "known-failures", "device", "candidates", "reference"]
     names += ["comparator", "against" if config.speed.against else "baselines"] if timed else []
     given = {name: config.options[name] for name in names if config.options[name] != BY_NAME[name].default}
-    given |= {"threads": str(config.threads)} if config.threads != cores() else {}
+    as_cpu = bool(config.machine and config.machine.threads)
+    has_own = as_cpu and (again is None or config.machine_of(again) is not None)
+    given |= {"threads": str(config.threads)} if config.threads != cores() and not has_own else {}
     found = {name: f"--gemm-{name}={text}" for name, text in given.items()}
     owners = {one.name for one in config.backends} | ({"speed"} if timed else set())
     found |= {
         name: f"--gemm-set={name}={text}"
         for name, text in config.settings.items()
-        if (name.partition(".")[0] in owners or name == "run.stream")
+        if (name.partition(".")[0] in owners or name in {"run.stream", "run.machine"})
         and not name.endswith((".cache", ".jobs", ".wait"))
     }
     return (

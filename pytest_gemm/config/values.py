@@ -17,6 +17,7 @@ import pytest
 from pytest_gemm.config.options import BY_NAME, OPTIONS, Option
 from pytest_gemm.core.text import did_you_mean, shown
 from pytest_gemm.machine.isa import ISAS
+from pytest_gemm.machine.machines import Machine, machines
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
@@ -287,6 +288,14 @@ def isas(text: str, here: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ..
     wanted = [one for name in given for one in (here if name == "all" else ("" if name == "native" else name,))]
     lacking = tuple(name for name in ISAS if name not in here) if "all" in given else ()
     return tuple(dict.fromkeys(wanted)), lacking
+
+
+def machine(text: str) -> Machine | None:
+    """A machine of the table; ``None`` of an empty text."""
+    if text and text not in machines():
+        hint = did_you_mean(text.lower(), tuple(machines()))
+        raise ValueError(f"unknown machine{hint}; known: {', '.join(map(str, machines().values()))}")
+    return machines()[text] if text else None
 
 
 def candidates(text: str) -> str:

@@ -32,7 +32,8 @@ class Rerun:
         candidate = case.candidate
         if "--gemm-candidates=winner" in self.options and len(outcome.chosen) == 1:
             candidate = outcome.chosen[0]  # another one may win the next time
-        threads = threads_text(case.threads, case.run_threads) if case.threads else ""
+        has_machine = any(option.startswith("--gemm-set=run.machine=") for option in self.options)  # with its own
+        threads = threads_text(case.threads, case.run_threads) if case.threads and not has_machine else ""
         own = {"--gemm-candidates=": candidate, "--gemm-threads=": threads}
         replaced = tuple(option for option, value in own.items() if value)
         start = self.options[:2] if self.options[:1] == ("python",) else ()
@@ -47,7 +48,7 @@ class Rerun:
         ]
         own |= {
             "--gemm-modes=": case.mode.value,
-            "--gemm-isa=": case.isa,
+            "--gemm-isa=": "" if has_machine else case.isa,
             "--gemm-guard=": "pages" if case.guard else "",
         }
         words += [f"{option}{value}" for option, value in own.items() if value]

@@ -32,7 +32,7 @@ class Case:
         threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
         run_threads: CPU threads with which it is run, where these are not those it is compiled with; 0: the same.
         isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
-        user_caches, spared: see :class:`BuildRequest`.
+        machine, user_caches, spared: see :class:`BuildRequest`.
     """
 
     backend: Backend
@@ -44,6 +44,7 @@ class Case:
     mode: Mode = Mode.OWN
     threads: int = 0
     isa: str = ""
+    machine: str = ""
     user_caches: str = ""
     spared: frozenset[str] = frozenset()
     run_threads: int = 0
@@ -57,6 +58,7 @@ class Case:
             spared=self.spared,
             mode=self.mode,
             isa=self.isa,
+            machine=self.machine,
             user_caches=self.user_caches,
             run_threads=self.run_threads,
         )

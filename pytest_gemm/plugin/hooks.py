@@ -135,6 +135,7 @@ class GemmRun:
         names = ", ".join(backend.name for backend in settings.backends)
         threads = " and ".join(threads_text(*count) for count in settings.thread_axis or ((settings.threads, 0),))
         head = f"gemm: backends {names}; level {settings.level}, seed {settings.seed}, {threads} thread(s) a process"
+        head += f"; compiled as on {settings.machine}" if settings.machine else ""
         return head + (f"; shard {settings.options['shard']}" if settings.shard else "")
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> str | None:

@@ -145,6 +145,7 @@ def head(config: GemmConfig, command: Sequence[str]) -> Head:
         gpus=gpus,
         versions=versions,
         threads=config.threads,
+        compiled_as=str(config.machine or ""),
         terms=terms,
         options=config.deciding,
         shard=number,

@@ -134,13 +134,14 @@ def select(request: Request, config: GemmConfig) -> list[Parameter]:
 def _axes(backend: Backend, config: GemmConfig, *, timed: bool) -> list[CaseId]:
     """A backend's cases of any problem: by mode, by instruction set where it generates code, by number of threads.
 
-    What is timed is timed in the backend's own way: a baseline is of that.
+    As on another machine it has that one's.  What is timed is timed in the backend's own way: a baseline is of that.
     """
     if timed:
         return [CaseId(backend.name, "")]
     on_cpu = config.device_of(backend) == "cpu"
     isas = config.isas if on_cpu and honours(backend, Capability.ISA) else ()
-    counts = config.thread_axis if on_cpu else ()
+    machine = config.machine_of(backend)
+    counts = ((machine.threads, 0),) if machine else config.thread_axis if on_cpu else ()
     axes = itertools.product(config.modes or ("",), isas or ("",), counts or ((0, 0),))
     return [
         CaseId(backend.name, "", mode=Mode(mode), isa=isa, threads=compiled, run_threads=run)
@@ -255,9 +256,9 @@ def case_of(parameter: Parameter, config: GemmConfig) -> Case:
     distributions = parameter.distributions or wanted or _of_level(apply, config.level)
     device = config.device_of(backend)
     case = Case(backend, problem, distributions, config.seed, device, CandidateSelection(config.wanted_candidates))
-    return dataclasses.replace(
-        case, mode=asked.mode, isa=asked.isa, threads=asked.threads, run_threads=asked.run_threads
-    )
+    axes = {name: getattr(asked, name) for name in ("mode", "isa", "threads", "run_threads")}
+    machine = config.machine_of(backend)
+    return dataclasses.replace(case, **axes, machine=machine.name if machine else "")
 
 
 # -- collected tests -------------------------------------------------------------------------------------------

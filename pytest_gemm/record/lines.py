@@ -62,6 +62,7 @@ class Head:
         versions: of distributions, of the compiler or of CUDA, and of the oneDNN in torch, by name.
         machine, cpu, isa, gpus: of the hardware.
         threads: CPU threads of a process, 0 where it is unknown.
+        compiled_as: the machine as on which code was compiled, "" for this one.
         terms: of the verdict.
         options: those that decide what is judged, as text.
         shard, shards: K and N of shard K of N; 0 of a whole run.
@@ -75,10 +76,16 @@ class Head:
     isa: str = ""
     gpus: tuple[str, ...] = ()
     threads: int = 0
+    compiled_as: str = ""
     terms: Terms = Terms()
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     shard: int = 0
     shards: int = 0
+
+    @property
+    def hardware(self) -> tuple[str, ...]:
+        """CPU and GPUs, and as on which machine code was compiled."""
+        return (self.cpu, *self.gpus, *([f"compiled as on {self.compiled_as}"] if self.compiled_as else []))
 
     @classmethod
     def of(cls, arguments: Sequence[str], *, gpus: bool, **further: Any) -> Head:

@@ -99,7 +99,7 @@ def _counts(outcomes: Sequence[Outcome]) -> list[list[object]]:
 
 def _facts(head: Head) -> list[str]:
     versions = [f"{name} {version}" for name, version in sorted(head.versions.items())]
-    return [*versions, head.cpu, *head.gpus]
+    return [*versions, *head.hardware]
 
 
 # -- annotations -----------------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ def environment(before: Head, after: Head) -> list[tuple[str, str, str]]:
             ("CPU", [before.cpu], [after.cpu]),
             ("instruction set", [before.isa], [after.isa]),
             ("GPUs", before.gpus, after.gpus),
+            ("compiled as on", [before.compiled_as or "-"], [after.compiled_as or "-"]),
             ("CPU threads of a process", [before.threads or "-"], [after.threads or "-"]),
         )
     ]

@@ -138,7 +138,9 @@ def test_what_all_left_out_is_said_in_the_summary() -> None:
 
 def test_only_what_generates_code_for_the_cpu_has_variants() -> None:
     mine = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, None, True)
-    asked: Any = SimpleNamespace(isas=("avx2", ""), modes=(), thread_axis=(), device_of=lambda _: "cpu")
+    asked: Any = SimpleNamespace(
+        isas=("avx2", ""), modes=(), thread_axis=(), machine_of=lambda _: None, device_of=lambda _: "cpu"
+    )
 
     def levels(backend: CppBackend | CallableBackend | AtenBackend) -> list[str]:
         return [case.isa for case in selection._axes(backend, asked, timed=False)]

@@ -102,6 +102,7 @@ VALUES = wrong(
     ("--gemm-set=cutlass.job=2", "no setting 'cutlass.job' (did you mean 'cutlass.jobs'?)", "cutlass.arch"),
     ("--gemm-set=jobs=2", "--gemm-set=jobs=2: give it as NAME.KEY=VALUE"),
     ("--gemm-set=run.inline=maybe", "--gemm-set=run.inline=maybe: give one of yes, no"),
+    ("--gemm-set=run.machine=epyc-9555", "=epyc-9555: unknown machine (did you mean 'epyc-9755'?)", "NVIDIA L4"),
     ("--gemm-known-failures=absent.toml", "--gemm-known-failures: absent.toml: cannot be read"),
     ("--gemm-known-failures=folder", "--gemm-known-failures: folder: is no regular file"),
     ("--gemm-output=/proc/no", "cannot be written"),
@@ -119,6 +120,9 @@ COMBINATIONS = wrong(
     ("--gemm-fuzz=60 --gemm-modes=aoti", "--gemm-modes=aoti has no effect: --gemm-fuzz ignores it"),
     ("--gemm-fuzz=60 --gemm-threads=1,2", "--gemm-threads=1,2 has no effect"),
     ("--gemm-fuzz=60 -n 2", "leave out -n"),
+    ("--gemm-fuzz=60 --gemm-set=run.machine=l4", "--gemm-set=run.machine=l4 has no effect: --gemm-fuzz ignores it"),
+    ("--gemm-isa=avx2 --gemm-set=run.machine=epyc-9554", "--gemm-isa=avx2: run.machine=epyc-9554 has its own"),
+    ("--gemm-threads=2 --gemm-set=run.machine=epyc-9554", "--gemm-threads=2: run.machine=epyc-9554 has its own"),
     ("--gemm-compile-only --gemm-device=cpu", "--gemm-compile-only: there is no CUDA device here"),
     ("--gemm-compile-only --gemm-set=cutlass.arch=90a -n 2", "leave out -n"),
     ("--gemm-against=x --gemm-sessions=1", "--gemm-sessions=1", "2 sessions"),
@@ -129,6 +133,8 @@ COMBINATIONS = wrong(
     ("--gemm-guard=pages --gemm-device=cuda", "--gemm-guard=pages has no effect", "computes on the CPU"),
     ("--gemm-backends=mine --gemm-comparator=mine", "--gemm-comparator=mine has no effect"),
     ("--gemm-set=speed.windows=16 --gemm-device=cuda", "--gemm-set=speed.windows=16 has no effect"),
+    ("--gemm-backends=aten --gemm-set=run.machine=epyc-9554", "(aten) compiles as on that machine", "add one of cpp"),
+    ("--gemm-backends=cpp --gemm-set=run.machine=h100", "(cpp) compiles as on that machine", "add one of triton"),
     # No collected test is timed.
     ("--gemm-backends=mine --gemm-record", "--gemm-record=yes has no effect: none of the 1 collected test(s)"),
     ("--gemm-backends=mine --gemm-set=speed.wait=9", "--gemm-set=speed.wait=9 has no effect: none of the 1 collected"),
@@ -139,6 +145,7 @@ COMBINATIONS = wrong(
 TIMED_ONLY = wrong(
     ("--gemm-modes=eager", "--gemm-modes=eager has no effect: all collected cases are timed"),
     ("--gemm-threads=1,2", "--gemm-threads=1,2 has no effect: all collected cases are timed"),
+    ("--gemm-backends=mine,cpp --gemm-set=run.machine=epyc-9554", "2 of the 2 collected test(s) are timed"),
 )
 
 # Those that know the distributions, and so torch.
