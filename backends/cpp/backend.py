@@ -157,13 +157,13 @@ class CppBackend(InductorBackend):
         return tuple(one for one in found if not (problem.op.several and one.slices_k))
 
     def space_of_one(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> Space:
-        """Inductor's own blocking for one problem of three and for large ones, another one for the others.
+        """Inductor's own blocking for one problem of three, for large ones and as on a machine; for others another one.
 
         Blocks meet scales, zero points and groups in quantised products: these have another one always.
         """
         shape = problem.shape
         own = by_line % _OWN == 0 and not (problem.op.int8 or problem.group_size)
-        if own or shape.n * shape.k >= _OWN_FROM or _is_empty(problem) or request.run_threads:
+        if own or shape.n * shape.k >= _OWN_FROM or _is_empty(problem) or request.run_threads or request.machine:
             return Space()
         return _space(self._blockings(problem, by_line, request)[0])
 

@@ -2,10 +2,10 @@
 
     python tests/studies/field.py [--lines 200] [--seed 0] [--backends aten,cpp] [--output DIR] > PAGE
 
-A line is a layer of ``conformance/cases/models.toml`` in one of its forms, with its own steps and a number of tokens;
-half of the lines have the blocking that the problem's line selects, the others Inductor's own.  Each machine is one run
-of the suite.  The page has what every machine judged, and each case that was not right, with the entry of the ledger
-that knows it.  It is no part of CI.
+A line is a layer of ``conformance/cases/models.toml`` in one of its forms, with its own steps and a number of tokens.
+It is compiled as on a machine of ``machines.toml`` or, on a CPU, with a blocking of ``micro_kernels.toml``.  Each of
+these is one run of the suite.  The page has what each run judged, and each case that was not right, with the entry of
+the ledger that knows it.  It is no part of CI.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from studies import lines
 
+from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.conformance import models
 from pytest_gemm.core.outcome import Status
 from pytest_gemm.machine.machines import machines
@@ -42,35 +43,37 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def drawn(count: int, seed: int, device: str) -> dict[tuple[str, str], list[str]]:
-    """Different problem lines by machine and by the candidates that are asked for."""
+def drawn(count: int, seed: int, device: str) -> dict[str, list[str]]:
+    """Different problem lines by the option that says how they are compiled."""
     dice, found, seen = random.Random(seed), defaultdict(list), set()
     names = [one.name for one in machines().values() if bool(one.threads) == (device == "cpu")]
+    ways = [f"--gemm-set=run.machine={name}" for name in names]
+    blockings = micro_kernels.blockings("fixed", 0) if device == "cpu" else ()
+    ways += [f"--gemm-candidates=CppMicro*{axes}" for axes in dice.sample(blockings, min(3, len(blockings)))]
     while len(seen) < count:
-        where = dice.choice(names), dice.choice(("one", "winner"))
-        line = models.draw(dice, device).line
+        way, line = dice.choice(ways), models.draw(dice, device).line
         if line not in seen:
             seen.add(line)
-            found[where].append(line)
+            found[way].append(line)
     return dict(sorted(found.items()))
 
 
 def main() -> int:
     """Print the page; returns 1 where a case is wrong that the ledger does not know."""
     given, rows, wrong = arguments(), [], []
-    for (machine, which), problems in drawn(given.lines, given.seed, given.device).items():
-        folder, begin = given.output / f"{machine}-{which}", time.monotonic()
+    for number, (way, problems) in enumerate(drawn(given.lines, given.seed, given.device).items()):
+        folder, begin = given.output / str(number), time.monotonic()
         command = [sys.executable, "-m", "pytest", "--pyargs", "pytest_gemm.conformance.test_products", "-q"]
         command += ["-n", given.workers, "-p", "no:cacheprovider", f"--gemm-problem={','.join(problems)}"]
-        command += [f"--gemm-backends={given.backends}", f"--gemm-candidates={which}", "--gemm-distributions=rand,int-2"]
-        command += [f"--gemm-set=run.machine={machine}", f"--gemm-output={folder}"]
+        command += [f"--gemm-backends={given.backends}", f"--gemm-output={folder}", "--gemm-distributions=rand,int-2"]
+        command += [way, "--gemm-level=models", "--gemm-allow=unjudged"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        sys.stderr.write(f"{machine} {which}: {done.stdout.strip().splitlines()[-1]}\n")
+        sys.stderr.write(f"{way}: {done.stdout.strip().splitlines()[-1]}\n")
         outcomes = read(folder).outcomes
         counts = Counter(outcome.status for outcome in outcomes)
-        rows.append((machine, which, len(problems), counts, time.monotonic() - begin))
-        wrong += [(machine, which, one) for one in outcomes if one.status in _WRONG]
-    unknown = [f"{one.id}: {one.reason}" for _, _, one in wrong if one.status is not Status.KNOWN_FAILURE]
+        rows.append((way, len(problems), counts, time.monotonic() - begin))
+        wrong += [(way, one) for one in outcomes if one.status in _WRONG]
+    unknown = [f"{one.id}: {one.reason}" for _, one in wrong if one.status is not Status.KNOWN_FAILURE]
     return lines.printed(lines.page("field.md.jinja", given=given, rows=rows, wrong=wrong, Status=Status), unknown)
 
 
