@@ -150,8 +150,11 @@ class CppBackend(InductorBackend):
         # Parts for the threads end the process of a batch: its function for one thread takes them too.
         kind = "dynamic" if is_open else "batched" if problem.op.batched else "fixed"
         found = micro_kernels.blockings(kind, by_line // _OWN)
-        # The template of several products does not add slices of K.
-        return tuple(one for one in found if not (problem.op.several and one.slices_k))
+        # The template of several products does not add slices of K; that of a batch takes the first register block of a
+        # B that is not packed for all of a cache block.
+        unpacked = problem.op.batched and not problem.has("b.constant")
+        left = (one for one in found if not (problem.op.several and one.slices_k))
+        return tuple(one for one in left if not (unpacked and one.cache and one.cache[1] > 1))
 
     def space_of_one(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> Space:
         """Inductor's own blocking for one problem of three and for large ones, another one for the others.
