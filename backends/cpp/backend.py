@@ -146,15 +146,15 @@ class CppBackend(InductorBackend):
 
     def _blockings(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> tuple[Axes, ...]:
         """Blockings that a problem's template takes, beginning with the one that the line leads to."""
-        number = by_line // _OWN
-        if problem.dynamic or request.mode is Mode.DYNAMIC:  # the code computes its blocks
-            found = micro_kernels.blockings("dynamic", number)
-        elif problem.op.batched:  # its function for one thread takes the factors too, and ends the process
-            found = micro_kernels.blockings("batched", number)
-        else:
-            found = micro_kernels.blockings("fixed", number)
-        # The template of several products does not add slices of K.
-        return tuple(one for one in found if not (problem.op.several and one.slices_k))
+        is_open = problem.dynamic or request.mode is Mode.DYNAMIC  # M, so that the code computes its blocks
+        # Parts for the threads end the process of a batch: its function for one thread takes them too.
+        kind = "dynamic" if is_open else "batched" if problem.op.batched else "fixed"
+        found = micro_kernels.blockings(kind, by_line // _OWN)
+        # The template of several products does not add slices of K; that of a batch takes the first register block of a
+        # B that is not packed for all of a cache block.
+        unpacked = problem.op.batched and not problem.has("b.constant")
+        left = (one for one in found if not (problem.op.several and one.slices_k))
+        return tuple(one for one in left if not (unpacked and one.cache and one.cache[1] > 1))
 
     def space_of_one(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> Space:
         """Inductor's own blocking for one problem of three, for large ones and as on a machine; for others another one.
