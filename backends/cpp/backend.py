@@ -149,12 +149,7 @@ class CppBackend(InductorBackend):
         is_open = problem.dynamic or request.mode is Mode.DYNAMIC  # M, so that the code computes its blocks
         # Parts for the threads end the process of a batch: its function for one thread takes them too.
         kind = "dynamic" if is_open else "batched" if problem.op.batched else "fixed"
-        found = micro_kernels.blockings(kind, by_line // _OWN)
-        # The template of several products does not add slices of K; that of a batch takes the first register block of a
-        # B that is not packed for all of a cache block.
-        unpacked = problem.op.batched and not problem.has("b.constant")
-        left = (one for one in found if not (problem.op.several and one.slices_k))
-        return tuple(one for one in left if not (unpacked and one.cache and one.cache[1] > 1))
+        return tuple(one for one in micro_kernels.blockings(kind, by_line // _OWN) if _is_right(problem, one))
 
     def space_of_one(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> Space:
         """Inductor's own blocking for one problem of three, for large ones and as on a machine; for others another one.
@@ -210,6 +205,20 @@ class CppBackend(InductorBackend):
             return found
         forcing = micro_kernels.registering(micro_kernels.kernel_of(asked[0]))
         return dataclasses.replace(found, setup=(*found.setup, *forcing))
+
+
+def _is_right(problem: Problem, axes: Axes) -> bool:
+    """Whether a problem's template is right with a blocking; the ledger has what it is not right with.
+
+    That of several products does not add slices of K, and before torch 2.13 none adds those of a cache block of several
+    register blocks of N.  That of a batch takes the first of these for all where B is not packed.
+    """
+    from pytest_gemm.backends.inductor import torch_compat
+
+    wide = axes.cache is not None and axes.cache[1] > 1
+    if axes.slices_k and (problem.op.several or (wide and torch_compat.torch_release() < (2, 13))):
+        return False
+    return not (wide and problem.op.batched) or problem.has("b.constant")
 
 
 def _space(axes: Axes) -> Space:
