@@ -49,7 +49,7 @@ def believing(machine: str, multiprocessors: int = 0) -> Iterator[None]:
 
         def big(call: Any, *device: Any) -> Any:
             create = "torch._inductor.runtime.hints:DeviceProperties.create"
-            with hooked({create: lambda made, *of: made(*of)._replace(multi_processor_count=count)}):
+            with hooked({create: lambda made, *of: made(*of)._replace(multi_processor_count=found.multiprocessors)}):
                 return call.__wrapped__(*device)  # its cache is of this machine
 
         hooks["torch._inductor.utils:is_big_gpu"] = big

@@ -145,5 +145,6 @@ def test_a_number_of_multiprocessors_is_part_of_a_name(monkeypatch: pytest.Monke
     space = backend._space_of(MM, given, DEFAULT.replace(candidate=f"{name},NUM_SMS=3"))
     assert (space.suffix, space.multiprocessors) == (",NUM_SMS=3", 3)
     assert backend._spec(MM, DEFAULT, space).multiprocessors == 3
-    assert backend._spec(MM, BuildRequest(machine="h100"), space).multiprocessors == 0
+    as_h100 = BuildRequest(machine="h100")
+    assert {backend.space_of_one(MM, number, as_h100).multiprocessors for number in range(4000)} == {0}
     assert backend._spec(MM, DEFAULT, Space()).multiprocessors == 0
