@@ -183,7 +183,7 @@ _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
     "grouped-rows": _grouped_rows,
     "scaled-groups": _scaled_groups,
     "other-threads": lambda _, r: r.run_threads > 0,
-    "scales-of-rows": lambda p, _: p.scale_blocks is not None and p.scale_blocks[0] == 1,
+    "scales-of-rows": lambda p, _: p.scale_blocks == (1, 128) or (p.scale_blocks == (1, 1) and p.shape.m > 1),
     "squares-of-a": lambda p, _: p.scale_blocks is not None and p.scale_blocks[0] > 1,
     "cublas-before-12.9": _cublas_before_12_9,
     "scaled-addend": lambda p, _: p.alpha != 1.0 or p.beta != 1.0,

@@ -9,6 +9,7 @@ import itertools
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,11 @@ class CppBackend(InductorBackend):
         found = (one for one in others if not (large and one.startswith("CppMicroGemmRef-")))
         variants = itertools.islice(self._variants(problem, operands, request, first), _VARIANTS)
         return dataclasses.replace(listed, names=(first, *found, *variants), named=named)
+
+    def by_line(self, problem: Problem) -> int:
+        """Of what the text of a kernel depends on: lines that differ in the rest share one, and its compile."""
+        facts = problem.dtypes.out.name, problem.shape, *problem.steps
+        return zlib.crc32(":".join(map(str, facts)).encode())
 
     def _variants(self, problem: Problem, operands: Operands, request: BuildRequest, first: str) -> Iterator[str]:
         """Inductor's selection with the blockings that make a difference to it, beginning with those of ``one``."""
