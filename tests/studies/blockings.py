@@ -1,7 +1,7 @@
 """Pairs of micro-kernel, blocking, op and tails that runs of the C++ templates met: ``blockings.py RUN...``.
 
     pytest --pyargs pytest_gemm.conformance --gemm-backends=cpp --gemm-output=out
-    python tests/studies/blockings.py out
+    python tests/studies/blockings.py out > PAGE
 
 A run is a record, or the folder of a run's ``--gemm-output``.  M, N and K have one cache block or several; the tail is
 that of the last one, or of a single register block.  Pairs that were never met are those of values that were, without
@@ -17,12 +17,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from studies import lines
+
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.core.outcome import Outcome
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.core.text import show
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record import reader
+from pytest_gemm.record.reader import Run
 
 Fact = tuple[str, str]
 # A product function of an outcome's configuration.
@@ -45,10 +50,11 @@ def _blocks(size: int, step: int, cache: int) -> str:
     return f"{count} with a tail" if size % last else count
 
 
-def page(outcomes: Sequence[Outcome]) -> str:
-    """How often each micro-kernel met each blocking, and the pairs that never were met."""
+def page(runs: Sequence[Run]) -> str:
+    """What each micro-kernel met by blocking, and the pairs that never were met."""
+    outcomes = [one for run in runs for one in run.outcomes if one.backend == "cpp"]
     met, values = Counter[frozenset[Fact]](), set[Fact]()
-    for _, found in {(outcome.case, each) for outcome in outcomes for each in facts(outcome)}:
+    for _, found in {(one.case, each) for one in outcomes if one.was_judged for each in facts(one)}:
         values.update(found)
         met.update(map(frozenset, itertools.combinations(found, 2)))
     backend, possible = CppBackend(), set[frozenset[Fact]]()
@@ -62,19 +68,32 @@ def page(outcomes: Sequence[Outcome]) -> str:
     never = defaultdict[Fact, list[str]](list)
     for first, second in (sorted(pair) for pair in left if not met[pair] and facets[pair] != {"op", "micro-kernel"}):
         never[first].append(" ".join(second))
-    named = [f"  {' '.join(fact)}: {', '.join(others)}" for fact, others in never.items()]
-    counts = [tuple(sorted(pair)) for pair in met if facets[pair] == {"blocking", "micro-kernel"}]
-    counted = [
-        f"  {kernel}, {blocking}: {met[frozenset(pair)]}" for pair in counts for (_, blocking), (_, kernel) in [pair]
-    ]
-    title = f"pairs never met: {sum(map(len, never.values()))} of {len(left)}"
-    return "\n".join(["micro-kernel, blocking: products", *sorted(counted), title, *named, ""])
+    return lines.page("blockings.md.jinja", rows=table(runs), never=never, pairs=len(left))
+
+
+def table(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, Counter[str]]]:
+    """By instruction set and micro-kernel, then by blocking: the problems that were right, wrong and refused."""
+    found: dict[tuple[str, str], dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    seen = set[tuple[object, ...]]()
+    for one in (one for run in runs for one in run.outcomes if one.backend == "cpp"):
+        name = next(iter(one.candidates), one.candidate)
+        asked = micro_kernels.split(name)
+        refused = one.status is Status.UNSUPPORTED and one.reason is not None and one.reason.code == "blocking-unmet"
+        if asked is None or not name.startswith("CppMicro") or not (refused or one.was_judged):
+            continue
+        wrong = one.status.is_failure or one.status is Status.KNOWN_FAILURE
+        result = "refused" if refused else "wrong" if wrong else "right"
+        if (key := (one.case, name, result)) not in seen:
+            seen.add(key)
+            where = one.case.isa or "native", micro_kernels.kernel_of(name).partition("-")[0]
+            found[where][str(asked[1])[1:] or "own"][result] += 1
+    return dict(sorted(found.items()))
 
 
 def main() -> None:
     """Print what the runs met."""
     runs = [reader.read(Path(path)) for path in sys.argv[1:]]
-    show(page([one for run in runs for one in run.outcomes if one.backend == "cpp" and one.was_judged]))
+    show(page(runs))
 
 
 if __name__ == "__main__":
