@@ -26,6 +26,7 @@ from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cpp.micro_kernels import Axes, Product
+from pytest_gemm.backends.inductor import torch_compat
 from pytest_gemm.conformance import matrix
 from pytest_gemm.core.case_id import CandidateSelection, Device, Mode
 from pytest_gemm.core.outcome import Status, Unsupported
@@ -99,6 +100,22 @@ def test_two_problems_of_three_are_given_a_blocking_that_their_template_takes(
         assert not any(re.search(r"threads=\d\.", suffix) for suffix in suffixes)
     if problem.op.several:  # their template adds no slices of K
         assert not any(re.search(r"kslices|threads=\d\.\d\.[2-9]", suffix) for suffix in suffixes)
+
+
+@pytest.mark.parametrize(("release", "added"), [((2, 12), False), ((2, 13), True)])
+def test_slices_of_k_of_wide_blocks_are_asked_for_where_they_are_added(
+    monkeypatch: pytest.MonkeyPatch, release: tuple[int, int], added: bool
+) -> None:
+    monkeypatch.setattr(torch_compat, "torch_release", lambda: release)
+    problem = Problem.parse("linear:f32:nt:17x65x127:bias")
+    found = {CppBackend().space_of_one(problem, number).suffix for number in range(90)}
+    assert (",cache=1.2.1,threads=2.1.2" in found) is added
+    assert {",cache=1.2.4,threads=2.2.1", ",cache=2.1.4,threads=1.2.2"} <= found
+
+
+def test_lines_of_one_kernel_share_its_blocking() -> None:
+    lines = ("mm:f16:nn:17x65x127", "mixed_mm:f16-i8-f16:nn:17x65x127", "mm:f16:nt:17x65x127:a.offset:b.padded")
+    assert len({CppBackend().by_line(Problem.parse(line)) for line in lines}) == 1
 
 
 def test_quick_has_int4_blocks_of_k_that_begin_within_a_group_and_others() -> None:
@@ -301,7 +318,7 @@ def test_k_slices_are_read_off_the_code_and_stated() -> None:
 @pytest.mark.compiler
 @needs_compiler
 def test_the_lines_blocking_is_in_the_code_the_outcome_and_the_script(cpp: CppBackend) -> None:
-    problem, first = given(LINE)
+    problem, first = given("linear:f32:nt:33x66x257:bias+relu")
     space = cpp.space_of_one(problem, cpp.by_line(problem))
     assert space.suffix.endswith(",threads=1.2.2")
     (outcome,) = judge.Judge().outcomes(case_module.Case(cpp, problem, ("rand",), 1, Device.CPU))

@@ -34,6 +34,16 @@ def test_every_group_is_read_by_a_backend() -> None:
     assert set(rules.groups()) <= set(re.findall(r'"([\w-]+)"', code))
 
 
+@pytest.mark.parametrize(("blocks", "m", "taken"), [
+    ("", 20, True), ("", 17, False), ("", 1, False), ("-1_1", 1, True), ("-1_1", 2, False), ("-128_1", 17, True),
+])  # fmt: skip
+def test_cublas_takes_scales_of_rows_by_four(blocks: str, m: int, taken: bool) -> None:
+    """As seen on an H100 with torch 2.11."""
+    problem = Problem.parse(f"scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:{m}x256x512:quant.blocks{blocks}")
+    refused = rules.check(("aten-by-cublas",), problem, DEFAULT)
+    assert (refused is None or "multiple of 4" not in str(refused)) is taken
+
+
 def test_the_texts_name_what_was_found() -> None:
     """The flag stands in the remedy; rules are read in order, and none holds for a plain product."""
     refused = rules.check(("tma", "compact"), Problem.parse("mm:bf16:nt:16x16x16:a.offset:b.padded"), DEFAULT)

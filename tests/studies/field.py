@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
 
 def drawn(count: int, seed: int, device: str) -> dict[str, list[str]]:
     """Different problem lines by the option that says how they are compiled."""
-    dice, found, seen = random.Random(seed), defaultdict(list), set()
+    dice, found, seen = random.Random(seed), defaultdict[str, list[str]](list), set[str]()
     names = [one.name for one in machines().values() if bool(one.threads) == (device == "cpu")]
     ways = [f"--gemm-set=run.machine={name}" for name in names]
     blockings = micro_kernels.blockings("fixed", 0) if device == "cpu" else ()
@@ -73,7 +73,7 @@ def main() -> int:
         counts = Counter(outcome.status for outcome in outcomes)
         rows.append((way, len(problems), counts, time.monotonic() - begin))
         wrong += [(way, one) for one in outcomes if one.status in _WRONG]
-    unknown = [f"{one.id}: {one.reason}" for _, one in wrong if one.status is not Status.KNOWN_FAILURE]
+    unknown = [f"{one.case}: {one.reason}" for _, one in wrong if one.status is not Status.KNOWN_FAILURE]
     return lines.printed(lines.page("field.md.jinja", given=given, rows=rows, wrong=wrong, Status=Status), unknown)
 
 
