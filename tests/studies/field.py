@@ -4,8 +4,8 @@
 
 A line is a layer of ``conformance/cases/models.toml`` in one of its forms, with its own steps and a number of tokens.
 It is compiled as on a machine of ``machines.toml`` or, on a CPU, with a blocking of ``micro_kernels.toml``.  Each of
-these is one run of the suite.  The page has what each run judged, and each case that was not right, with the entry of
-the ledger that knows it.  It is no part of CI.
+these is one run of the suite.  The page has what each run judged, and each problem that was not right, with the entry
+of the ledger that knows it.  It is no part of CI.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> int:
         outcomes = read(folder).outcomes
         counts = Counter(outcome.status for outcome in outcomes)
         rows.append((way, len(problems), counts, time.monotonic() - begin))
-        wrong += [(way, one) for one in outcomes if one.status in _WRONG]
+        wrong += {(one.case.whole, one.status): (way, one) for one in outcomes if one.status in _WRONG}.values()
     unknown = [f"{one.case}: {one.reason}" for _, one in wrong if one.status is not Status.KNOWN_FAILURE]
     return lines.printed(lines.page("field.md.jinja", given=given, rows=rows, wrong=wrong, Status=Status), unknown)
 
