@@ -118,6 +118,14 @@ def test_lines_of_one_kernel_share_its_blocking() -> None:
     assert len({CppBackend().by_line(Problem.parse(line)) for line in lines}) == 1
 
 
+def test_quick_has_a_packed_batch_with_several_register_blocks_of_n_in_a_cache_block() -> None:
+    backend, found = CppBackend(), set()
+    for problem in (one for one in matrix.products("quick") if one.op.name == "bmm" and one.has("b.constant")):
+        axes = micro_kernels.split(backend.space_of_one(problem, backend.by_line(problem)).suffix)
+        found.add(bool(axes and axes[1].cache and axes[1].cache[1] > 1) and problem.shape.n > 96)
+    assert True in found
+
+
 def test_quick_has_int4_blocks_of_k_that_begin_within_a_group_and_others() -> None:
     """With more threads than blocks the heuristic takes a register block of 4 x 64 x 32, on every CPU with AVX-512."""
     backend, begins_at_group = CppBackend(), set()

@@ -68,7 +68,7 @@ def page(runs: Sequence[Run]) -> str:
     never = defaultdict[Fact, list[str]](list)
     for first, second in (sorted(pair) for pair in left if not met[pair] and facets[pair] != {"op", "micro-kernel"}):
         never[first].append(" ".join(second))
-    return lines.page("blockings.md.jinja", rows=table(runs), never=never, pairs=len(left))
+    return lines.page("blockings.md.jinja", runs=runs, rows=table(runs), never=never, pairs=len(left))
 
 
 def table(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, Counter[str]]]:
