@@ -24,7 +24,7 @@ from studies import lines
 
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.conformance import models
-from pytest_gemm.core.outcome import Status
+from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.machine.machines import machines
 from pytest_gemm.record.reader import read
 
@@ -60,7 +60,8 @@ def drawn(count: int, seed: int, device: str) -> dict[str, list[str]]:
 
 def main() -> int:
     """Print the page; returns 1 where a case is wrong that the ledger does not know."""
-    given, rows, wrong = arguments(), [], []
+    given, rows = arguments(), []
+    wrong: list[tuple[str, Outcome]] = []
     for number, (way, problems) in enumerate(drawn(given.lines, given.seed, given.device).items()):
         folder, begin = given.output / str(number), time.monotonic()
         command = [sys.executable, "-m", "pytest", "--pyargs", "pytest_gemm.conformance.test_products", "-q"]
