@@ -285,6 +285,7 @@ def test_a_rerun_judges_the_distributions_that_it_names_where_they_apply() -> No
         level="quick",
         seed=3,
         device_of=lambda _: "cpu",
+        machine_of=lambda _: None,
         wanted_candidates="",
         distributions=("specials", "rand"),
     )

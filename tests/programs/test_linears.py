@@ -135,7 +135,8 @@ def test_a_package_has_its_own_candidates_and_nothing_is_compiled_for_their_list
 def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     problem = Problem.parse("linears:f32:nt:2x17x33x48:bias+gated-silu:bias.last:m.dynamic")
     backend = CppBackend(threads=2)
-    outcomes = Judge().outcomes(Case(backend, problem, ("int-2", "rand"), 0, Device.CPU))
+    winner = CandidateSelection("winner")
+    outcomes = Judge().outcomes(Case(backend, problem, ("int-2", "rand"), 0, Device.CPU, winner))
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED], outcomes
     assert ",grouped)" in outcomes[0].kernels[0]
     assert backend.log.compiles == 1  # both weights are bound again
