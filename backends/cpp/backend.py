@@ -134,7 +134,8 @@ class CppBackend(InductorBackend):
 
     def by_line(self, problem: Problem) -> int:
         """Of what the text of a kernel depends on: lines that differ in the rest share one, and its compile."""
-        facts = problem.dtypes.out.name, problem.shape, *problem.steps
+        first = problem.at_hints  # any M of a dynamic one has the same artifact
+        facts = first.dtypes.out.name, first.shape, *first.steps
         return zlib.crc32(":".join(map(str, facts)).encode())
 
     def _variants(self, problem: Problem, operands: Operands, request: BuildRequest, first: str) -> Iterator[str]:

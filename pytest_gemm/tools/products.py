@@ -25,7 +25,7 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import BLOCK_K, STEPS, Step, StepKind
 from pytest_gemm.tools.capture import Places, is_constant, is_view, name_of, places, root
 
-# Namespaces whose operators multiply nothing, but for what is_product knows and these words name.
+# Namespaces whose operators multiply nothing, except products and the operators that _OTHERS names.
 _KNOWN: Final = frozenset({"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional"})
 _OTHERS: Final = re.compile(r"conv|attention|transformer|rnn|lstm|gru|bilinear|cdist")
 # Bytes at which a vector or TMA begins to load.
