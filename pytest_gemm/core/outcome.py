@@ -141,6 +141,7 @@ class Outcome:
         kernels: names of the kernels that ran, as the backend proved them.
         tier: which tier of the oracle decided (``exact``, ``hard``, ``statistical``), "" before judging.
         ratio: worst error over bound; at most 1 for a pass, 0 where every element is exact, ``None`` unjudged.
+        cause: short name of what was computed instead (``K tail``, ``bias missing``); "" where nothing is certain.
         details: the located mismatch, several lines, ready to be shown.
         eager: the comparison with eager in words ("bit-equal", "1 ulp apart in 3 of 512").
         seconds: where the time went.
@@ -168,6 +169,7 @@ class Outcome:
     kernels: tuple[str, ...] = ()
     tier: str = ""
     ratio: float | None = None
+    cause: str = ""
     details: str = ""
     eager: str = ""
     seconds: Seconds = Seconds()
