@@ -280,7 +280,7 @@ def _rendered(outcome: Outcome, recipe: Recipe, evidence: Evidence, warm: str, o
         cuda=given.device == "cuda",
         warm=warm,
         formula=_VALUES[own.kind if own else "small integers"] if not saved or warm or recipe.dynamic else "",
-        traced=traced(given.problem, list(tensors), recipe.matmul is not None),
+        traced=traced(given.problem, list(tensors), recipe.matmul is not None and not recipe.call),
         inputs=[n for n in tensors if n not in recipe.constants],
         constants=[n for n in tensors if n in recipe.constants],
         tensors={name: _literal(t) for name, t in tensors.items()},
