@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -255,7 +256,9 @@ def _saved(evidence: Evidence) -> dict[str, torch.Tensor]:
     return program.args(problem, evidence.operands) | ends
 
 
-_TEMPLATES: Final = Templates("pytest_gemm.failures", repr=repr, dict=dict, prose=textwrap.wrap, statement=_statement)
+_TEMPLATES: Final = Templates(
+    "pytest_gemm.failures", repr=repr, dict=dict, prose=textwrap.wrap, statement=_statement, folder=os.path.dirname
+)
 
 
 def _rendered(outcome: Outcome, recipe: Recipe, evidence: Evidence, warm: str, own: _Own | None, *, saved: bool) -> str:

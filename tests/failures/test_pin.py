@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,14 @@ def test_a_script_fails_as_the_case_did_and_no_longer_once_it_is_mended(
 
 
 @pytest.mark.parametrize("line", ["linear:f32:nt:8x16x32:bias+relu", "mm:f32:nn:8x16x32"])
-def test_a_script_calls_a_decorated_function_and_a_linear_by_their_names(tmp_path: Path, line: str) -> None:
+def test_a_script_calls_a_decorated_function_and_a_linear_by_their_names(
+    tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "decorators_beside.py").write_text(
+        "import functools\n\ndef decorated(f):\n    return functools.wraps(f)(lambda *x: f(*x) + 1)\n"
+    )
     source = """
-import functools
-
-def decorated(function):
-    return functools.wraps(function)(lambda *given: function(*given) + 1)
+from decorators_beside import decorated
 
 def plain(a, b, bias=None, activation=None):
     c = a @ b if bias is None else a @ b + bias
@@ -101,11 +104,14 @@ def plain(a, b, bias=None, activation=None):
 
 mine = decorated(plain)
 """
-    found, case, path = judged(tmp_path, Problem.parse(line), "rand", source, activations=("relu",))
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(str(tmp_path))
+        found, case, path = judged(tmp_path, Problem.parse(line), "rand", source, activations=("relu",))
+    monkeypatch.delitem(sys.modules, "decorators_beside")
     artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
     (place,) = (tmp_path / "kept").iterdir()
     assert run(place / "repro.py") == 1
-    path.write_text(source.replace("+ 1", ""))
+    path.write_text(source.replace("= decorated(plain)", "= plain"))
     assert run(place / "repro.py") == 0
 
 
