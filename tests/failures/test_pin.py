@@ -88,6 +88,16 @@ def test_a_script_fails_as_the_case_did_and_no_longer_once_it_is_mended(
     assert run(place / "repro.py") == 2
 
 
+def test_without_matplotlib_the_report_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, case, _ = judged(tmp_path, MM, "rand")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert artifacts.save(tmp_path / "kept", found, case, Rerun("tests")) == ""
+    (place,) = (tmp_path / "kept").iterdir()
+    assert {one.name for one in place.iterdir()} == {"report.txt", "repro.py", "tensors.pt"}
+    said = (place / "report.txt").read_text()
+    assert "no error map: matplotlib is not installed: pip install matplotlib" in said
+
+
 @pytest.mark.parametrize("line", ["linear:f32:nt:8x16x32:bias+relu", "mm:f32:nn:8x16x32"])
 def test_a_script_calls_a_decorated_function_and_a_linear_by_their_names(
     tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
