@@ -25,7 +25,7 @@ CODE = re.compile(r"^ {4,}|^\t")
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The repository's address, which pyproject.toml alone has, and the pages of the folders that the menu names."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    config.repo_url = project["urls"]["Source"]
+    config.repo_url, config.repo_name = project["urls"]["Source"], "GitHub"
     config.nav = [_expanded(entry) for entry in config.nav or ()]
     return config
 

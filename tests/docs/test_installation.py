@@ -7,10 +7,12 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from reference_pages import account
+
 from pytest_gemm import __version__
 
 ROOT: Final = Path(__file__).parents[2]
-FORM: Final = '"pytest-gemm @ git+https://github.com/OWNER/pytest-gemm"'
+FORM: Final = f'"pytest-gemm @ git+https://github.com/{account()}/pytest-gemm"'
 # What pip would look up in an index: the name alone, with an extra, or with a version.
 NAME: Final = re.compile(r"""(?<![\w./@+-])pytest-gemm(?:\[[\w,]+\])?(?:[=<>~!]=?[\w.*]+)?(?=["'`\s]|$)""")
 INSTALL: Final = re.compile(r'\bpip"? install\b(.*)')
