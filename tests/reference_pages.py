@@ -1,8 +1,8 @@
 """What stands in several documents and is made of one source.
 
-Tables are made of the code, between ``<!-- generated: NAME -->`` and ``<!-- end -->``.  The repository's account is that
-of ``Source`` in pyproject.toml.  ``python tests/reference_pages.py`` rewrites both; a test fails when one is not what
-its source gives.
+Tables are made of the code, between ``<!-- generated: NAME -->`` and ``<!-- end -->``.  The repository's account is
+that of ``Source`` in pyproject.toml.  ``python tests/reference_pages.py`` rewrites both; a test fails when something
+differs from its source.
 """
 
 from __future__ import annotations
