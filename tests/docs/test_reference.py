@@ -32,6 +32,15 @@ def test_every_address_of_the_repository_has_the_account_of_pyproject() -> None:
     assert not other, f"rewrite them: {COMMAND}"
 
 
+def test_every_message_of_the_page_of_troubles_is_one_of_the_code() -> None:
+    page = (FOLDER.parent / "how-to" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^    (.+)$", page, re.MULTILINE)
+    folders = (FOLDER.parents[1] / name for name in ("pytest_gemm", "backends"))
+    source = "".join(path.read_text(encoding="utf-8") for folder in folders for path in sorted(folder.rglob("*.py")))
+    assert len(messages) > 10
+    assert [part for message in messages for part in message.split("...") if part.strip() not in source] == []
+
+
 def test_every_table_stands_on_one_page() -> None:
     text = "".join(pages().values())
     assert {name: text.count(f"<!-- generated: {name} -->") for name in BLOCKS} == dict.fromkeys(BLOCKS, 1)
