@@ -116,7 +116,7 @@ def test_an_outcome_says_what_eager_pytorch_computed(
 
 def linear(a: torch.Tensor, b: torch.Tensor, bias: Any, activation: Any) -> torch.Tensor:
     """A kernel that adds the bias and applies relu to its sums, which are f64."""
-    x = a.double() @ b.double() + (0 if bias is None else bias)
+    x: torch.Tensor = a.double() @ b.double() + (0 if bias is None else bias)
     return (x if activation is None else x.relu()).to(a.dtype)
 
 
@@ -129,7 +129,7 @@ def relu_first(a: torch.Tensor, b: torch.Tensor, bias: Any, activation: Any) -> 
 
 
 def rounds_twice(a: torch.Tensor, b: torch.Tensor, bias: Any, activation: Any) -> torch.Tensor:
-    x = linear(a, b, None, None) + bias
+    x: torch.Tensor = linear(a, b, None, None) + bias
     return x if activation is None else x.relu()
 
 
