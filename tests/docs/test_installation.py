@@ -22,8 +22,9 @@ def installed(text: str) -> list[str]:
     """What the commands in a text install as pytest-gemm."""
     found = []
     for match in INSTALL.finditer(text):
-        rest = match[1].replace(FORM, "")
-        found += [FORM] * match[1].count(FORM) + NAME.findall(rest)
+        command = match[1].replace("pytest-gemm[speed] @", "pytest-gemm @")
+        rest = command.replace(FORM, "")
+        found += [FORM] * command.count(FORM) + NAME.findall(rest)
         found += re.findall(r"\S*git\+\S*pytest-gemm\S*", rest)
     return found
 
