@@ -50,7 +50,7 @@ class CudaCallableBackend(CallableBackend):
     def contract(self, problem: Problem) -> Contract:
         """The tensor core's sums; a program of the library's own is rounded once, any other after each step."""
         found = tensor_core.contract(problem, library=self.library)
-        epilogue = "eager" if self.program(problem) is None else "fused"
+        epilogue = "eager" if self.program(problem) is None and self.fused(problem) is None else "fused"
         known = {"epilogue": epilogue, "deterministic": self.deterministic, "flushes": self.flushes}
         return dataclasses.replace(found, **{**known, **self.arithmetic})
 

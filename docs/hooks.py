@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
@@ -25,20 +26,31 @@ CODE = re.compile(r"^ {4,}|^\t")
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The repository's address, which pyproject.toml alone has, and the pages of the folders that the menu names."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    config.repo_url = project["urls"]["Source"]
+    config.repo_url, config.repo_name = project["urls"]["Source"], "GitHub"
     config.nav = [_expanded(entry) for entry in config.nav or ()]
     return config
 
 
 def _expanded(entry: Any) -> Any:
-    """A folder as a section: its README first, then its pages by name."""
+    """A folder as a section: its README first, then its pages by name; those of defects by what they are about."""
     if not isinstance(entry, dict):
         return entry
     ((title, target),) = entry.items()
     if not isinstance(target, str) or not (folder := ROOT / "docs" / target).is_dir():
         return entry
     pages = sorted(folder.rglob("*.md"), key=lambda page: (page.name != "README.md", page.as_posix()))
-    return {title: [page.relative_to(ROOT / "docs").as_posix() for page in pages]}
+    if target != "defects":
+        return {title: [page.relative_to(ROOT / "docs").as_posix() for page in pages]}
+    often = Counter(page.stem.partition("-")[0] for page in pages if page.parent.name == "reports")
+    found: dict[str, list[Any]] = {"": []} | {name: [] for name in often if often[name] > 1} | {"Other": []}
+    for page in pages:
+        path, (about, _, what) = page.relative_to(ROOT / "docs").as_posix(), page.stem.partition("-")
+        section = {"libraries": "Libraries", "defects": ""}.get(
+            page.parent.name, about if often[about] > 1 else "Other"
+        )
+        text = ": ".join(word.replace("-", " ") for word in (about, what) if word and word != section)
+        found.setdefault(section, []).append(path if page.name == "README.md" else {text: path})
+    return {title: [*found.pop(""), *({name: some} for name, some in found.items())]}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

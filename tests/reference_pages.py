@@ -1,6 +1,8 @@
-"""Tables of the documents that are made of the code, between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
+"""What stands in several documents and is made of one source.
 
-``python tests/reference_pages.py`` rewrites them; a test fails when one is not what the code gives.
+Tables are made of the code, between ``<!-- generated: NAME -->`` and ``<!-- end -->``.  The repository's account is
+that of ``Source`` in pyproject.toml.  ``python tests/reference_pages.py`` rewrites both; a test fails when something
+differs from its source.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import ast
 import enum
 import inspect
 import re
+import subprocess
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
@@ -34,6 +37,8 @@ ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "docs" / "reference"
 ARCHITECTURE: Final = ROOT / "docs" / "explanation" / "architecture.md"
 COMMAND: Final = "python tests/reference_pages.py"
+# An address of the repository, in which the account stands.
+_ACCOUNT: Final = re.compile(r"(?<=github\.com/)[\w-]+(?=/pytest-gemm\b)|(?<=uses: )[\w-]+(?=/pytest-gemm@)")
 _BLOCK: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -239,6 +244,30 @@ def pages() -> dict[Path, str]:
     return {path: page for path, page in texts.items() if _BLOCK.search(page)}
 
 
+@cache
+def account() -> str:
+    """The account that has the repository."""
+    found = re.search(r'^Source = "https://github\.com/([\w-]+)/', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+    assert found, "pyproject.toml has no Source"
+    return found[1]
+
+
+def addressed(text: str) -> str:
+    """A text in which each address of the repository has the account."""
+    return _ACCOUNT.sub(account(), text)
+
+
+def with_addresses() -> dict[Path, str]:
+    """The files of the repository that have its address, as they are."""
+    names = subprocess.run(
+        ["git", "ls-files", "*.md", "*.yml", "*.toml"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    texts = {ROOT / name: (ROOT / name).read_text(encoding="utf-8") for name in names}
+    return {path: text for path, text in texts.items() if _ACCOUNT.search(text)}
+
+
 if __name__ == "__main__":
+    for path, text_of_it in with_addresses().items():
+        path.write_text(addressed(text_of_it), encoding="utf-8")
     for path, page in pages().items():
         path.write_text(rewritten(page), encoding="utf-8")

@@ -17,11 +17,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from reference_pages import account
 from ruamel.yaml import YAML
 from warm_processes import Programs
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-OURS: Final = re.compile(r"OWNER/pytest-gemm@.*|\./?")
+OURS: Final = re.compile(rf"{account()}/pytest-gemm@.*|\./?")
 _CONTEXT: Final = re.compile(r"'[^']*'|[A-Za-z_][\w-]*(?:\.[\w-]+)+")
 _BLOCK: Final = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -24,6 +25,7 @@ from pytest_gemm.machine import software
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import STEPS, StepKind
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +36,14 @@ if TYPE_CHECKING:
 # Types of partial sums that a function can have.
 _SUMS: Final = ("f64", "f32", "f16")
 # Arguments that are lists of names, with an example.
-_LISTS: Final = {"dtypes": '("f32", "bf16")', "distributions": '("numpy",)', "imports": '("numpy",)'}
+_LISTS: Final = {
+    "dtypes": '("f32", "bf16")',
+    "distributions": '("numpy",)',
+    "imports": '("numpy",)',
+    "activations": '("relu",)',
+}
+# Words of flags that change how operands lie in memory, and not what is computed of them.
+_LAYOUTS: Final = frozenset({"padded", "offset", "argument", "constant", "dynamic"})
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,12 +64,16 @@ class CallableBackend:
     flushes: bool = False
     pack: Callable[[torch.Tensor], Any] | None = None
     imports: Iterable[str] = ()
+    linear: Callable[..., torch.Tensor] | None = None
+    activations: Iterable[str] = ()
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def __post_init__(self) -> None:
         """Check the arguments, which a user writes."""
         self._expect("pack", self.pack is None or callable(self.pack), "a function of B")
         self._expect("matmul", callable(self.matmul), "a function of A and B")
+        is_linear = self.linear is None or callable(self.linear)
+        self._expect("linear", is_linear, "a function of A, B, the bias and the activation")
         self._expect("accumulate", self.accumulate in {*_SUMS, None}, f"one of {', '.join(_SUMS)}")
         for flag in ("batched", "deterministic", "flushes"):
             self._expect(flag, isinstance(getattr(self, flag), bool), "True or False")
@@ -75,6 +88,12 @@ class CallableBackend:
                 hint = did_you_mean(str(dtype), DTYPES)
                 raise ValueError(f"backend {self.name!r}: unknown dtype {dtype!r}{hint}; known: {', '.join(DTYPES)}")
         self.dtypes = frozenset(self.dtypes)
+        known = [name for name, spec in STEPS.items() if spec.kind is StepKind.UNARY]
+        for name in self.activations:
+            if name.partition("-")[0] not in known:
+                hint, all_of_them = did_you_mean(name, known), ", ".join(known)
+                raise ValueError(f"backend {self.name!r}: unknown activation {name!r}{hint}; known: {all_of_them}")
+        self._expect("activations", not self.activations or self.linear is not None, "linear= too, which computes them")
 
     def _expect(self, field: str, is_right: bool, what: str) -> None:
         """Raise the error of an argument that is not right."""
@@ -84,7 +103,19 @@ class CallableBackend:
     def contract(self, problem: Problem) -> Contract:
         """The arithmetic of a problem: sums in the registered type; without one in f64 for f64, in f32 for others."""
         accumulate = self.accumulate or ("f64" if problem.dtypes.out.name == "f64" else "f32")
-        return Contract(accumulate, "eager", deterministic=self.deterministic, flushes=self.flushes)
+        epilogue: Literal["eager", "fused"] = "eager" if self.fused(problem) is None else "fused"
+        return Contract(accumulate, epilogue, deterministic=self.deterministic, flushes=self.flushes)
+
+    def fused(self, problem: Problem) -> str | None:
+        """The activation that ``linear`` computes, "" for none; ``None`` where the problem is more than it computes."""
+        steps = [str(step) for step in problem.epilogue]
+        rest = steps[steps[:1] == ["bias"] :]
+        is_own = self.linear is not None and problem.op.name in {"mm", "bmm", "addmm", "linear"} and bool(steps)
+        is_flat = not problem.op.weight or problem.shape.batch is None
+        is_plain = str(problem.dtypes) == problem.dtypes.a.name and is_flat
+        if not (is_own and is_plain) or {flag.partition(".")[2] for flag in problem.flags} - _LAYOUTS:
+            return None
+        return "".join(rest) if not rest or (len(rest) == 1 and rest[0] in self.activations) else None
 
     def availability(self, device: str) -> Availability:
         """Where the distributions that the function needs are installed."""
@@ -128,10 +159,16 @@ class CallableBackend:
 
         if self.pack is not None:
             raise Unsupported("no-script", f"a script gives A and B, and the function of {self.name} takes a packed B")
-        code, name = getattr(self.matmul, "__code__", None), getattr(self.matmul, "__name__", "")
-        if code is None or not name.isidentifier() or getattr(self.matmul, "__qualname__", "") != name:
+        activation = self.fused(problem)
+        given: Any = self.matmul if activation is None else self.linear
+        plain = inspect.unwrap(given)  # what a decorator such as numba.njit was given
+        names = [name for name, value in getattr(plain, "__globals__", {}).items() if value is given]
+        if not names:
             raise Unsupported("no-script", f"a script loads a function of a file by its name, and {self.name} is none")
-        return Recipe(threads=torch.get_num_threads(), matmul=(code.co_filename, name))
+        call, b = "", "b.mT" if problem.op.weight else "b"
+        if activation is not None:
+            call = f"lambda a, b, bias=None: mine(a, {b}, bias, {activation or None!r})"
+        return Recipe(threads=torch.get_num_threads(), matmul=(plain.__code__.co_filename, names[0]), call=call)
 
 
 class CallablePrepared(EagerPrepared):
@@ -144,14 +181,21 @@ class CallablePrepared(EagerPrepared):
         product = self._of_packed if backend.pack else backend.matmul
         super().__init__(problem, backend.contract(problem), product)
         self._counting = self._calls.program(problem, product, self._name)
+        self._activation = backend.fused(problem)
 
     def _of_packed(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         assert self._pack is not None
         return self._backend.matmul(a, self._pack(b))
 
     def bind(self, operands: Operands) -> Callable[[], torch.Tensor]:
-        """The program, of which the first call packs the B of each product."""
-        call, pack = super().bind(operands), self._backend.pack
+        """The call of ``linear``, or the program, of which the first call packs the B of each product."""
+        linear, activation, pack = self._backend.linear, self._activation, self._backend.pack
+        if linear is not None and activation is not None:
+            given, whole = self.arguments(operands), self.own(linear)
+            b = given["b"].mT if self.problem.op.weight else given["b"]
+            b = b if pack is None else pack(b)
+            return lambda: whole(given["a"], b, given.get("bias"), activation or None)
+        call = super().bind(operands)
         if pack is None:
             return call
         packs: list[Any] = []

@@ -156,6 +156,8 @@ class Recipe:
         caches: PyTorch's caches are on, as they are for a user.
         threads: of the CPU.
         matmul: file and name of a plain function that takes the place of the product, or ``None``.
+        call: with it, the source of a function of the program's tensors that computes the whole problem by that
+            function, which it calls ``mine``; "" where it computes the product alone.
         setup: statements to execute once torch is there.
         needs: what the script needs beside PyTorch, for its first lines.
     """
@@ -168,6 +170,7 @@ class Recipe:
     caches: bool = False
     threads: int = 1
     matmul: tuple[str, str] | None = None
+    call: str = ""
     setup: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 

@@ -88,13 +88,17 @@ class Registry:
         flushes: bool = False,
         pack: Callable[[torch.Tensor], Any] | None = None,
         imports: Iterable[str] = (),
+        linear: Callable[..., torch.Tensor] | None = None,
+        activations: Iterable[str] = (),
     ) -> None:
         """Register a plain function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch.
 
-        Example for a ``conftest.py``::
+        Example for a ``conftest.py``, of a kernel that adds a bias and applies relu before it rounds::
+
+            def my_kernel(a, b, bias=None, activation=None): ...
 
             def pytest_gemm_register_backends(registry):
-                registry.add_callable("mine", my_matmul)
+                registry.add_callable("mine", my_kernel, linear=my_kernel, activations=("relu",))
 
         Args:
             name: what ``--gemm-backends`` takes.
@@ -110,6 +114,11 @@ class Registry:
             pack: what a user does once with a constant B; ``matmul`` gets its result in place of B.  Each judged run
                 packs anew, so that no result is that of another B; a timed call has it packed before.
             imports: modules that are imported before the first run, because their import changes the process.
+            linear: ``linear(a, b, bias, activation) -> c`` computes ``activation(a @ b + bias)`` in the type of its
+                partial sums and rounds once, at the end.  It gets A and B as ``matmul`` does, the bias (N,) in their
+                dtype or ``None``, and an activation of ``activations`` or ``None``.  Problems of mm, bmm, addmm and
+                linear with a bias (N,), one activation or both are computed by it alone; in others it is not called.
+            activations: steps of problem lines that ``linear`` computes: ``("relu", "gelu", "clamp-0_6")``.
 
         Raises:
             RegistryError: when the name is taken or malformed, or an argument is not of its kind.
@@ -117,6 +126,7 @@ class Registry:
         from pytest_gemm.api.callable import CallableBackend
 
         given: Any = dtypes, batched, accumulate, deterministic, distributions, flushes, pack, imports
+        given += linear, activations
         try:
             made = CallableBackend(name, matmul, *given)
         except ValueError as error:

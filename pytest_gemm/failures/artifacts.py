@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from pytest_gemm.api.protocols import ScriptedBackend
+from pytest_gemm.core.extras import lacking
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import first_line
 from pytest_gemm.failures import repro
@@ -73,6 +74,8 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
         _write_script(place / "repro.py", outcome, evidence, case, warm)
     except Unsupported as none:
         text += f"  no script: {none.reason}\n"
+    no_map = lacking("matplotlib") if evidence.interval is not None else ""
+    text += f"  no error map: {no_map}\n" if no_map else ""
     (place / "report.txt").write_text(text, encoding="utf-8")
     if evidence.source:
         (place / "generated_code.py").write_text(evidence.source, encoding="utf-8")
@@ -81,7 +84,7 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
         tensors["actual"] = evidence.actual
     if (interval := evidence.interval) is not None:
         tensors |= {"lo": interval.lo, "hi": interval.hi}
-        if (x := evidence.actual) is not None and calls.has_bits(x) and x.shape == interval.lo.shape:
+        if not no_map and (x := evidence.actual) is not None and calls.has_bits(x) and x.shape == interval.lo.shape:
             draw(place / "error_map.png", x, interval, outcome.problem, ", ".join(outcome.candidates))
     if not _too_large(evidence):
         _store(tensors, place / "tensors.pt")

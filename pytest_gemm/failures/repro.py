@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -255,7 +256,9 @@ def _saved(evidence: Evidence) -> dict[str, torch.Tensor]:
     return program.args(problem, evidence.operands) | ends
 
 
-_TEMPLATES: Final = Templates("pytest_gemm.failures", repr=repr, dict=dict, prose=textwrap.wrap, statement=_statement)
+_TEMPLATES: Final = Templates(
+    "pytest_gemm.failures", repr=repr, dict=dict, prose=textwrap.wrap, statement=_statement, folder=os.path.dirname
+)
 
 
 def _rendered(outcome: Outcome, recipe: Recipe, evidence: Evidence, warm: str, own: _Own | None, *, saved: bool) -> str:
@@ -280,7 +283,7 @@ def _rendered(outcome: Outcome, recipe: Recipe, evidence: Evidence, warm: str, o
         cuda=given.device == "cuda",
         warm=warm,
         formula=_VALUES[own.kind if own else "small integers"] if not saved or warm or recipe.dynamic else "",
-        traced=traced(given.problem, list(tensors), recipe.matmul is not None),
+        traced=traced(given.problem, list(tensors), recipe.matmul is not None and not recipe.call),
         inputs=[n for n in tensors if n not in recipe.constants],
         constants=[n for n in tensors if n in recipe.constants],
         tensors={name: _literal(t) for name, t in tensors.items()},

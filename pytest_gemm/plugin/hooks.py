@@ -23,6 +23,7 @@ from pytest_gemm.config import effect
 from pytest_gemm.config.config import CONFIG, SPEED_WORKER
 from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import CaseId, threads_text
+from pytest_gemm.core.extras import lacking
 from pytest_gemm.core.text import message
 from pytest_gemm.machine import software
 from pytest_gemm.plugin import division, reports, review, selection, startup, xdist
@@ -222,6 +223,8 @@ class GemmRun:
         settings, totals, config = self.settings, self.totals, self._config
         if not timed or settings.compile_only:
             return measured
+        if why := lacking("scipy"):
+            raise pytest.UsageError(f"timed tests need the extra speed: {why}")
         from pytest_gemm.speed import controller
         from pytest_gemm.speed.request import Project
 

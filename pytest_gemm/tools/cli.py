@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pytest_gemm import __version__
+from pytest_gemm.core.extras import lacking
 from pytest_gemm.storage.datafile import document
 
 USAGE_ERROR: Final = 4
@@ -56,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         return int(importlib.import_module(COMMANDS[given.command]["module"]).run(given))
+    except ModuleNotFoundError as error:
+        if error.name != "scipy":
+            raise
+        parser.error(f"{given.command} needs the extra speed: {lacking(error.name)}")
     except ValueError as error:
         parser.error(str(error))
     except OSError as error:

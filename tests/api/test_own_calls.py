@@ -114,6 +114,75 @@ def test_an_outcome_says_what_eager_pytorch_computed(
     assert {(o.status, o.composed, o.kernels) for o in outcomes} == {(Status.PASSED, composed, (kernel,))}
 
 
+def linear(a: torch.Tensor, b: torch.Tensor, bias: Any, activation: Any) -> torch.Tensor:
+    """A kernel that adds the bias and applies relu to its sums, which are f64."""
+    x: torch.Tensor = a.double() @ b.double() + (0 if bias is None else bias)
+    return (x if activation is None else x.relu()).to(a.dtype)
+
+
+def without_bias(a: torch.Tensor, b: torch.Tensor, _: Any, activation: Any) -> torch.Tensor:
+    return linear(a, b, None, activation)
+
+
+def relu_first(a: torch.Tensor, b: torch.Tensor, bias: Any, activation: Any) -> torch.Tensor:
+    return (linear(a, b, None, activation).double() + (0 if bias is None else bias)).to(a.dtype)
+
+
+def rounds_twice(a: torch.Tensor, b: torch.Tensor, bias: Any, activation: Any) -> torch.Tensor:
+    x: torch.Tensor = linear(a, b, None, None) + bias
+    return x if activation is None else x.relu()
+
+
+def of_linear(function: Callable[..., torch.Tensor], line: str) -> list[Outcome]:
+    backend = CallableBackend("mine", gemm, linear=function, activations=("relu",))
+    problem = Problem.parse(line)
+    return Judge().outcomes(Case(backend, problem, distributions_for(problem), 0, Device.CPU))
+
+
+@pytest.mark.parametrize(
+    ("line", "is_own"),
+    [
+        ("linear:bf16:nt:17x65x127:bias+relu", True),
+        ("addmm:f32:nn:17x65x127:bias:a.padded", True),
+        ("bmm:f32:nn:3x17x65x127:relu", True),
+        ("mm:bf16:nn:17x65x127:bias+relu:b.offset", True),
+        ("mm:f32:nn:17x65x127", False),  # the plain product
+        ("linear:bf16:nt:17x65x127:bias+gelu", False),
+        ("addmm:f32:nn:17x65x127:bias-m1", False),
+        ("addmm:f32:nn:17x65x127:bias+beta-2", False),
+        ("linear:f32:nt:3x17x65x127:bias", False),
+        ("linear:f32-f32-bf16:nt:17x65x127:bias", False),
+        ("mm:f32:nn:17x65x127:relu:program.multi_output", False),
+    ],
+)
+def test_linear_computes_a_bias_and_an_activation_alone(line: str, is_own: bool) -> None:
+    outcomes = of_linear(linear, line)
+    assert {o.status for o in outcomes} == {Status.PASSED}
+    assert {o.kernels for o in outcomes} == {("linear" if is_own else "gemm",)}
+    assert {o.composed for o in outcomes} == {not is_own and line != "mm:f32:nn:17x65x127"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line", "said"),
+    [
+        (without_bias, "linear:bf16:nt:17x65x127:bias+relu", "the bias is missing"),
+        (relu_first, "mm:f32:nn:17x65x127:bias+relu", "step relu came before"),
+        (rounds_twice, "linear:bf16:nt:17x65x127:bias+relu", ""),
+    ],
+)
+def test_a_wrong_linear_is_caught(wrong: Callable[..., torch.Tensor], line: str, said: str) -> None:
+    caught = [o for o in of_linear(wrong, line) if o.status is Status.INCORRECT]
+    assert caught
+    assert any(said in o.details for o in caught)
+
+
+def test_an_activation_needs_a_function_and_a_known_name() -> None:
+    with pytest.raises(ValueError, match="give linear= too"):
+        CallableBackend("mine", gemm, activations=("relu",))
+    with pytest.raises(ValueError, match=r"unknown activation 'rellu'.*did you mean 'relu'"):
+        CallableBackend("mine", gemm, linear=linear, activations=("rellu",))
+
+
 def test_of_nothing_to_multiply_no_call_is_asked() -> None:
     assert {o.status for o in judged(CallablePrepared, "grouped_mm:bf16:nt:4x0x32x64")} == {Status.PASSED}
 

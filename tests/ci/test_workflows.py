@@ -10,6 +10,7 @@ from typing import Any
 
 import known_cpu
 import pytest
+from reference_pages import account
 from warm_processes import Programs
 from workflows import ROOT, Runner, Step, combinations, environment, examples, load
 
@@ -86,7 +87,7 @@ def test_a_workflow_asks_for_little_and_pins_what_it_uses(name: str) -> None:
     for job in workflow["jobs"].values():
         for step in job["steps"]:
             uses = step.get("uses", "")
-            if uses == "./" or uses.startswith("OWNER/pytest-gemm@v"):
+            if uses == "./" or uses.startswith(f"{account()}/pytest-gemm@v"):
                 assert set(step.get("with", {})) <= inputs
             elif uses:
                 assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", uses)

@@ -7,10 +7,12 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from reference_pages import account
+
 from pytest_gemm import __version__
 
 ROOT: Final = Path(__file__).parents[2]
-FORM: Final = '"pytest-gemm @ git+https://github.com/OWNER/pytest-gemm"'
+FORM: Final = f'"pytest-gemm @ git+https://github.com/{account()}/pytest-gemm"'
 # What pip would look up in an index: the name alone, with an extra, or with a version.
 NAME: Final = re.compile(r"""(?<![\w./@+-])pytest-gemm(?:\[[\w,]+\])?(?:[=<>~!]=?[\w.*]+)?(?=["'`\s]|$)""")
 INSTALL: Final = re.compile(r'\bpip"? install\b(.*)')
@@ -20,8 +22,9 @@ def installed(text: str) -> list[str]:
     """What the commands in a text install as pytest-gemm."""
     found = []
     for match in INSTALL.finditer(text):
-        rest = match[1].replace(FORM, "")
-        found += [FORM] * match[1].count(FORM) + NAME.findall(rest)
+        command = match[1].replace("pytest-gemm[speed] @", "pytest-gemm @")
+        rest = command.replace(FORM, "")
+        found += [FORM] * command.count(FORM) + NAME.findall(rest)
         found += re.findall(r"\S*git\+\S*pytest-gemm\S*", rest)
     return found
 

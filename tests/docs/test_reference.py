@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reference_pages import BLOCKS, COMMAND, FOLDER, pages, rewritten
+from reference_pages import BLOCKS, COMMAND, FOLDER, addressed, pages, rewritten, with_addresses
 
 from pytest_gemm import api
 from pytest_gemm.problem.ops import OPS
@@ -23,6 +23,22 @@ _SEEN = ("chosen", "generated", "executed")  # a code is made of each
 def test_the_generated_tables_are_those_of_the_code(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     assert page == rewritten(page), f"{path.name} is not what the code gives; rewrite it: {COMMAND}"
+
+
+def test_every_address_of_the_repository_has_the_account_of_pyproject() -> None:
+    found = with_addresses()
+    assert {"pyproject.toml", "ci-workflows.md", "first-backend.md"} <= {path.name for path in found}
+    other = [path.name for path, text in found.items() if text != addressed(text)]
+    assert not other, f"rewrite them: {COMMAND}"
+
+
+def test_every_message_of_the_page_of_troubles_is_one_of_the_code() -> None:
+    page = (FOLDER.parent / "how-to" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^    (.+)$", page, re.MULTILINE)
+    folders = (FOLDER.parents[1] / name for name in ("pytest_gemm", "backends"))
+    source = "".join(path.read_text(encoding="utf-8") for folder in folders for path in sorted(folder.rglob("*.py")))
+    assert len(messages) > 10
+    assert [part for message in messages for part in message.split("...") if part.strip() not in source] == []
 
 
 def test_every_table_stands_on_one_page() -> None:

@@ -81,6 +81,12 @@ PROBLEMS = {
         "int_mm:i8-i8-i32:nt:17x64x128",
     ],
 }
+# Kernels that are written in their file; without a GPU that of CUDA is not judged.
+KERNELS = {
+    "c": ["mm:f32:tn:17x65x127", "linear:f32:nt:17x65x127:bias+relu"],
+    "numba": ["mm:f64:nt:17x65x127:a.padded", "linear:f32:nt:17x65x127:bias+relu"],
+    "triton-mine": ["mm:f16:tn:17x65x127", "linear:f32:nt:17x65x127:bias+relu"],
+}
 
 
 @pytest.fixture
@@ -89,7 +95,11 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[ModuleType
     monkeypatch.syspath_prepend(str(FOLDER))
 
     def load(name: str) -> tuple[ModuleType, Any]:
-        module = importlib.import_module(f"{name}_backend")
+        package = name.partition("-")[0]
+        if name in {"numba", "triton-mine"}:  # imported by the file, as its user does
+            pytest.importorskip(package)
+            monkeypatch.setenv("TRITON_INTERPRET", "1")  # the file sets it, and what it sets would stay
+        module = importlib.import_module(f"{package}_{'kernel' if name in KERNELS else 'backend'}")
         registry = Registry()
         module.pytest_gemm_register_backends(registry)
         backend: Any = registry[name]
@@ -117,6 +127,28 @@ def test_a_library_is_right(example: Callable[[str], Any], name: str, line: str)
     outcomes = judged(backend, line)
     assert outcomes
     assert [(o.distribution, o.reason) for o in outcomes if o.status is not Status.PASSED] == []
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in KERNELS.items() for line in lines])
+def test_a_kernel_computes_bias_and_activation_itself_and_leaves_a_script(
+    example: Callable[[str], Any], name: str, line: str
+) -> None:
+    module, backend = example(name)
+    outcomes = judged(backend, line)
+    assert [(o.distribution, o.reason) for o in outcomes if o.status is not Status.PASSED] == []
+    assert {(o.composed, o.kernels) for o in outcomes} == {(False, ("matmul",))}
+    problem = Problem.parse(line)
+    recipe = backend.recipe(problem, tensors.make(problem, "int-2", 0))
+    assert recipe.matmul == (module.__file__, "matmul")
+    assert bool(recipe.call) is bool(problem.epilogue)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*_kernel.py")), ids=lambda path: path.name)
+def test_a_kernel_has_fewer_than_40_lines_and_is_on_the_page(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if line]) < 40
+    page = FOLDER.parent / "docs" / "how-to" / "kernels.md"
+    assert f"`examples/{path.name}`" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*_backend.py")), ids=lambda path: path.name)

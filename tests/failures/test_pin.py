@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,16 @@ WRONG = "def mine(a, b):\n    c = a @ b\n    c[..., 4:, :] += 1\n    return c\n"
 RIGHT = "def mine(a, b):\n    return a @ b\n"
 
 
-def judged(tmp_path: Path, problem: Problem, distribution: str, text: str = WRONG) -> tuple[list[Judged], Case, Path]:
+def judged(
+    tmp_path: Path, problem: Problem, distribution: str, text: str = WRONG, activations: tuple[str, ...] = ()
+) -> tuple[list[Judged], Case, Path]:
     """What the judge found of a function of a file, by default one which is wrong from row 4 on."""
     path = tmp_path / "mine.py"
     path.write_text(text)
     space: dict[str, Any] = {}
     exec(compile(text, str(path), "exec"), space)
-    backend = CallableBackend("mine", space["mine"], frozenset({"f32", "bf16"}), True, None, True)
+    mine = space["mine"]
+    backend = CallableBackend("mine", mine, linear=mine if activations else None, activations=activations)
     case = Case(backend, problem, (distribution,), 0, Device.CPU)
     found = list(Judge().judge(case))
     assert [one.outcome.status for one in found] == [Status.INCORRECT]
@@ -82,6 +86,43 @@ def test_a_script_fails_as_the_case_did_and_no_longer_once_it_is_mended(
     assert run(place / "repro.py") == 0
     source.write_text("def mine(a, b):\n    raise ValueError\n")
     assert run(place / "repro.py") == 2
+
+
+def test_without_matplotlib_the_report_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, case, _ = judged(tmp_path, MM, "rand")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert artifacts.save(tmp_path / "kept", found, case, Rerun("tests")) == ""
+    (place,) = (tmp_path / "kept").iterdir()
+    assert {one.name for one in place.iterdir()} == {"report.txt", "repro.py", "tensors.pt"}
+    said = (place / "report.txt").read_text()
+    assert "no error map: matplotlib is not installed: pip install matplotlib" in said
+
+
+@pytest.mark.parametrize("line", ["linear:f32:nt:8x16x32:bias+relu", "mm:f32:nn:8x16x32"])
+def test_a_script_calls_a_decorated_function_and_a_linear_by_their_names(
+    tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "decorators_beside.py").write_text(
+        "import functools\n\ndef decorated(f):\n    return functools.wraps(f)(lambda *x: f(*x) + 1)\n"
+    )
+    source = """
+from decorators_beside import decorated
+
+def plain(a, b, bias=None, activation=None):
+    c = a @ b if bias is None else a @ b + bias
+    return c if activation is None else c.relu()
+
+mine = decorated(plain)
+"""
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(str(tmp_path))
+        found, case, path = judged(tmp_path, Problem.parse(line), "rand", source, activations=("relu",))
+    monkeypatch.delitem(sys.modules, "decorators_beside")
+    artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
+    (place,) = (tmp_path / "kept").iterdir()
+    assert run(place / "repro.py") == 1
+    path.write_text(source.replace("= decorated(plain)", "= plain"))
+    assert run(place / "repro.py") == 0
 
 
 @pytest.mark.parametrize("what", ["c.to_sparse()", "c.to('meta')", "torch.quantize_per_tensor(c, 1.0, 0, torch.qint8)"])

@@ -558,6 +558,22 @@ def test_benchmark_only_which_skips_timed_tests_is_refused(project: pytest.Pytes
     result.stderr.fnmatch_lines(["*--benchmark-only skips every timed test; leave it out*"])
 
 
+def test_without_scipy_timed_tests_are_refused_before_a_session(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    result = run(project, "--gemm-backends=correct")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*timed tests need the extra speed: scipy is not installed: pip install scipy"])
+    for name in ("diff", "timings"):
+        monkeypatch.delitem(sys.modules, f"pytest_gemm.report.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "pytest_gemm.speed.gate.estimates", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["compare", "old.jsonl", "new.jsonl"])
+    assert ended.value.code == cli.USAGE_ERROR
+    assert "compare needs the extra speed: scipy is not installed" in capsys.readouterr().err
+
+
 def test_without_pytest_benchmark_timed_tests_are_judged(project: pytest.Pytester) -> None:
     quiet = ("--gemm-allow=slower", "--gemm-undecided=100")
     result = run(project, "--gemm-backends=correct", *quiet, "-pno:benchmark", sessions=1)

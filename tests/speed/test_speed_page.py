@@ -156,6 +156,13 @@ def test_the_same_run_gives_the_same_bytes() -> None:
     assert page.page(run, "Speed") == page.page(run, "Speed")
 
 
+def test_without_matplotlib_a_page_has_its_tables_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = page.page(example([LINE]), "Speed")
+    assert "no figure, matplotlib is not installed: pip install matplotlib" in text
+    assert LINE in Reader(text).words
+
+
 @pytest.mark.study
 def test_three_hundred_cases_stay_below_three_megabytes() -> None:
     run = example(problems(KINDS[:3]), ("triton", "cutlass", "cutedsl", "cpp", "mine"), sessions=1)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from pytest_gemm.core.extras import lacking
 from pytest_gemm.core.text import printable
 from pytest_gemm.core.units import plural, three
 from pytest_gemm.problem.problem import Problem
@@ -41,6 +42,8 @@ def svg(label: str, height: float, draw: Callable[[Any], None]) -> str:
         height: in inches.
         draw: gets matplotlib's figure.
     """
+    if why := lacking("matplotlib"):
+        return f"<p>{html.escape(printable(label))}: no figure, {why}</p>"
     import matplotlib as mpl  # late: a run without a page does without it
     from matplotlib.figure import Figure
 
