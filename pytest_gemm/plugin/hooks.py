@@ -24,7 +24,7 @@ from pytest_gemm.config.config import CONFIG, SPEED_WORKER
 from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import CaseId, threads_text
 from pytest_gemm.core.text import message
-from pytest_gemm.machine import software
+from pytest_gemm.machine import processor, software
 from pytest_gemm.plugin import division, reports, review, selection, startup, xdist
 from pytest_gemm.plugin.termination import STATUS, Termination
 from pytest_gemm.record.lines import Head, Totals
@@ -79,6 +79,8 @@ class GemmRun:
         self._pages: list[Path] = []
         self._damaged, self._noted = list[str](), digests.noted()
         self._shown_header = False
+        if not config.pluginmanager.has_plugin(SPEED_WORKER):
+            processor.wait_passively()
         self.settings = dataclasses.replace(config_module.read(config), loading=effect.loading(config))
         effect.check_backends(self.settings)
         config.stash[CONFIG] = self.settings

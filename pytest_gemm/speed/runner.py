@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status
-from pytest_gemm.machine import gpus
+from pytest_gemm.machine import gpus, processor
 from pytest_gemm.machine.environment import THIS
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.baseline import entry
@@ -273,7 +273,7 @@ class Runner:
         folder.mkdir()
         other = "" if group.environment == THIS else group.environment.folder
         (folder / REQUEST).write_bytes(msgspec.json.encode(replace(request, project=self.project, environment=other)))
-        environment = {**os.environ, "PYTEST_ADDOPTS": ""}
+        environment = {**(processor.environment_as_found() if request.timed else os.environ), "PYTEST_ADDOPTS": ""}
         if self.device == "cpu" and request.timed:
             environment = {**_BOUND, **_HUGE_PAGES, **environment}
         with (folder / "log.txt").open("ab") as log:

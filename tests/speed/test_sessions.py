@@ -29,7 +29,7 @@ from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import controller, roofline
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.data import Sample, Session, read_session
-from pytest_gemm.speed.request import Group, Project
+from pytest_gemm.speed.request import Group, Project, Request
 from pytest_gemm.storage import files
 from pytest_gemm.tools import cli
 
@@ -550,6 +550,34 @@ def test_pages_and_samples_that_cannot_be_written_end_no_run(
     why = "is not complete: No space left on device; the run is red for it"
     result.stdout.fnmatch_lines_random([f"*/kept/{name} {why}" for name in ("report.html", "summary.md", "samples")])
     result.stdout.no_fnmatch_line("*INTERNALERROR*")
+
+
+@pytest.mark.parametrize("own", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}])
+def test_threads_that_wait_give_up_their_core_where_nothing_is_timed(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, own: dict[str, str]
+) -> None:
+    seen: dict[bool, set[str]] = defaultdict(set)
+
+    class Noted(made_up_sessions.Process):
+        def __init__(self, args: Any, **how: Any) -> None:
+            super().__init__(args, **how)
+            if self._is_session:
+                timed = Request.read(Path(args[-1])).timed
+                seen[timed].add(how["env"].get("OMP_WAIT_POLICY", "none"))
+
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    with_problems(project, *(f"mm:f32:nn:{m}x64x64" for m in range(8, 14)))
+    with (project.path / "conftest.py").open("a") as file:  # one that imports torch meets it
+        file.write("\nimport os, pathlib; pathlib.Path('begun').write_text(os.environ.get('OMP_WAIT_POLICY', 'none'))\n")
+    run(project, "--gemm-backends=correct", "--gemm-allow=slower", sessions=1)
+    theirs = own.get("OMP_WAIT_POLICY", "none")
+    judged = theirs if own else "passive"
+    assert seen == {False: {judged}, True: {theirs}}
+    assert (project.path / "begun").read_text() == judged
 
 
 def test_benchmark_only_which_skips_timed_tests_is_refused(project: pytest.Pytester) -> None:
