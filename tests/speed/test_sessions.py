@@ -572,7 +572,9 @@ def test_threads_that_wait_give_up_their_core_where_nothing_is_timed(
     monkeypatch.setattr(subprocess, "Popen", Noted)
     with_problems(project, *(f"mm:f32:nn:{m}x64x64" for m in range(8, 14)))
     with (project.path / "conftest.py").open("a") as file:  # one that imports torch meets it
-        file.write("\nimport os, pathlib; pathlib.Path('begun').write_text(os.environ.get('OMP_WAIT_POLICY', 'none'))\n")
+        file.write(
+            "\nimport os, pathlib; pathlib.Path('begun').write_text(os.environ.get('OMP_WAIT_POLICY', 'none'))\n"
+        )
     run(project, "--gemm-backends=correct", "--gemm-allow=slower", sessions=1)
     theirs = own.get("OMP_WAIT_POLICY", "none")
     judged = theirs if own else "passive"
