@@ -122,8 +122,9 @@ _set_here: dict[str, str] = {}
 
 
 def wait_passively() -> None:
-    """Have OpenMP's threads give up their core while they wait, unless the environment says how; before torch is loaded.
+    """Have OpenMP's threads give up their core while they wait, unless the environment says how.
 
+    Before torch is loaded, which reads it.
     A thread that spins keeps the thread that it waits for from the core that other processes leave.
     """
     if not any(name in os.environ for name in _WAITING):

@@ -438,6 +438,10 @@ class GemmRun:
         self._writer.close(session.exitstatus)
         self._pages = reports.write_speed(settings, self._writer, self._measured or [])
         self._review.write(self._measured or [])
+        if self._measured:
+            from pytest_gemm.speed.check import hide_tables
+
+            hide_tables(self._config)
         if settings.compile_only and exitstatus == pytest.ExitCode.OK:
             complete = all(one.complete for one in self._harvest or [])
             session.exitstatus = exitstatus = pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED

@@ -588,6 +588,18 @@ def test_benchmark_only_which_skips_timed_tests_is_refused(project: pytest.Pytes
     result.stderr.fnmatch_lines(["*--benchmark-only skips every timed test; leave it out*"])
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"), [((), False), (("--benchmark-json=b.json",), False), (("--benchmark-sort=min",), True)]
+)
+def test_tables_of_pytest_benchmark_are_shown_where_they_are_asked_for(
+    project: pytest.Pytester, given: tuple[str, ...], shown: bool
+) -> None:
+    result = run(project, "--gemm-backends=correct", "--gemm-allow=slower", *given, sessions=1)
+    assert any("Name (time in" in line for line in result.outlines) == shown
+    if "--benchmark-json=b.json" in given:
+        assert len(json.loads((project.path / "b.json").read_text())["benchmarks"]) == 1
+
+
 def test_without_pytest_benchmark_timed_tests_are_judged(project: pytest.Pytester) -> None:
     quiet = ("--gemm-allow=slower", "--gemm-undecided=100")
     result = run(project, "--gemm-backends=correct", *quiet, "-pno:benchmark", sessions=1)
