@@ -427,8 +427,8 @@ def read(config: pytest.Config) -> GemmConfig:
     given = settings_given(config)
     found, speed = _parsed(GemmConfig, texts), _parsed(SpeedConfig, texts)
     recording = texts["record"] != "no"
-    backends, named = _backends(texts["backends"], registry)
-    comparator = _comparator(texts["comparator"], registry)
+    backends, named = _backends(texts["backends"], registry, config)
+    comparator = _comparator(texts["comparator"], registry, config)
     settings = _apply_settings(given, registry)
     _check_together(texts, config)
     if found["problems"] and found["ops"] and not any(p.op.name in found["ops"] for p in found["problems"]):
@@ -509,10 +509,11 @@ def _machine(machine: Machine | None, texts: Mapping[str, Given]) -> Machine | N
     return machine
 
 
-def _comparator(text: Given, registry: Registry) -> str:
+def _comparator(text: Given, registry: Registry, config: pytest.Config) -> str:
     names = ("none", *registry.names())
     if text not in names:
-        raise values.wrong(text, f"no such backend{did_you_mean(text, names)}; known: {', '.join(names)}")
+        known = f"known: {', '.join(names)}; {_registering(config)}"
+        raise values.wrong(text, f"no such backend{did_you_mean(text, names)}; {known}")
     return "" if text == "none" else values.parsed(text, registry.__getitem__).name
 
 
@@ -527,8 +528,20 @@ def _shapes(text: Given, root: Path) -> tuple[str, ...]:
     return names
 
 
-def _backends(text: Given, registry: Registry) -> tuple[tuple[Backend, ...], bool]:
-    names = values.parsed(text, values.names("backend", ("auto", *registry.names())))
+def _registering(config: pytest.Config) -> str:
+    """Where backends of the user were looked for, for the message on one that is unknown."""
+    files = [getattr(one.plugin, "__file__", "") for one in config.hook.pytest_gemm_register_backends.get_hookimpls()]
+    if found := ", ".join(filter(None, files)):
+        return f"pytest_gemm_register_backends was called in {found}"
+    here = config.invocation_params.dir
+    paths = [path for one in config.args if (path := Path(here, one.partition("::")[0]).resolve()).exists()]
+    folders = dict.fromkeys(str(path if path.is_dir() else path.parent) for path in paths or [here])
+    return f"no conftest.py in {', '.join(folders)} or above has the hook pytest_gemm_register_backends(registry)"
+
+
+def _backends(text: Given, registry: Registry, config: pytest.Config) -> tuple[tuple[Backend, ...], bool]:
+    parse = values.names("backend", ("auto", *registry.names()), lambda: _registering(config))
+    names = values.parsed(text, parse)
     if names == ("auto",):
         return tuple(one for one in registry if not getattr(one, "on_request", False)), False
     if "auto" in names:

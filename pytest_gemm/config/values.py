@@ -83,6 +83,11 @@ def check_names(parser: pytest.Parser, args: Sequence[str]) -> None:
     """
     for word in parser.parse_known_and_unknown_args(list(args))[1]:
         flag = word.partition("=")[0]
+        if flag in _TOLERANCES:
+            raise pytest.UsageError(
+                f"{shown(word)}: there are no tolerances: the bound of each element follows from the arithmetic that "
+                "the backend declares; a kernel with partial sums in f16 is registered with accumulate='f16'"
+            )
         if flag.startswith("--gemm"):
             raise _unknown(word, flag, "option", [option.flag for option in OPTIONS])
 
@@ -93,6 +98,9 @@ def check_ini_names(config: pytest.Config) -> None:
     for key in sorted(unknown):
         if key.startswith(("gemm_", "gemm-")):
             raise _unknown(f"{key} (ini)", key, "key", [option.ini for option in OPTIONS])
+
+
+_TOLERANCES: Final = {f"--gemm-{name}" for name in ("tolerance", "tolerances", "tol", "rtol", "atol", "eps", "epsilon")}
 
 
 def _unknown(word: str, name: str, kind: str, known: Sequence[str]) -> pytest.UsageError:
@@ -173,15 +181,16 @@ def parts_of(text: str) -> tuple[str, ...]:
     return parts
 
 
-def names(what: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """A parser of a list, each part of it one of those known."""
+def names(what: str, known: Iterable[str], more: Callable[[], str] = str) -> Callable[[str], tuple[str, ...]]:
+    """A parser of a list, each part of it one of those known; ``more`` ends the message on an unknown one."""
     known = tuple(known)
 
     def parse(text: str) -> tuple[str, ...]:
         for name in (parts := parts_of(text)):
             if name not in known:
                 hint = did_you_mean(name.lower(), known)
-                raise ValueError(f"unknown {what} {shown(name)!r}{hint}; known: {', '.join(known)}")
+                said = "; ".join(filter(None, [f"known: {', '.join(known)}", more()]))
+                raise ValueError(f"unknown {what} {shown(name)!r}{hint}; {said}")
         return parts
 
     return parse

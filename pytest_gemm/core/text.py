@@ -44,9 +44,21 @@ def code_cell(text: str) -> str:
     return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
 
 
+# Words of other libraries, by which their users ask for what has another name here.
+_ALSO = {
+    **dict.fromkeys(("matmul", "gemm", "sgemm", "dot"), "mm"),
+    **dict.fromkeys(("batch_matmul", "batched_mm", "batched_gemm"), "bmm"),
+    **dict.fromkeys(("fp32", "float32", "float"), "f32"),
+    **dict.fromkeys(("fp16", "float16", "half"), "f16"),
+    **dict.fromkeys(("fp64", "float64", "double"), "f64"),
+    **{"bfloat16": "bf16", "int8": "i8", "uint8": "u8", "int32": "i32", "gpu": "cuda"},
+}
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint in brackets for a word that is nearly one of ``known``; "" where none is near."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    """A hint in brackets for a word that is nearly one of ``known``, or another word for it; "" where none is near."""
+    names = list(known)
+    close = [_ALSO[word]] if _ALSO.get(word) in names else difflib.get_close_matches(word, names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,8 +34,12 @@ _CELLS: Final = 512
 _LINES: Final = 64
 # Operands of more bytes than this are not written, and no script makes them.
 _MOST_BYTES: Final = 1 << 30
-# Error over bound at which the colours end.
+# Error over bound at which the colours begin and end, and how many there are.
+_NEAR: Final = 1e-3
 _FAR: Final = 1e6
+_SHADES: Final = 1024
+# A picture of no more rows than this is a low one.
+_FEW: Final = 4
 
 
 def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: str = "") -> str:
@@ -144,7 +149,7 @@ def tile(candidate: str) -> tuple[int, int] | None:
 
 
 def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candidate: str = "") -> None:
-    """Write the picture of a wrong result as PNG: of a batch the matrix with the worst element.
+    """Write the picture of a wrong result as PNG: of a batch the matrix with the most wrong elements.
 
     Args:
         path: of the picture.
@@ -156,44 +161,68 @@ def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candi
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     found = verdict.ratios(actual.detach().double().to(interval.expected.device), interval).cpu()
     while found.dim() < 2:
         found = found.unsqueeze(0)
     matrices = found.reshape(-1, *found.shape[-2:])
-    which, row, column = (int(i) for i in torch.unravel_index(matrices.argmax(), matrices.shape))
+    counts = (matrices > 1).sum((1, 2))
+    which = int(counts.argmax())
     matrix = matrices[which]
+    row, column = (int(i) for i in torch.unravel_index(matrix.argmax(), matrix.shape))
     rows, columns = matrix.shape
     finite = matrix[matrix.isfinite()]
     # Where the bound is 0 or nearly so a ratio means no more than "far".
     top = min(max(10.0, float(finite.max()) if finite.numel() else 10.0), _FAR)
-    shown = _pooled(matrix.clamp(min=1e-3, max=top))
-    figure = Figure(figsize=(8, 6.5), dpi=100, layout="constrained")
+    no_number = ~actual.detach().cpu().reshape(matrices.shape)[which].isfinite() & (matrix > 1)
+    # A wrong element is never of the colour of a right one; what is beyond the top is no number.
+    colour = torch.where(matrix > 1, matrix.clamp(1.2, top), matrix.clamp(_NEAR, 1.0))
+    shown, cell = _pooled(colour.masked_fill(no_number, 2 * top))
+    figure = Figure(figsize=(8, 6.5 if rows > _FEW else 3), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.add_subplot()
     image = axes.imshow(
         shown.numpy(),
-        norm=LogNorm(vmin=1e-3, vmax=top),
-        cmap="inferno",
-        extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
+        norm=LogNorm(vmin=_NEAR, vmax=top),
+        cmap=_colours(top),
+        # The last cell may have fewer rows or columns than the others.
+        extent=(-0.5, shown.shape[1] * cell[1] - 0.5, shown.shape[0] * cell[0] - 0.5, -0.5),
         interpolation="nearest",
         aspect="auto",
     )
+    axes.set_xlim(-0.5, columns - 0.5)
+    axes.set_ylim(rows - 0.5, -0.5)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
     figure.colorbar(image, ax=axes, label="error / bound (above 1: wrong)")
     if found_tile := tile(candidate):
         for size, extent, line in ((found_tile[0], rows, axes.axhline), (found_tile[1], columns, axes.axvline)):
             if extent / size <= _LINES:
                 for place in range(size, extent, size):
                     line(place - 0.5, color="deepskyblue", linewidth=0.6)
-    axes.plot([column], [row], marker="o", markersize=14, markerfacecolor="none", markeredgecolor="lime", mew=2)
+    axes.plot([column], [row], marker="o", markersize=14, markerfacecolor="none", markeredgecolor="green", mew=2)
     batch = f"matrix {which} of {len(matrices)}, " if len(matrices) > 1 else ""
-    axes.set_xlabel(f"column; {batch}the worst element is at ({row}, {column})")
+    wrong = f"{int(counts[which])} of {matrix.numel()} elements are wrong, the worst at ({row}, {column})"
+    axes.set_xlabel(f"column; {batch}{wrong}" + "; blue: NaN or infinity" * bool(no_number.any()))
     axes.set_ylabel("row")
     axes.set_title("\n".join(filter(None, (title, candidate))), fontsize=9)
     figure.savefig(path, metadata={"Software": None})
 
 
-def _pooled(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix with no more than :data:`_CELLS` cells a side, each the largest of its elements."""
+def _colours(top: float) -> Any:
+    """Greys up to 1, and from there yellow to red; blue beyond the top."""
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    greys = round(_SHADES * math.log(1 / _NEAR) / math.log(top / _NEAR))
+    right = colormaps["Greys"](np.linspace(0.02, 0.4, greys))
+    wrong = colormaps["YlOrRd"](np.linspace(0.35, 1.0, _SHADES - greys))
+    return ListedColormap(np.vstack([right, wrong])).with_extremes(over="blue")
+
+
+def _pooled(matrix: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """The matrix with no more than :data:`_CELLS` cells a side, each the largest of its elements; size of a cell."""
     cell = [-(-n // _CELLS) for n in matrix.shape]
-    return torch.nn.functional.max_pool2d(matrix[None, None], cell, ceil_mode=True)[0, 0]
+    return torch.nn.functional.max_pool2d(matrix[None, None], cell, ceil_mode=True)[0, 0], cell

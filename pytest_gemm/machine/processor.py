@@ -115,6 +115,27 @@ def busy_seconds(cores: set[int], proc: Path = Path("/proc")) -> dict[str, float
     return {"busy": busy / TICKS, "stolen": stolen / TICKS} if busy else {}
 
 
+# How threads of OpenMP wait for one another, as its libraries are told.
+_POLICY: Final = "OMP_WAIT_POLICY"
+_WAITING: Final = (_POLICY, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+_set_here: dict[str, str] = {}
+
+
+def wait_passively() -> None:
+    """Have OpenMP's threads give up their core while they wait, unless the environment says how.
+
+    Before torch is loaded, which reads it.
+    A thread that spins keeps the thread that it waits for from the core that other processes leave.
+    """
+    if not any(name in os.environ for name in _WAITING):
+        os.environ[_POLICY] = _set_here[_POLICY] = "passive"
+
+
+def environment_as_found() -> dict[str, str]:
+    """The environment of this process without what :func:`wait_passively` has set: that of a process that times."""
+    return {name: value for name, value in os.environ.items() if _set_here.get(name) != value}
+
+
 def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> int:
     """Bytes of last-level cache that this process's cores reach together; 0 where the system does not report it.
 

@@ -25,7 +25,7 @@ from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import CaseId, threads_text
 from pytest_gemm.core.extras import lacking
 from pytest_gemm.core.text import message
-from pytest_gemm.machine import software
+from pytest_gemm.machine import processor, software
 from pytest_gemm.plugin import division, reports, review, selection, startup, xdist
 from pytest_gemm.plugin.termination import STATUS, Termination
 from pytest_gemm.record.lines import Head, Totals
@@ -80,6 +80,8 @@ class GemmRun:
         self._pages: list[Path] = []
         self._damaged, self._noted = list[str](), digests.noted()
         self._shown_header = False
+        if not config.pluginmanager.has_plugin(SPEED_WORKER):
+            processor.wait_passively()
         self.settings = dataclasses.replace(config_module.read(config), loading=effect.loading(config))
         effect.check_backends(self.settings)
         config.stash[CONFIG] = self.settings
@@ -439,6 +441,10 @@ class GemmRun:
         self._writer.close(session.exitstatus)
         self._pages = reports.write_speed(settings, self._writer, self._measured or [])
         self._review.write(self._measured or [])
+        if self._measured:
+            from pytest_gemm.speed.check import hide_tables
+
+            hide_tables(self._config)
         if settings.compile_only and exitstatus == pytest.ExitCode.OK:
             complete = all(one.complete for one in self._harvest or [])
             session.exitstatus = exitstatus = pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gemm.config import options
+from pytest_gemm.machine import processor
 from pytest_gemm.plugin import hookspec
 
 if TYPE_CHECKING:
@@ -55,8 +56,10 @@ def pytest_load_initial_conftests(
     """Declare the ini keys; answer a misspelt option, once every conftest has declared its own."""
     if not early_config.known_args_namespace.help:
         options.add_ini_keys(parser)
+    if is_given := any(arg.startswith("--gemm") for arg in args):
+        processor.wait_passively()  # a conftest may import torch
     result = yield
-    if any(arg.startswith("--gemm") for arg in args):
+    if is_given:
         from pytest_gemm.config import values
 
         values.check_names(parser, args)

@@ -31,7 +31,7 @@ from pytest_gemm.plugin import selection
 from pytest_gemm.run.progress import Display
 from pytest_gemm.storage import cache
 from pytest_gemm.worker import confinement
-from pytest_gemm.worker.keeper import ALONE, KEEPER, PASSIVE, Keeper, cuda_has_started
+from pytest_gemm.worker.keeper import ALONE, KEEPER, Keeper, cuda_has_started
 
 # As many workers leave no core for a process beside them, on a machine of so many.
 _FEW: Final = 2
@@ -50,7 +50,7 @@ def register(config: pytest.Config) -> None:
     """Prepare a process of a run with GEMM tests, and add the hooks of a worker."""
     keep_bytecode()
     if hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Worker(config), "gemm-startup")
+        config.pluginmanager.register(_Worker(), "gemm-startup")
 
 
 def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
@@ -149,11 +149,8 @@ def _start_cuda(*, profiled: bool) -> None:
 class _Worker:
     """The hooks of a worker."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        settings = config.stash[CONFIG]
+    def __init__(self) -> None:
         os.environ.setdefault(*ALONE)  # nothing here computes with them
-        if oversubscribed(settings, config):
-            os.environ.setdefault(*PASSIVE)
 
     @pytest.hookimpl(tryfirst=True)  # the controller knows what was collected, and waits for the other workers
     def pytest_runtestloop(self, session: pytest.Session) -> None:

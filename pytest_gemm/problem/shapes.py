@@ -108,6 +108,8 @@ def read(path: Path, level: str = LEVELS[-1]) -> tuple[ProblemSet, ...]:
 
 
 def _set(file: TableFile, table: Mapping[str, Any]) -> ProblemSet:
+    if "problem" not in table and "problems" not in table:
+        _misspelt(file, table)
     if ("problem" in table) == ("problems" in table):
         remedy = "give either 'problem', a template with axes, or 'problems', a list of lines"
         raise file.fail("it has both" if "problem" in table else "it has no problems", remedy, "problem")
@@ -122,14 +124,21 @@ def _set(file: TableFile, table: Mapping[str, Any]) -> ProblemSet:
     return ProblemSet(table["name"], table.get("help", ""), devices, table.get("level", QUICK), problems)
 
 
+def _misspelt(file: TableFile, names: Iterable[str]) -> None:
+    """Answer a key that is nearly one of those known; every other one is an axis."""
+    for name in names:
+        if name not in _KEYS and (hint := did_you_mean(name, _KEYS)):
+            raise file.fail(f"unknown key {name!r}{hint}", f"known: {' '.join(_KEYS)}; others are axes", name)
+
+
 def _lines(file: TableFile, table: Mapping[str, Any], key: str) -> list[str]:
     """The problem lines of the templates and axes of a set."""
     templates = [table[key]] if key == "problem" else table[key]
     found = {name: _values(file, name, value) for name, value in table.items() if name not in _KEYS}
     for name, values in found.items():
         if unused := [one for one in axes.names(name, values) if not any(f"{{{one}}}" in line for line in templates)]:
-            hint = did_you_mean(name, _KEYS)
-            raise file.fail(f"no template has {{{unused[0]}}}{hint}", "delete this axis, or use it", name)
+            _misspelt(file, [name])
+            raise file.fail(f"no template has {{{unused[0]}}}", "delete this axis, or use it", name)
     for name in table.get("spread", ()):
         if name not in found:
             hint = did_you_mean(name, found)
@@ -156,6 +165,7 @@ def _without(file: TableFile, lines: list[str], patterns: Iterable[str]) -> list
 def _values(file: TableFile, axis: str, values: Any) -> list[Value]:
     """The values of an axis, with lists that are named and ranges in their places."""
     if not isinstance(values, list) or not values or not all(map(_is_value, values)):
+        _misspelt(file, [axis])
         remedy = "an axis is a list of texts, numbers and tables of them"
         raise file.fail(f"the axis {shown(axis)} is {shown(values)}", remedy, axis)
     found: list[Value] = []

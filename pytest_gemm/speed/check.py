@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -18,6 +19,20 @@ if TYPE_CHECKING:
     from pytest_gemm.config.config import GemmConfig
     from pytest_gemm.judging.case import Case
     from pytest_gemm.run.check import GemmCheck
+
+
+def hide_tables(config: pytest.Config) -> None:
+    """Leave out pytest-benchmark's tables of timed cases, which this plugin shows, unless an option asks for them.
+
+    What it stores stays the same, and so do its tables where it has timed other tests too.
+    """
+    shown: Any = getattr(config, "_benchmarksession", None)
+    asked = any(map(_DISPLAYING.match, (*config.getini("addopts"), *map(str, config.invocation_params.args))))
+    if shown is not None and not asked and all("verdict_code" in one.extra_info for one in shown.benchmarks):
+        shown.quiet = True
+
+
+_DISPLAYING: Final = re.compile("--benchmark-(?!json|save|autosave|storage)")
 
 
 class Replay:

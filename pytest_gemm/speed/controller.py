@@ -9,24 +9,30 @@ measure, alone on the device as far as this program can see to it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
+from pytest_gemm import __version__
 from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Verdict
+from pytest_gemm.core.units import plural
 from pytest_gemm.machine import key as key_module
+from pytest_gemm.machine import software
 from pytest_gemm.machine.environment import resolve
+from pytest_gemm.machine.key import Device
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.baseline import entry, record
+from pytest_gemm.speed.baseline import entry, partial, record
 from pytest_gemm.speed.baseline import store as store_module
-from pytest_gemm.speed.data import Judgement, Peaks, by_case
+from pytest_gemm.speed.data import Judgement, Peaks, Session, by_case
 from pytest_gemm.speed.gate import design, estimates, selection
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.speed.report.rows import Run
@@ -97,6 +103,7 @@ class _Measurement:
             hardware=hardware,
             mode="none" if config.speed.record else "against" if len(groups) > 1 else "baseline",
             delta=self.policy.delta,
+            base_label=groups[-1].label if len(groups) > 1 else "",
             fatal=config.speed.fatal,
             undecided_share=config.speed.undecided_share if config.speed.gating else 1.0,
         )
@@ -123,16 +130,23 @@ class _Measurement:
                     runner.compile(group, self._cases)
             if speed.record:
                 with trace.span("speed: record"):
-                    self._sessions(self._cases, self._recorded, "recording")
+                    self._take_up(display)
+                    self._sessions(self._cases, self._recorded - len(made.sessions), "recording")
                 self._record()
+                objection = record.recordable(made.sessions, k=self._recorded, force=speed.force)
+                self._keep(display, made.sessions if objection and objection.code == "disturbed" else [])
                 made.judgements = self._with_every_case({})
             else:
                 self.judge()
         except (KeyboardInterrupt, SessionFailed, entry.BaselineError):
             if speed.record and made.sessions:
                 done = len(made.sessions)
-                display.line(f"speed: the recording was cut short: {done} of {self._recorded} sessions are complete")
-                display.line(f"speed: to record from these: pytest-gemm baseline record --sessions={done}")
+                if any(map(partial.is_good, made.sessions)):
+                    display.line(
+                        f"speed: the recording was cut short: {done} of {self._recorded} sessions are complete"
+                    )
+                    display.line(f"speed: to record from these: pytest-gemm baseline record --sessions={done}")
+                self._keep(display, made.sessions)
             raise
         order = {case: place for place, case in enumerate(self._cases)}  # each session has another one
         made.judgements = sorted(made.judgements, key=lambda judgement: order[judgement.case.whole])
@@ -148,6 +162,45 @@ class _Measurement:
             made.notes.append("no ceiling is known for this machine, so an impossible time is not recognised")
         made.seconds = time.perf_counter() - started
         return made
+
+    def _take_up(self, display: Display) -> None:
+        """Begin a recording with the good sessions of an earlier one, of the same environment, that was ended."""
+        runner, made, place = self._runner, self.made, self._partial
+        if place is not None and (found := partial.kept(place)[: self._recorded - 1]):
+            made.sessions = [msgspec.structs.replace(one, index=i) for i, one in enumerate(found)]
+            for one in made.sessions:
+                runner.write_session(one)
+            display.line(f"speed: {plural(len(found), 'good session')} of an earlier recording taken up ({place})")
+
+    def _keep(self, display: Display, sessions: Sequence[Session]) -> None:
+        """Keep the good sessions of a recording that stored nothing for the next one."""
+        if self._partial is None:
+            if sessions:
+                display.line("speed: no session is kept for the next recording: only those of a clean commit can be")
+        elif (count := partial.keep(self._partial, sessions)) or sessions:
+            display.line(f"speed: {plural(count, 'good session')} kept; the next --gemm-record of these cases goes on")
+
+    @functools.cached_property
+    def _partial(self) -> Path | None:
+        """Where good sessions are kept; ``None`` where the code may change without another commit."""
+        config, commit, made = self._config, self._runner.commit, self.made
+        if not commit or commit.endswith("+dirty"):
+            return None
+        device: Device = "cuda" if made.device == "cuda" else "cpu"
+        options = {name: text for name, text in config.deciding.items() if name not in {"record", "sessions"}}
+        facts = made.hardware, commit, software.software(device), __version__, options, sorted(map(str, self._cases))
+        return partial.folder((str(config.speed.root), *facts))
+
+    def _end_where_hopeless(self) -> None:
+        """End a recording on a machine that stays busy, and say who keeps it so."""
+        if self._config.speed.force or not partial.is_hopeless(self.made.sessions[self._first :]):
+            return
+        who = partial.busiest(self._before, partial.processor_seconds(), time.perf_counter() - self._started)
+        raise SessionFailed(
+            f"--gemm-record ended after {plural(len(self.made.sessions), 'session')} of {self._recorded}: the machine "
+            f"is busy, and the last ones were disturbed; busiest meanwhile: {who}; end these and record again, or "
+            "give --gemm-record=force"
+        )
 
     def judge(self) -> None:
         """Screen, confirm what needs it, and come to verdicts."""
@@ -192,6 +245,8 @@ class _Measurement:
         Which group begins changes from pair to pair, so that a drift hits both alike.
         """
         unit = "session" if len(self.groups) == 1 else "pair"
+        self._first, self._started = len(self.made.sessions), time.perf_counter()
+        self._before = partial.processor_seconds() if self._config.speed.record else {}
         for number in range(1, count + 1):
             if not self._runner.left(cases):
                 break
@@ -201,6 +256,8 @@ class _Measurement:
             found = self._runner.sessions(groups, cases, index, label)
             for name, session in found.items():
                 (self.made.base if name == "base" else self.made.sessions).append(session)
+            if self._config.speed.record:
+                self._end_where_hopeless()
         self.made.sessions = roofline.without_impossible(self.made.sessions)
         for session in self.made.sessions:
             self._runner.note_failures(session.samples)

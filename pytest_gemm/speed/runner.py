@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status
-from pytest_gemm.machine import gpus
+from pytest_gemm.machine import gpus, processor
 from pytest_gemm.machine.environment import THIS
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.baseline import entry
@@ -221,7 +221,7 @@ class Runner:
             return f"{label}, {next((now for one in processes if (now := one.now)), 'starting')}"
 
         processes = self._run(wanted, said, ends)
-        return {group.name: self._ended(one, group, index) for group, one in zip(groups, processes, strict=True)}
+        return {group.name: self._ended(one) for group, one in zip(groups, processes, strict=True)}
 
     def _request(self, group: Group, cases: Sequence[CaseId], index: int) -> Request:
         selected = self.selected[group.name]
@@ -232,17 +232,22 @@ class Runner:
         commit = self.commit if group.name == "head" else ""
         return Request(tuple(wanted), self.device, group.name, index, peaks=self.peaks, commit=commit)
 
-    def _ended(self, one: _Open, group: Group, index: int) -> Session:
+    def _ended(self, one: _Open) -> Session:
         session = one.result()
         if not session.peaks.disturbed:  # the next session tries again otherwise
             self.peaks = session.peaks
         self.note_failures(session.samples)
+        self.write_session(session)
+        return session
+
+    def write_session(self, session: Session) -> None:
+        """Keep the file of a session that has been read."""
         try:
             text = session_text(session)
-            (self.samples / f"{self.device}-{group.name}-{index:03}.jsonl").write_text(text, encoding="utf-8")
-        except OSError as error:  # the session itself has been read
+            file = self.samples / f"{self.device}-{session.group}-{session.index:03}.jsonl"
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
             self.lost.setdefault(str(self.samples), error.strerror or str(error))
-        return session
 
     def _shuffled(self, cases: Sequence[CaseId], index: int) -> list[CaseId]:
         """Another order each time, so that no case always comes after the same one.
@@ -273,7 +278,7 @@ class Runner:
         folder.mkdir()
         other = "" if group.environment == THIS else group.environment.folder
         (folder / REQUEST).write_bytes(msgspec.json.encode(replace(request, project=self.project, environment=other)))
-        environment = {**os.environ, "PYTEST_ADDOPTS": ""}
+        environment = {**(processor.environment_as_found() if request.timed else os.environ), "PYTEST_ADDOPTS": ""}
         if self.device == "cpu" and request.timed:
             environment = {**_BOUND, **_HUGE_PAGES, **environment}
         with (folder / "log.txt").open("ab") as log:

@@ -37,6 +37,7 @@ import msgspec
 import psutil
 import pytest
 
+from pytest_gemm.machine import processor
 from pytest_gemm.worker.confinement import confine
 
 if TYPE_CHECKING:
@@ -50,8 +51,6 @@ _HEAD: Final = 8
 
 # Of PyTorch: whether there is a device is asked without CUDA, which a fork could not use any more.
 _WITHOUT_CUDA: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
-# Of OpenMP: a thread that spins keeps the other process from its core.
-PASSIVE: Final = ("OMP_WAIT_POLICY", "passive")
 # Of NumPy's and SciPy's libraries: they start a thread for each core that they see, which spins before it sleeps.
 ALONE: Final = ("OPENBLAS_NUM_THREADS", "1")
 
@@ -264,7 +263,7 @@ def _keep(control: socket.socket, reached: socket.socket | None, told: Keeper) -
             os.dup2(null, number)
         ends = [control] if reached is None else [control, reached]
         _cover_others(null, {end.fileno() for end in ends})
-        os.environ.setdefault(*PASSIVE)
+        processor.wait_passively()
         if reached is not None:
             os.environ.setdefault(*ALONE)
         while True:
@@ -315,7 +314,7 @@ def _serve(request: _Request, files: Sequence[int], told: Keeper, ends: Sequence
         _die_with(keeper)
         os.environb.clear()
         os.environb.update(request.environment)
-        os.environ.setdefault(*PASSIVE)
+        processor.wait_passively()
         _watch(*files, told=told, request=request)
         os._exit(0)
     for one in files:

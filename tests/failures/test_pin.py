@@ -8,10 +8,12 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from matplotlib import figure
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.proof import Proof
@@ -362,6 +364,41 @@ def test_the_map_is_above_one_exactly_where_the_result_is_wrong(tmp_path: Path) 
     path = tmp_path / "map.png"
     artifacts.draw(path, actual, interval, "a title", "triton_mm-4x8x32,s4,w8")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "columns"),
+    [((3, 8, 8), (4, 6), (2, 5)), ((1, 4099), (0, 1), (4000, 4099)), ((1030, 3), *[(0, 2)] * 2)],
+)
+def test_the_map_shows_the_wrong_elements_at_their_places(
+    shape: tuple[int, ...], rows: tuple[int, int], columns: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda made, *_, **__: drawn.append(made))
+    expected = torch.zeros(shape, dtype=torch.float64)
+    interval: Any = SimpleNamespace(lo=expected - 1, hi=expected + 1, expected=expected)
+    actual = expected + 0.5
+    actual.view(-1, *shape[-2:])[-1, slice(*rows), slice(*columns)] = 3.0
+    if len(shape) > 2:
+        actual[0, 0, 0] = 1e9  # the worst element is of another matrix, in which nothing else is wrong
+    artifacts.draw(Path("none.png"), actual, interval, "a title")
+    axes = drawn[0].axes[0]
+    (image,) = axes.images
+    left, right, bottom, top = image.get_extent()
+    cells = image.get_array()
+    for place, (first, last), count, size in (
+        (1, columns, cells.shape[1], (right - left) / cells.shape[1]),
+        (0, rows, cells.shape[0], (bottom - top) / cells.shape[0]),
+    ):
+        wrong = (cells > 1).any(axis=1 - place).nonzero()[0]
+        assert wrong[0] * size <= first <= wrong[0] * size + size
+        assert wrong[-1] * size <= last - 1 <= wrong[-1] * size + size
+        assert (count - 1) * size < shape[place - 2] <= count * size
+    assert {(axes.get_xlim()[1], axes.get_ylim()[0])} == {(shape[-1] - 0.5, shape[-2] - 0.5)}
+    assert all(tick == int(tick) for tick in (*axes.get_xticks(), *axes.get_yticks()))
+    colour = image.cmap(image.norm([0.99, 1.2]))
+    assert colour[0][0] == colour[0][1] == colour[0][2], "a right element is grey"
+    assert colour[1][0] > colour[1][2] + 0.5, "and a wrong one is not"
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5])

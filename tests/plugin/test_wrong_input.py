@@ -73,7 +73,7 @@ def wrong(*rows: tuple[str, ...]) -> list[object]:
 
 VALUES = wrong(
     ("--gemm-backends=", "--gemm-backends= is empty", "auto"),
-    ("--gemm-backends=mien", "--gemm-backends=mien", "did you mean 'mine'?", "aten"),
+    ("--gemm-backends=mien", "--gemm-backends=mien", "did you mean 'mine'?", "aten", "was called in", "conftest.py"),
     ("--gemm-backends=aten,,mine", "--gemm-backends=aten,,mine", "empty"),
     ("--gemm-backends=aten,aten", "aten is given twice"),
     ("--gemm-backends=auto,aten", "give auto alone"),
@@ -85,6 +85,9 @@ VALUES = wrong(
     ("--gemm-candidates=winer", "did you mean 'winner'?"),
     ("--gemm-problem=mm:f32:nq:8x8x8", "unknown layout 'nq'", "nn nt tn tt", "^"),
     ("--gemm-problem=absent.toml", "--gemm-problem: absent.toml: cannot be read"),
+    ("--gemm-problem=gemm:f32:nn:8x8x8", "unknown op 'gemm' (did you mean 'mm'?)"),
+    ("--gemm-problem=mm:float16:nn:8x8x8", "unknown dtype 'float16' (did you mean 'f16'?)"),
+    ("--gemm-ops=matmul", "unknown op 'matmul' (did you mean 'mm'?)"),
     ("--gemm-ops mm --gemm-ops bmm", "--gemm-ops is given twice, mm and bmm"),
     ("--gemm-seed=-1", "--gemm-seed=-1", "whole number"),
     ("--gemm-seed=٣",),
@@ -109,6 +112,7 @@ VALUES = wrong(
     ("--gemm-comparator=atan", "--gemm-comparator=atan", "did you mean 'aten'?"),
     ("--gemm-record test_it.py", "put the option last"),
     ("--gemm-levl=full", "--gemm-levl=full", "did you mean '--gemm-level'?"),
+    ("--gemm-rtol=1e-3", "--gemm-rtol=1e-3: there are no tolerances", "accumulate='f16'"),
     ("--gemm-output='a\udcffb'", "\\udcff", "cannot be printed"),
 )
 
@@ -252,6 +256,8 @@ SHAPES = wrong(  # shapes files
     ("", "shapes.toml"),
     (f'{SET}problems = ["mm:f32:nn:8x8"]\n', "shapes.toml", "2 sizes"),
     (f'{SET}problem = "mm:{{dtype}}:nn:8x8x8"\n', "shapes.toml", "dtype"),
+    (f'{SET}problms = ["mm:f32:nn:8x8x8"]\n', "shapes.toml:3: unknown key 'problms' (did you mean 'problems'?)"),
+    (f'{SET}problem = "mm:f32:nn:8x8x8"\ndevise = "cpu"\n', "shapes.toml:4", "'devise' (did you mean 'device'?)"),
 )
 SHARES = wrong(  # the gate
     ("--gemm-undecided=maybe", "a percentage"),
@@ -306,6 +312,12 @@ def assert_refused(result: pytest.RunResult, says: Iterable[str]) -> None:
 @pytest.mark.parametrize("case", [*VALUES, *COMBINATIONS, *LINES, *SHARES])
 def test_a_wrong_command_line(project: pytest.Pytester, case: Wrong) -> None:
     assert_refused(run(project, *shlex.split(case.given)), case.says)
+
+
+def test_an_unknown_backend_where_none_is_registered_names_the_folder_and_the_hook(project: pytest.Pytester) -> None:
+    (project.path / "conftest.py").unlink()
+    folder = f"no conftest.py in {project.path} or above has the hook pytest_gemm_register_backends"
+    assert_refused(run(project, "--gemm-backends=mine", "test_it.py"), ["unknown backend 'mine'", folder])
 
 
 @pytest.mark.parametrize("case", TIMED_ONLY)

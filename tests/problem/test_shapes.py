@@ -141,7 +141,7 @@ LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
         (HEAD + "problems = 'mm:f32:nn:1x1x1'\n", 3, "problems is 'mm:f32:nn:1x1x1'; write a list"),
         (HEAD + "problems = ['mm:f33:nn:1x1x1']\n", 3, "problem 'mm:f33:nn:1x1x1': dtypes: unknown dtype 'f33'"),
         (LINES + "m = [1]\n", 4, "no template has {m}; delete this axis, or use it"),
-        (LINES + "levle = 'full'\n", 4, "the axis 'levle' is 'full'; an axis is a list"),
+        (LINES + "levle = 'full'\n", 4, "unknown key 'levle' (did you mean 'level'?)"),
         (HEAD + "problem = 5\n", 3, "problem is 5; write a problem line with axes in braces"),
         (TEMPLATE, 3, "the template has {m}, which is no axis; axes of this set: none"),
         (TEMPLATE + "m = 4\n", 4, "the axis 'm' is 4; an axis is a list of texts, numbers and tables of them"),
@@ -149,7 +149,7 @@ LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
         (TEMPLATE + "m = [1.5]\n", 3, "problem 'mm:f32:nn:1.5x1x1': shape:"),
         (TEMPLATE + f"m = [1{9999 * '0'}]\n", 0, "cannot be read (Exceeds the limit"),
         (TEMPLATE + f"m = {9999 * '['}{9999 * ']'}\n", 0, "cannot be read (maximum recursion depth exceeded"),
-        (TEMPLATE + "m = [1]\nlevles = ['full']\n", 5, "no template has {levles} (did you mean 'level'?)"),
+        (TEMPLATE + "m = [1]\nlevles = ['full']\n", 5, "unknown key 'levles' (did you mean 'level'?)"),
         (
             TEMPLATE.replace("{m}", "{m}{n}{k}") + "".join(f"{axis} = [{100 * '1, '}]\n" for axis in "mnk"),
             3,

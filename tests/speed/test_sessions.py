@@ -28,8 +28,9 @@ from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import controller, roofline
 from pytest_gemm.speed import runner as runner_module
+from pytest_gemm.speed.baseline import partial
 from pytest_gemm.speed.data import Sample, Session, read_session
-from pytest_gemm.speed.request import Group, Project
+from pytest_gemm.speed.request import Group, Project, Request
 from pytest_gemm.storage import files
 from pytest_gemm.tools import cli
 
@@ -552,6 +553,74 @@ def test_pages_and_samples_that_cannot_be_written_end_no_run(
     result.stdout.no_fnmatch_line("*INTERNALERROR*")
 
 
+@pytest.mark.parametrize("commit", ["ab12cd3", "ab12cd3+dirty"])
+def test_a_recording_ends_on_a_busy_machine_and_the_next_one_goes_on_with_its_good_sessions(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, commit: str
+) -> None:
+    monkeypatch.setattr(runner_module, "_commit", lambda _: commit)
+    seconds = iter(range(2))
+    monkeypatch.setattr(partial, "processor_seconds", lambda: {(77, "yes"): next(seconds, 1) * 1e6, (78, "idle"): 3.0})
+    begun: list[int] = []
+
+    class Disturbed(made_up_sessions.Process):
+        def __init__(self, args: Any, **how: Any) -> None:
+            if isinstance(args, list) and "pytest_gemm.speed.worker" in args and Request.read(Path(args[-1])).timed:
+                begun.append(Request.read(Path(args[-1])).index)
+                monkeypatch.setenv("DISTURBED", "others used 0.98 of its cores" if is_busy and len(begun) > 2 else "")
+            super().__init__(args, **how)
+
+    monkeypatch.setattr(subprocess, "Popen", Disturbed)
+    is_busy = True
+    result = run(project, "--gemm-backends=correct", "--gemm-record", sessions=8)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert begun == [0, 1, 2, 3, 4]
+    said = "*--gemm-record ended after 5 sessions of 8: the machine is busy*busiest meanwhile: yes (process 77)*record again*"
+    result.stderr.fnmatch_lines([said])
+    assert "idle" not in result.stderr.str()
+    is_clean = commit == "ab12cd3"
+    result.stdout.fnmatch_lines(["speed: 2 good sessions kept*" if is_clean else "speed: no session is kept*"])
+    is_busy = False
+    begun.clear()
+    result = run(project, "--gemm-backends=correct", "--gemm-record" + "=force" * (not is_clean), sessions=8)
+    assert result.ret == 0
+    assert begun == [*range(2 if is_clean else 0, 8)]
+    (file,) = project.path.glob("baselines/*/correct.jsonl")
+    assert len(json.loads(file.read_text())["subject_us"]) == 8
+    begun.clear()
+    assert run(project, "--gemm-backends=correct", "--gemm-record=force", sessions=8).ret == 0
+    assert len(begun) == 8, "what has been recorded is not taken up again"
+
+
+@pytest.mark.parametrize("own", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}])
+def test_threads_that_wait_give_up_their_core_where_nothing_is_timed(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, own: dict[str, str]
+) -> None:
+    seen: dict[bool, set[str]] = defaultdict(set)
+
+    class Noted(made_up_sessions.Process):
+        def __init__(self, args: Any, **how: Any) -> None:
+            super().__init__(args, **how)
+            if self._is_session:
+                timed = Request.read(Path(args[-1])).timed
+                seen[timed].add(how["env"].get("OMP_WAIT_POLICY", "none"))
+
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    with_problems(project, *(f"mm:f32:nn:{m}x64x64" for m in range(8, 14)))
+    with (project.path / "conftest.py").open("a") as file:  # one that imports torch meets it
+        file.write(
+            "\nimport os, pathlib; pathlib.Path('begun').write_text(os.environ.get('OMP_WAIT_POLICY', 'none'))\n"
+        )
+    run(project, "--gemm-backends=correct", "--gemm-allow=slower", sessions=1)
+    theirs = own.get("OMP_WAIT_POLICY", "none")
+    judged = theirs if own else "passive"
+    assert seen == {False: {judged}, True: {theirs}}
+    assert (project.path / "begun").read_text() == judged
+
+
 def test_benchmark_only_which_skips_timed_tests_is_refused(project: pytest.Pytester) -> None:
     result = run(project, "--gemm-backends=correct", "--benchmark-only")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -572,6 +641,18 @@ def test_without_scipy_timed_tests_are_refused_before_a_session(
         cli.main(["compare", "old.jsonl", "new.jsonl"])
     assert ended.value.code == cli.USAGE_ERROR
     assert "compare needs the extra speed: scipy is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"), [((), False), (("--benchmark-json=b.json",), False), (("--benchmark-sort=min",), True)]
+)
+def test_tables_of_pytest_benchmark_are_shown_where_they_are_asked_for(
+    project: pytest.Pytester, given: tuple[str, ...], shown: bool
+) -> None:
+    result = run(project, "--gemm-backends=correct", "--gemm-allow=slower", *given, sessions=1)
+    assert any("Name (time in" in line for line in result.outlines) == shown
+    if "--benchmark-json=b.json" in given:
+        assert len(json.loads((project.path / "b.json").read_text())["benchmarks"]) == 1
 
 
 def test_without_pytest_benchmark_timed_tests_are_judged(project: pytest.Pytester) -> None:

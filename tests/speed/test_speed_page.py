@@ -72,7 +72,7 @@ def text(run: Run) -> str:
 def test_the_page_is_one_well_formed_file_that_asks_nobody(text: str) -> None:
     reader = Reader(text)
     assert reader.open == []
-    assert "Speed & <more>" in reader.words
+    assert "Speed & <more>: torch 2.13.0, commit ab12cd3" in reader.words
     ids = reader.values("id")
     assert len(ids) == len(set(ids))
     targets = {value[1:] for value in reader.values("href")} | set(re.findall(r"url\(#([^)]+)\)", text))

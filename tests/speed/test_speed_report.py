@@ -18,9 +18,10 @@ from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import Judgement, Peaks, Sample
+from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session
 from pytest_gemm.speed.report import rows as rows_module
 from pytest_gemm.speed.report import text as reports
+from pytest_gemm.speed.report.page import page
 from pytest_gemm.speed.report.rows import Run
 
 # -- the table
@@ -31,11 +32,29 @@ def test_every_case_has_a_line(mode: rows_module.Mode) -> None:
     odd = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:1024x65536x4096:bias+leaky_relu-0.1:quant.rowwise:a.padded+offset"
     run = dataclasses.replace(example([*problems(), odd]), mode=mode)
     lines = reports.table(run)
-    body = lines[1 : 1 + len(run.judgements)]
+    body = lines[3 : 3 + len(run.judgements)]
     for judgement, line in zip(run.judgements, body, strict=True):
         assert judgement.case.backend in line
         assert line.startswith(f"{judgement.case.problem} ")
         assert line.endswith(str(judgement.verdict)) == (mode != "none")
+
+
+@pytest.mark.parametrize("how", ["baseline", "against", "first"])
+def test_the_reports_name_what_was_timed_and_what_it_was_compared_with(how: str) -> None:
+    run = dataclasses.replace(
+        run_of(TIMED), software={"torch": "2.13.0+cpu"}, mode="against" if how == "against" else "baseline"
+    )
+    run.sessions[:] = [replace(one, commit="ab12cd3+dirty") for one in run.sessions]
+    named = "torch 2.13.0+cpu, commit ab12cd3+dirty"
+    if how == "baseline":
+        run.stored = {TIMED[0].case: stored(TIMED[0].case, [1e3], software={"torch": "2.12.0"}, commit="99")}
+        named += " against baselines of torch 2.12.0, commit 99"
+    elif how == "against":
+        run.base, run.base_label = [Session("gpu", software={"torch": "2.11.0"})], "../old"
+        named += " against ../old (torch 2.11.0)"
+    assert reports.table(run)[0] == named
+    assert reports.markdown(run, "Speed").startswith("## Speed: torch 2.13.0")
+    assert f"<h1>Speed: {named}</h1>" in page(run, "Speed")
 
 
 @pytest.mark.parametrize(

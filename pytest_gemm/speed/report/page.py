@@ -36,7 +36,7 @@ def page(run: Run, title: str) -> str:
     text = TEMPLATES.render(
         "page.html.jinja",
         run=run,
-        title=title,
+        title=f"{title}: {run.sides}",
         columns=columns(run, run.rows),
         verdict_words=VERDICTS,
         notes=lines(run, "disturbed", "notes"),

@@ -55,6 +55,7 @@ class Run:
         undecided_share: of the compared cases, beyond which the run fails for what stays undecided.
         device: ``cpu`` or ``cuda``.
         base: sessions of the other environment.
+        base_label: what the user calls that one.
         failed: cases without an estimate, with the sample that has the reason.
         refused: cases that were to be recorded and were not, with the reason.
         lost: why a requested file is not complete, by the option with its value.
@@ -76,9 +77,23 @@ class Run:
     undecided_share: float = 1.0
     device: str = "cpu"
     base: list[Session] = dataclasses.field(default_factory=list)
+    base_label: str = ""
     failed: Mapping[CaseId, Sample] = dataclasses.field(default_factory=dict)
     refused: Mapping[CaseId, str] = dataclasses.field(default_factory=dict)
     lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def sides(self) -> str:
+        """What was timed, and what it was compared with: versions of torch and commits, as far as they are known."""
+        head = _versions((self.software, *(s.software for s in self.sessions)), (s.commit for s in self.sessions))
+        if self.base:
+            base = _versions((s.software for s in self.base), (s.commit for s in self.base))
+            return f"{head} against {' '.join(filter(None, (self.base_label, base and f'({base})')))}"
+        if self.mode == "baseline" and self.stored:
+            known = self.stored.values()
+            base = _versions((one.software for one in known), (one.commit for one in known))
+            return f"{head} against baselines of {base}"
+        return head
 
     def counts(self) -> dict[Verdict, int]:
         """Cases by verdict, in the order of interest; verdicts that nothing got are left out."""
@@ -183,6 +198,12 @@ class Run:
             for names, ratios in found.items()
         ]
         return sorted(means, key=lambda mean: -mean.speedup)
+
+
+def _versions(software: Iterable[Mapping[str, str]], commits: Iterable[str]) -> str:
+    """Each torch and commit once: ``torch 2.13.0+cpu, commit ab12cd3``."""
+    torches = [f"torch {one}" for one in sorted({some["torch"] for some in software if "torch" in some})]
+    return ", ".join([*torches, *(f"commit {one}" for one in sorted({*commits} - {""}))]) or "an unknown torch"
 
 
 def operations(problem: Problem) -> str:

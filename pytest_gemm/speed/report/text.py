@@ -51,7 +51,7 @@ def table(run: Run) -> list[str]:
     cells = {name: some for name, some in cells.items() if any(cell != "-" for cell in some)}
     numbers = [i for i, name in enumerate(cells) if shown[name].value]
     body = text_table([shown[name].title for name in cells], [*zip(*cells.values(), strict=True)], numbers)
-    return [*body, legend, "", *summary(run)]
+    return [run.sides, "", *body, legend, "", *summary(run)]
 
 
 # -- the lines below the table -------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def markdown(run: Run, title: str) -> str:
     text = TEMPLATES.render(
         "summary.md.jinja",
         run=run,
-        title=title,
+        title=f"{title}: {run.sides}",
         facts=[run.hardware, software, f"commit {', '.join(commits)}" if commits else ""],
         moved=_markdown_table(run, moved, is_open=True) if moved else "",
         lines=lines(run, "counts", *_FINDINGS, "gate"),

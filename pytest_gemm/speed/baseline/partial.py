@@ -1,0 +1,81 @@
+"""A recording that a busy machine ends: which of its sessions are good, who disturbed the others, what is kept.
+
+The good sessions stay in the cache, in a folder for each environment: the next recording of the same cases, at the same
+commit and with the same software, takes them up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from pytest_gemm.speed.data import Session, SessionError, read_session, session_text
+from pytest_gemm.storage import cache, files
+
+# Share of a session's samples beyond which it counts as disturbed; as many such sessions in a row end a recording.
+_DISTURBED: Final = 0.5
+_IN_A_ROW: Final = 3
+# Processes that used less of a core are not named, and no more than so many are.
+_LEAST: Final = 0.05
+_NAMED: Final = 3
+
+
+def is_good(session: Session) -> bool:
+    """Whether the machine was quiet for most of its samples."""
+    timed = [sample for sample in session.samples if sample.is_timed]
+    return sum(bool(sample.disturbed) for sample in timed) <= _DISTURBED * len(timed)
+
+
+def is_hopeless(sessions: Sequence[Session]) -> bool:
+    """Whether a recording that goes on would be one of a busy machine: the last sessions were all disturbed."""
+    return len(sessions) >= _IN_A_ROW and not any(map(is_good, sessions[-_IN_A_ROW:]))
+
+
+def processor_seconds() -> dict[tuple[int, str], float]:
+    """CPU seconds of all processes that can be seen, by number and name; without this one and those that it started."""
+    this = psutil.Process()
+    own, found = {this.pid, *(child.pid for child in this.children(recursive=True))}, {}
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if one.pid not in own:
+                spent = one.cpu_times()
+                found[one.pid, one.name()] = spent.user + spent.system
+    return found
+
+
+def busiest(before: dict[tuple[int, str], float], after: dict[tuple[int, str], float], seconds: float) -> str:
+    """Who used the cores between two calls of :func:`processor_seconds`, the busiest first, in words."""
+    shares = sorted(((spent - before.get(key, 0.0)) / seconds, key) for key, spent in after.items())
+    named = [f"{name} (process {pid}) {share:.2f} cores" for share, (pid, name) in shares[::-1] if share >= _LEAST]
+    return ", ".join(named[:_NAMED]) or "no process that can be seen here: another guest of the host, or short ones"
+
+
+def folder(facts: Iterable[object]) -> Path:
+    """Where the good sessions of an environment are kept; ``facts`` are all that it consists of, as plain data."""
+    text = json.dumps([*facts], sort_keys=True, default=str)
+    return cache.home() / "recordings" / hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def kept(place: Path) -> list[Session]:
+    """The sessions that are kept there; one that cannot be read any more is left out."""
+    found = []
+    for file in sorted(place.glob("*.jsonl")):
+        with contextlib.suppress(SessionError):
+            found.append(read_session(file))
+    return found
+
+
+def keep(place: Path, sessions: Iterable[Session]) -> int:
+    """Keep the good ones of these sessions and no others; returns how many they are."""
+    shutil.rmtree(place, ignore_errors=True)
+    good = [session for session in sessions if is_good(session)]
+    for number, session in enumerate(good):
+        files.replace(place / f"{number:03}.jsonl", session_text(session).encode())
+    return len(good)
