@@ -267,7 +267,7 @@ def text(finding: Finding, rerun: str, tests: int = 0) -> str:
     """
     one, problems = finding.simplest, finding.problems
     reason = one.reason.text if one.reason else ""
-    count = f"{plural(tests, 'test')}, " * bool(tests) + plural(len(problems), "problem")
+    count = plural(len(problems), "problem") + (f" in {plural(tests, 'test')}" if tests > len(problems) else "")
     where = f"{one.problem} on {one.who}"
     lines = [f"{finding.title}: {where}: {reason}" if finding.cause else f"{where}: {one.status}: {reason}"]
     details = textwrap.dedent(one.details.removeprefix(reason).strip("\n")).splitlines()
