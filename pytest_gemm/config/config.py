@@ -161,6 +161,7 @@ class GemmConfig:
         shard: K and N where only the tests of shard K of N are run; ``None``: all.
         inline: whether kernels run in pytest's own process.
         confined: whether the kernels' process has no rights outside of its folder.
+        most_bytes: limit of the files of failures; 0: none.
         fuzz: how long to draw problems, in seconds; 0: not at all.
         reference: ``full``, ``sampled`` or ``auto``.
         ledger: the known failures.
@@ -198,6 +199,7 @@ class GemmConfig:
     shard: tuple[int, int] | None = _option("shard", values.shard)
     inline: bool = False
     confined: bool = False
+    most_bytes: int = 0
     fuzz: float = _option("fuzz", values.fuzz)
     reference: str = _option("reference")
     ledger: Ledger = dataclasses.field(default_factory=Ledger)
@@ -259,7 +261,7 @@ class GemmConfig:
     @property
     def deciding(self) -> dict[str, str]:
         """The options and settings that decide what is judged and how, as text."""
-        idle = {"output", "shard", "profile", "run.inline"}
+        idle = {"output", "shard", "profile", "run.inline", "run.files"}
         return {
             name: text
             for name, text in {**self.options, **self.settings}.items()
@@ -304,6 +306,7 @@ ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
     "run": {
         "inline": Setting("no", "yes|no", "kernels run in pytest's process", api_settings.one_of("yes", "no")),
         "confined": Setting("no", "yes|no", "kernels write to no file and no socket", api_settings.one_of("yes", "no")),
+        "files": Setting("64", "MB", "limit of the files of failures; 0: all files of all", values.whole(0, 1_000_000)),
         "stream": Setting("default", "default|side", "CUDA stream of a run", api_settings.one_of("default", "side")),
         "machine": Setting("", "NAME", "compile as on this machine; default: this one", values.machine),
     },
@@ -446,6 +449,7 @@ def read(config: pytest.Config) -> GemmConfig:
         machine=_machine(settings["run"]["machine"], texts),
         inline=settings["run"]["inline"] == "yes",
         confined=settings["run"]["confined"] == "yes",
+        most_bytes=settings["run"]["files"] << 20,
         options={name: str(text) for name, text in texts.items()},
         settings={name: str(text) for name, text in given.items()},
         typed=_typed_names(config, texts, given),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,8 @@ from pytest_gemm.api.protocols import ScriptedBackend
 from pytest_gemm.core.extras import lacking
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import first_line
-from pytest_gemm.failures import repro
+from pytest_gemm.core.units import plural
+from pytest_gemm.failures import findings, repro
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import precision
@@ -34,6 +36,10 @@ _CELLS: Final = 512
 _LINES: Final = 64
 # Operands of more bytes than this are not written, and no script makes them.
 _MOST_BYTES: Final = 1 << 30
+# Problems of one cause on one backend of which a process writes all files; of further ones the report alone.
+_CASES: Final = 3
+# Part of the limit of the folder that a file of tensors may have.
+_PART: Final = 16
 # Error over bound at which the colours begin and end, and how many there are.
 _NEAR: Final = 1e-3
 _FAR: Final = 1e6
@@ -42,7 +48,7 @@ _SHADES: Final = 1024
 _FEW: Final = 4
 
 
-def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: str = "") -> str:
+def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: str = "", most: int = 0) -> str:
     """One folder a failed case.
 
     ``report.txt`` is what the run said. ``repro.py`` shows the failure with PyTorch alone, with ``repro.pt`` beside it
@@ -56,6 +62,8 @@ def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: 
         case: that they are of.
         rerun: how to run it again.
         warm: ``here`` or ``elsewhere`` where it was compiled before with other constants, see :func:`repro.script`.
+        most: bytes of the folder from which reports alone are written, as they are of the fourth problem of a cause
+            on; 0 for all files of all.
 
     Returns:
         why the folder of a case is not complete, a full disk for instance; "" where all was written.
@@ -64,26 +72,30 @@ def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: 
     for judged in found:
         try:
             if judged.evidence is not None:
-                _save_one(folder, judged.outcome, judged.evidence, case, rerun, warm)
+                _save_one(folder, judged.outcome, judged.evidence, case, rerun, warm, most)
         except OSError as error:  # noqa: PERF203  # each case is tried
             lost = lost or str(error)
     return lost
 
 
-def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, rerun: Rerun, warm: str) -> None:
+def _save_one(
+    folder: Path, outcome: Outcome, evidence: Evidence, case: Case, rerun: Rerun, warm: str, most: int
+) -> None:
     """The folder of one case."""
     place = folder / text_module.folder_name(outcome)
     place.mkdir(parents=True, exist_ok=True)
     text = text_module.failure(outcome, rerun) + "\n"
+    if omitted := _omitted(folder, outcome, most):
+        text += f"  no further files: {omitted}; {_ALL_FILES}\n"
+        (place / "report.txt").write_text(text, encoding="utf-8")
+        return
+    part = most // _PART or _MOST_BYTES
     try:
-        _write_script(place / "repro.py", outcome, evidence, case, warm)
+        _write_script(place / "repro.py", outcome, evidence, case, warm, part)
     except Unsupported as none:
         text += f"  no script: {none.reason}\n"
     no_map = lacking("matplotlib") if evidence.interval is not None else ""
     text += f"  no error map: {no_map}\n" if no_map else ""
-    (place / "report.txt").write_text(text, encoding="utf-8")
-    if evidence.source:
-        (place / "generated_code.py").write_text(evidence.source, encoding="utf-8")
     tensors: dict[str, object] = dict(program.args(case.problem, evidence.operands))
     if evidence.actual is not None:
         tensors["actual"] = evidence.actual
@@ -91,14 +103,37 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
         tensors |= {"lo": interval.lo, "hi": interval.hi}
         if not no_map and (x := evidence.actual) is not None and calls.has_bits(x) and x.shape == interval.lo.shape:
             draw(place / "error_map.png", x, interval, outcome.problem, ", ".join(outcome.candidates))
-    if not _too_large(evidence):
+    if (size := _bytes(tensors)) <= part:
         _store(tensors, place / "tensors.pt")
+    else:
+        text += f"  no tensors.pt: it would have {size >> 20} MB; {_ALL_FILES}\n"
+    (place / "report.txt").write_text(text, encoding="utf-8")
+    if evidence.source:
+        (place / "generated_code.py").write_text(evidence.source, encoding="utf-8")
 
 
-def _too_large(evidence: Evidence) -> bool:
-    """Whether the operands would fill a disk: those of a crash are whole, those of a wrong large result are lines."""
-    tensors = program.args(evidence.operands.problem, evidence.operands).values()
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) > _MOST_BYTES
+_ALL_FILES: Final = "the rerun with --gemm-output=DIR --gemm-set=run.files=0 writes all"
+# Problems and candidates of which this process has written all files, by folder, backend, ledger entry and title.
+_WRITTEN: Final = defaultdict[tuple[str, ...], set[tuple[str, str]]](set)
+
+
+def _omitted(folder: Path, outcome: Outcome, most: int) -> str:
+    """Why only the report of a failure is written; "" where all files are."""
+    if not most:
+        return ""
+    kind = str(folder), outcome.who, outcome.known_failure, findings.title(outcome)
+    case = outcome.problem, outcome.candidate
+    if case in _WRITTEN[kind] or len(_WRITTEN[kind]) == _CASES:
+        return f"{plural(len(_WRITTEN[kind]), 'problem')} of this cause have them"
+    if sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) >= most:  # of all processes
+        return f"{folder} has reached {most >> 20} MB"
+    _WRITTEN[kind].add(case)
+    return ""
+
+
+def _bytes(tensors: Mapping[str, object]) -> int:
+    """What the elements take: those of a crash are whole, those of a wrong large result are lines."""
+    return sum(t.numel() * t.element_size() for t in tensors.values() if isinstance(t, torch.Tensor))
 
 
 def _store(tensors: Mapping[str, object], path: Path) -> None:
@@ -108,13 +143,13 @@ def _store(tensors: Mapping[str, object], path: Path) -> None:
         raise OSError(f"{path}: {first_line(error)}") from error
 
 
-def _write_script(path: Path, outcome: Outcome, evidence: Evidence, case: Case, warm: str) -> None:
+def _write_script(path: Path, outcome: Outcome, evidence: Evidence, case: Case, warm: str, most: int) -> None:
     """The script of one outcome, with its tensors beside it.
 
     Raises:
         Unsupported: when there can be none.
     """
-    if _too_large(evidence):
+    if _bytes(program.args(evidence.operands.problem, evidence.operands)) > _MOST_BYTES:
         raise Unsupported("no-script", "the operands have more than a GiB")
     if evidence.actual is not None and not calls.has_bits(evidence.actual):
         raise Unsupported("no-script", "a script compares elements in memory, and the result has none")
@@ -127,6 +162,8 @@ def _write_script(path: Path, outcome: Outcome, evidence: Evidence, case: Case, 
     with precision.cpu_threads(case.threads):
         recipe = backend.recipe(case.problem, evidence.operands, case.request(candidate))
     made = repro.script(outcome, recipe, evidence, warm)
+    if (size := _bytes(made.tensors)) > most:
+        raise Unsupported("no-script", f"its tensors would have {size >> 20} MB", _ALL_FILES)
     beside = path.with_suffix(".pt")
     path.parent.mkdir(parents=True, exist_ok=True)
     beside.unlink(missing_ok=True)

@@ -103,7 +103,12 @@ def junit_properties(outcomes: Sequence[Outcome], verdicts: Iterable[str] = ()) 
         "error_over_bound": ratio_text(max(ratios, default=None)),
     }
     ended = next((o for o in outcomes if o.status is status_of(outcomes)), outcomes[0])
-    why = {"code": ended.code, "reason": ended.reason and ended.why, "known_failure": ended.known_failure}
+    why = {
+        "code": ended.code,
+        "cause": ended.cause,
+        "reason": ended.reason and ended.why,
+        "known_failure": ended.known_failure,
+    }
     properties |= {name: value for name, value in {**why, "verdict": ", ".join(verdicts)}.items() if value}
     return [(f"gemm_{name}", value) for name, value in properties.items()]
 
@@ -155,6 +160,8 @@ def head(config: GemmConfig, command: Sequence[str]) -> Head:
 
 def status_words(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Category, letter and word of a test that pytest would call passed, skipped or xfailed; ``None``: pytest's."""
+    if word := getattr(report, "gemm_word", ""):
+        return "failed", "F", word
     judged = getattr(report, "gemm", None)
     if judged is None or report.when != "call" or not (report.passed or report.skipped):
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +12,9 @@ import pytest
 
 from pytest_gemm.config.config import CONFIG
 from pytest_gemm.core.outcome import Outcome
+from pytest_gemm.core.units import plural
+from pytest_gemm.failures import findings
+from pytest_gemm.failures.findings import Finding
 from pytest_gemm.plugin import reports
 from pytest_gemm.record.writer import Writer
 from pytest_gemm.report import github, review
@@ -29,13 +34,13 @@ class Review:
     def __init__(self, config: pytest.Config, writer: Writer) -> None:
         self._config, self._writer, self._settings = config, writer, config.stash[CONFIG]
         self._backends = github.places_of_backends(self._settings.backends)
-        self._failed: dict[str, tuple[str, Sequence[Outcome], Sequence[str]]] = {}
+        self._failed: dict[str, tuple[Any, Sequence[Outcome]]] = {}
         self._wanted = is_read_by_github()
 
     def failed(self, report: pytest.TestReport, outcomes: Sequence[Outcome]) -> None:
         """Remember a failure of a test that judged something."""
-        if self._wanted and hasattr(report, "gemm"):
-            self._failed[report.nodeid] = (report.longreprtext, outcomes, report.gemm_verdicts)
+        if "  rerun: " in report.longreprtext:
+            self._failed[report.nodeid] = report, outcomes
 
     def write(self, measured: Sequence[Any]) -> None:
         """Write ``summary.md``, and the summary of the job.
@@ -60,23 +65,46 @@ class Review:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, object, object]:
-        """Quote for GitHub what others say, and add the annotations, which are commands."""
-        if not self._wanted:
-            return (yield)
-        before, after = quoted(())
-        terminalreporter.write_line(before)
+        """Show each finding once; quote for GitHub what others say, and add the annotations, which are commands."""
+        before, after = quoted(()) if self._wanted else ("", "")
+        every, found = terminalreporter.stats.get("failed", []), self._findings()
+        if every and self._config.get_verbosity() < _ALL:
+            terminalreporter.stats["failed"] = _grouped(every, found)
+        if before:
+            terminalreporter.write_line(before)
         try:
             return (yield)
         finally:
-            terminalreporter.write_line(after)
-            root = github.repository(self._config.rootpath)
-            for line in github.commands([*self._of_tests(), *self._of_run()], root):
-                terminalreporter.write_line(line)
+            if every:
+                terminalreporter.stats["failed"] = every  # pytest's last line counts them
+            if after:
+                terminalreporter.write_line(after)
+                root = github.repository(self._config.rootpath)
+                for line in github.commands([*self._of_tests(found), *self._of_run()], root):
+                    terminalreporter.write_line(line)
 
-    def _of_tests(self) -> list[Annotation]:
+    def _findings(self) -> list[tuple[Finding | None, list[Any]]]:
+        """The reports of the tests that failed of each finding, that of its simplest problem first.
+
+        A test that no wrong result made fail, a slower one, is alone.
+        """
+        homes = {id(one): report for report, outcomes in self._failed.values() for one in outcomes}
+        found: list[tuple[Finding | None, list[Any]]] = []
+        seen: set[str] = set()
+        for finding in findings.findings(self._writer.run.outcomes):
+            ordered = [homes.get(id(one)) for one in (finding.simplest, *finding.outcomes)]
+            mine = {one.nodeid: one for one in ordered if one is not None and one.nodeid not in seen}
+            seen |= mine.keys()
+            if mine:
+                found.append((finding, list(mine.values())))
+        return found + [(None, [report]) for name, (report, _) in self._failed.items() if name not in seen]
+
+    def _of_tests(self, found: Sequence[tuple[Finding | None, Sequence[Any]]]) -> list[Annotation]:
         root = self._config.rootpath
-        found = (review.failure(nodeid, *failed, root, self._backends) for nodeid, failed in self._failed.items())
-        return [one for one in found if one is not None]
+        return [
+            review.annotation(finding, tests, self._failed[tests[0].nodeid][1], root, self._backends)
+            for finding, tests in found
+        ]
 
     def _of_run(self) -> list[Annotation]:
         backends, ledger = self._backends, self._settings.ledger
@@ -90,6 +118,31 @@ class Review:
         return found
 
 
+def _grouped(every: Sequence[Any], found: Sequence[tuple[Finding | None, Sequence[Any]]]) -> list[Any]:
+    """The reports of failed tests with one for each finding, which has its text; what pytest counts stays as it is."""
+    shown, hidden = {}, set()
+    for finding, (first, *others) in found:
+        made = copy.copy(first)
+        made.gemm_word = _word(finding, first) + (f", {plural(1 + len(others), 'test')}:" if others else "")
+        if finding is not None and others:
+            rerun = next(line for line in first.longreprtext.splitlines() if line.startswith("  rerun: "))
+            made.longrepr = findings.text(finding, rerun.removeprefix("  rerun: "), 1 + len(others))
+        shown[id(first)] = made
+        hidden |= {id(one) for one in others}
+    return [shown.get(id(one), one) for one in every if id(one) not in hidden]
+
+
+def _word(finding: Finding | None, report: Any) -> str:
+    """What the short summary begins with: ``incorrect: K tail``, ``slower +20.7%``."""
+    if finding is not None:
+        return finding.title
+    change = re.search(r"[+-]\d+\.\d%", report.longreprtext)
+    verdict = next(iter(report.gemm_verdicts), "FAILED")
+    return f"{verdict} {change[0]}" if change and verdict != "FAILED" else verdict
+
+
+# Verbosity from which each failure is shown.
+_ALL: Final = 2
 _TITLES: Final = {
     Red.CASE: "a case failed",
     Red.BACKEND: "a backend judged nothing",

@@ -12,10 +12,12 @@ from typing import Final
 
 from pytest_gemm.core.outcome import Outcome
 from pytest_gemm.core.text import show
+from pytest_gemm.failures import findings
+from pytest_gemm.failures.findings import Finding
 from pytest_gemm.failures.text import Rerun, folder_name
 from pytest_gemm.record.reader import Run, read
 from pytest_gemm.report import markdown, review, runs
-from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, having, kind, wrong
+from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, having, kind
 from pytest_gemm.storage import files
 
 # Error maps that a page holds, one a failure; each has some 30 kB.
@@ -35,12 +37,16 @@ class Failure:
         run: that it is of.
         counts: problems by run.
         problems: their lines, in order.
+        title: the verdict with its cause, or the code of the reason.
+        condition: what separates them from what passed, in the last run that has them.
     """
 
     shown: Outcome
     run: Run
     counts: Sequence[int]
     problems: Sequence[str]
+    title: str
+    condition: str = ""
 
     @property
     def rerun(self) -> str:
@@ -71,7 +77,7 @@ def page(found: Sequence[Run], title: str) -> str:
     Styles, script and error maps are inside, and a content security policy forbids to load anything else.
     """
     labels = _labels(found)
-    ways = sorted(failures(found), key=lambda one: _way(one.shown))
+    ways = sorted(failures(found), key=lambda one: -len(one.problems))
     drawn = [one for one in ways if one.picture][:_PICTURES]
     last, tallies = found[-1], [Tally.of(run.outcomes) for run in found]
     text = TEMPLATES.render(
@@ -93,22 +99,20 @@ def page(found: Sequence[Run], title: str) -> str:
 
 
 def failures(found: Sequence[Run]) -> Iterator[Failure]:
-    """The ways in which cases of the runs are wrong."""
-    groups: dict[tuple[str, str, str, str], dict[int, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
+    """The ways in which cases of the runs are wrong: findings, and failures that the ledger explains."""
+    groups: dict[tuple[str, str, str], dict[int, Finding]] = defaultdict(dict)
     for number, run in enumerate(found):
-        for one in wrong(run.outcomes):
-            groups[_way(one)][number].append(one)
-    for outcomes in groups.values():
-        number = max(outcomes)  # what is shown is of the last run that has it
-        counts = [len(distinct(outcomes.get(i, ()), "problem")) for i in range(len(found))]
-        problems = list(dict.fromkeys(o.problem for some in outcomes.values() for o in some))
-        every = [Failure(shown, found[number], counts, problems) for shown in outcomes[number]]
+        known = by(having(run.outcomes, "known-failure"), "who", "known_failure", "ended", "code").values()
+        for one in (*findings.findings(run.outcomes), *map(Finding, known)):
+            groups[one.who, one.simplest.known_failure, one.title][number] = one
+    for (*_, title), of_runs in groups.items():
+        number = max(of_runs)  # what is shown is of the last run that has it
+        counts = [len(of_runs[i].problems) if i in of_runs else 0 for i in range(len(found))]
+        problems = list(dict.fromkeys(line for one in of_runs.values() for line in one.problems))
+        last = of_runs[number]
+        shown = (last.simplest, *last.outcomes)
+        every = [Failure(one, found[number], counts, problems, title, last.condition) for one in shown]
         yield next((one for one in every if one.picture), every[0])
-
-
-def _way(one: Outcome) -> tuple[str, str, str, str]:
-    """In what failures of one kind agree: the backend, the ledger's entry, the status and the reason."""
-    return one.who, one.known_failure, str(one.ended), one.code
 
 
 def _is_short(word: str) -> bool:

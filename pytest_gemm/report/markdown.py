@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 
 from pytest_gemm.core.outcome import Outcome
 from pytest_gemm.core.text import ratio_text
+from pytest_gemm.failures import findings
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record.reader import Run
-from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, having, judged, kind, statuses, wrong
+from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, having, judged, kind, statuses
 
 
 def page(runs: Sequence[Run], title: str) -> str:
@@ -29,7 +30,8 @@ def page(runs: Sequence[Run], title: str) -> str:
         epilogues=_epilogues(outcomes),
         judged=judged(outcomes),
         pruned=by((o for o in having(outcomes, "pruned") if o.reason), "backend", "code"),
-        failures=by(wrong(outcomes), "who", "known_failure", "status.value", "code"),
+        findings=findings.findings(outcomes),
+        known=by(having(outcomes, "known-failure"), "who", "known_failure", "code"),
         unsupported=by((o for o in unsupported if o.reason), "who", "status.value", "reason.text"),
     )
 

@@ -11,11 +11,13 @@ from typing import Any, Final
 
 from pytest_gemm.core.outcome import Outcome
 from pytest_gemm.core.text import code_cell, escaped, printable, ratio_text
+from pytest_gemm.failures import findings
+from pytest_gemm.failures.findings import Finding
 from pytest_gemm.record.lines import Head
 from pytest_gemm.record.reader import Run
 from pytest_gemm.report import github
 from pytest_gemm.report.github import Annotation
-from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, failures, having, spread, statuses
+from pytest_gemm.report.model import TEMPLATES, Tally, by, having, statuses
 from pytest_gemm.verdict import causes
 
 # Rows of a table: of failures that are open, of those that are folded, and of any other table.
@@ -43,7 +45,7 @@ def markdown(runs: Sequence[Run], title: str) -> str:
     It has less than 65,536 characters, which is as long as a comment on GitHub can be.
     """
     outcomes = [outcome for run in runs for outcome in run.outcomes]
-    failed = [some for group in by(outcomes, "who", "problem").values() if (some := failures(group))]
+    found = findings.findings(outcomes)
     known = by(having(outcomes, "known-failure"), "known_failure")
     left = [o for o in having(outcomes, "unsupported", "not-run", "pruned") if o.reason]
     reds = [cause.text for run in runs for cause in causes(run)] + [
@@ -56,7 +58,8 @@ def markdown(runs: Sequence[Run], title: str) -> str:
         reds=reds,
         seconds=sum(run.totals.wall_seconds for run in runs),
         table=_counts(outcomes),
-        failed=[_row(some) for some in spread(failed, lambda some: (some[0].who, some[0].status, some[0].code))],
+        failed=list(map(_row, found)),
+        wrong=sum(len(one.problems) for one in found),
         first=_OPEN,
         folded=_OPEN + _FOLDED,
         most=_OTHERS,
@@ -69,19 +72,12 @@ def markdown(runs: Sequence[Run], title: str) -> str:
     return text.strip() + "\n"
 
 
-def _row(failed: Sequence[Outcome]) -> list[str]:
-    """A failed problem on a backend: where, how, why, how far beyond the bound."""
-    worst = max(failed, key=lambda one: (one.ratio is not None, one.ratio or 0.0))
-    distributions = " ".join(sorted(filter(None, distinct(failed, "distribution"))))
-    why = escaped(printable(worst.reason.text if worst.reason else "", _REASON))
-    return [
-        code_cell(worst.problem),
-        code_cell(worst.who),
-        str(worst.status),
-        why,
-        distributions,
-        ratio_text(worst.ratio),
-    ]
+def _row(found: Finding) -> list[object]:
+    """A finding: what, how often and when, the simplest problem, and how far that is beyond the bound."""
+    one = found.simplest
+    why = escaped(printable(one.reason.text if one.reason else "", _REASON))
+    what, who, problem = escaped(printable(found.title, _REASON)), code_cell(found.who), code_cell(one.problem)
+    return [what, who, len(found.problems), escaped(found.condition), problem, why, ratio_text(one.ratio)]
 
 
 def _counts(outcomes: Sequence[Outcome]) -> list[list[object]]:
@@ -105,34 +101,31 @@ def _facts(head: Head) -> list[str]:
 # -- annotations -----------------------------------------------------------------------------------------------
 
 
-def failure(
-    nodeid: str,
-    said: str,
+def annotation(
+    finding: Finding | None,
+    tests: Sequence[Any],
     outcomes: Sequence[Outcome],
-    verdicts: Sequence[str],
     root: Path,
     backends: Mapping[str, github.Place],
-) -> Annotation | None:
-    """The annotation of a test that failed; ``None`` for a test that is not of a case.
+) -> Annotation:
+    """The annotation of a finding, at its simplest problem, or of a test that no wrong result made fail.
 
     Args:
-        nodeid: of the test.
-        said: the text of its failure.
-        outcomes: what it judged.
-        verdicts: of the gate.
-        root: folder that the id begins at.
+        finding: what failed.
+        tests: reports of the tests that failed of it; that of the simplest problem first.
+        outcomes: what the first test judged.
+        root: folder that the ids begin at.
         backends: where backends are defined, by their names.
     """
-    if not outcomes:
-        return None
-    wrong = failures(outcomes)
-    worst = (wrong or outcomes)[0]
-    ended = str(worst.status) if wrong else next(iter(verdicts), "failed")
-    lines = said.splitlines()
-    first = next((number for number, line in enumerate(lines) if line.startswith(worst.problem)), None)
-    block = [] if first is None else lines[first : first + 1 + _LINES]
-    block = block or [f"{worst.problem} on {worst.who}: {ended}"]
-    reruns = [line for line in lines if line.startswith("  rerun: ")]
-    where = (github.place_of_case(nodeid, worst.problem, root), backends.get(worst.backend))
-    text = "\n".join(dict.fromkeys(line.strip() for line in block + reruns[:1]))
-    return Annotation(f"{worst.who}: {ended}", text, where, (worst.who, ended, worst.code))
+    first = tests[0]
+    worst = finding.simplest if finding else outcomes[0]
+    ended = finding.title if finding else next(iter(first.gemm_verdicts), "failed")
+    lines = first.longreprtext.splitlines()
+    rerun = next(line for line in lines if line.startswith("  rerun: "))
+    if finding:
+        *lines, _ = findings.text(finding, "", len(tests) if len(tests) > 1 else 0).splitlines()
+    else:
+        lines = lines[: 1 + _LINES]
+    where = (github.place_of_case(first.nodeid, worst.problem, root), backends.get(worst.backend))
+    text = "\n".join(dict.fromkeys(line.strip() for line in [*lines, rerun]))
+    return Annotation(f"{worst.who}: {ended}", text, where, (worst.who, ended))

@@ -66,6 +66,6 @@ class Orchestrator:
         Returns:
             Why a file could not be written, by the option that asks for it.
         """
-        folder = self.config.artifacts
-        why = artifacts.save(folder, found, case, rerun, warm) if folder is not None else ""
+        folder, most = self.config.artifacts, self.config.most_bytes
+        why = artifacts.save(folder, found, case, rerun, warm, most) if folder is not None else ""
         return {str(folder): why} if why else {}
