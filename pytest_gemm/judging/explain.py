@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,17 +26,31 @@ from pytest_gemm.problem.steps import Step, StepKind
 # Elements on which hypotheses about values are tried.
 _SAMPLE: Final = 64
 
-# Sentences, each with the values (S,) that a sample's elements would have.
-Hypotheses = Iterator[tuple[str, Tensor]]
+
+class Cause(NamedTuple):
+    """What was computed instead.
+
+    Attributes:
+        name: short and stable, one of ``causes.toml``; "" for what has none.
+        text: one sentence; "" where nothing is known.
+    """
+
+    name: str
+    text: str
 
 
-def cause_of(wrong: Wrong, actual: Tensor, whole: bool) -> str:
-    """One sentence on what was computed instead; "" if nothing reproduces the bad values."""
-    return next(filter(None, _causes(wrong, actual, whole)), "")
+# Names and sentences, each with the values (S,) that a sample's elements would have.
+Hypotheses = Iterator[tuple[str, str, Tensor]]
+NOTHING: Final = Cause("", "")
 
 
-def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[str]:
-    """Sentences from the most to the least certain, "" among them."""
+def cause_of(wrong: Wrong, actual: Tensor, whole: bool) -> Cause:
+    """What was computed instead; ``NOTHING`` if nothing reproduces the bad values."""
+    return next((cause for cause in _causes(wrong, actual, whole) if cause.text), NOTHING)
+
+
+def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[Cause]:
+    """Causes from the most to the least certain, ``NOTHING`` among them."""
     yield _special(wrong)
     yield _stale(wrong)
     if whole:
@@ -59,25 +73,27 @@ def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[str]:
 # -- the result as a whole -------------------------------------------------------------------------------
 
 
-def _special(wrong: Wrong) -> str:
+def _special(wrong: Wrong) -> Cause:
     """NaN and infinities."""
-    sentences = {
-        "nan": "NaN where a number belongs: memory that was never written, or a read outside of an operand"
-        if wrong.operands.finite
-        else "NaN reached elements whose operands are finite, or memory was left unwritten",
-        "missing-nan": "a NaN was swallowed: an operand's NaN or Inf must reach the result",
-        "infinite": "an overflow: some partial sum or intermediate result left its type's range",
+    stray = Cause(
+        "stray NaN", "NaN where a number belongs: memory that was never written, or a read outside of an operand"
+    )
+    spread = Cause("NaN spread", "NaN reached elements whose operands are finite, or memory was left unwritten")
+    causes = {
+        "nan": stray if wrong.operands.finite else spread,
+        "missing-nan": Cause("NaN swallowed", "a NaN was swallowed: an operand's NaN or Inf must reach the result"),
+        "infinite": Cause("overflow", "an overflow: some partial sum or intermediate result left its type's range"),
     }
     for code, which in wrong.specials.items():
         if mostly(which):
-            return sentences[code]
+            return causes[code]
     kinds = ("unexpected NaN", "missing NaN", "unexpected infinities")
     counts = [int(which.sum()) for which in wrong.specials.values()]
     some = [f"{count} {kind}" for count, kind in zip(counts, kinds, strict=True) if count]
-    return f"among them {' and '.join(some)}" if some else ""
+    return Cause("", f"among them {' and '.join(some)}") if some else NOTHING
 
 
-def _stale(wrong: Wrong) -> str:
+def _stale(wrong: Wrong) -> Cause:
     """The answer of an earlier call."""
     ours = wrong.values
     few = len(ours) <= 3
@@ -86,18 +102,18 @@ def _stale(wrong: Wrong) -> str:
             continue
         theirs = other.detach().to(device="cpu", dtype=torch.float64)[wrong.bad]
         if mostly(theirs == ours) and (few or len(ours.unique()) > 1):  # a constant proves nothing
-            return f"the bad elements are the answer for {name}: stale data"
-    return ""
+            return Cause("stale data", f"the bad elements are the answer for {name}: stale data")
+    return NOTHING
 
 
-def _elsewhere(wrong: Wrong) -> str:
+def _elsewhere(wrong: Wrong) -> Cause:
     """Right values at the wrong place: transposed, another batch, shifted rows or columns, swapped tiles."""
     x, bad, lo, hi = wrong.x, wrong.bad, wrong.interval.lo, wrong.interval.hi
     m, n = x.shape[-2:]
     if len(wrong.values) < FEW or len(wrong.interval.expected.flatten()[: 1 << 16].unique()) < FEW:
-        return ""
+        return NOTHING
     if min(m, n) > 1 and mostly(inside(x.reshape(*x.shape[:-2], n, m).mT, lo, hi)):
-        return "the result is transposed" if m == n else "the result is laid out as its own transpose"
+        return Cause("transposed", "the result is " + ("transposed" if m == n else "laid out as its own transpose"))
     if x.dim() == 3:
         batches = bad.flatten(1).any(1).nonzero().flatten().tolist()
         for batch in batches[:4]:
@@ -105,18 +121,18 @@ def _elsewhere(wrong: Wrong) -> str:
             fits = good.sum(1) >= COVER * good.shape[1]
             fits[batch] = False
             if bool(fits.any()):
-                return f"batch {batch} holds the answer of batch {int(fits.nonzero()[0])}"
+                return Cause("wrong batch", f"batch {batch} holds the answer of batch {int(fits.nonzero()[0])}")
         x, bad, lo, hi = (t[batches[0]] for t in (x, bad, lo, hi))
-    by_line = _moved(x, bad, lo, hi, "row") or _moved(x.mT, bad.mT, lo.mT, hi.mT, "column")
-    return by_line or _swapped(x, bad, lo, hi)
+    by_row, by_column = _moved(x, bad, lo, hi, "row"), _moved(x.mT, bad.mT, lo.mT, hi.mT, "column")
+    return next((one for one in (by_row, by_column) if one.text), None) or _swapped(x, bad, lo, hi)
 
 
-def _moved(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor, name: str) -> str:
+def _moved(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor, name: str) -> Cause:
     """Whole lines that are right for another line."""
     lines = bad.any(1).nonzero().flatten()
     size = len(x)
     if x.shape[1] < FEW or size < 2:
-        return ""
+        return NOTHING
     chosen = lines[:: max(1, len(lines) // 4)][:4].tolist()
     found: list[tuple[int, int]] = []
     for line in chosen:
@@ -124,17 +140,18 @@ def _moved(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor, name: str) -> str:
         other = int(matches.argmax())
         # A line that is all one value fits anywhere.
         if len(x[line].unique()) < FEW or float(matches[other]) < COVER or other == line:
-            return ""
+            return NOTHING
         found.append((line, other))
     line, other = found[0]
     steps = {(o - i + size // 2) % size - size // 2 for i, o in found}
     if len(found) > 1 and len(steps) == 1:
-        return f"the {name}s are shifted: {name} {line} holds the answer of {name} {other} ({steps.pop():+d})"
+        text = f"the {name}s are shifted: {name} {line} holds the answer of {name} {other} ({steps.pop():+d})"
+        return Cause(f"shifted {name}s", text)
     subject = f"every bad {name}" if len(found) > 1 and len({o for _, o in found}) == 1 else f"{name} {line}"
-    return f"{subject} holds the answer of {name} {other}"
+    return Cause(f"wrong {name}", f"{subject} holds the answer of {name} {other}")
 
 
-def _swapped(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor) -> str:
+def _swapped(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor) -> Cause:
     """One tile that holds the answer of another tile of the same grid."""
     m, n = x.shape
     r0, _, c0, _ = bounding_box(bad, 0)
@@ -152,25 +169,28 @@ def _swapped(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor) -> str:
                     continue
                 there = slice(p, p + rows), slice(q, q + columns)
                 if mostly(inside(part, lo[there], hi[there])):
-                    return f"the {rows}x{columns} tile at ({i}, {j}) holds the answer of the tile at ({p}, {q})"
-    return ""
+                    text = f"the {rows}x{columns} tile at ({i}, {j}) holds the answer of the tile at ({p}, {q})"
+                    return Cause("wrong tile", text)
+    return NOTHING
 
 
-def _constant(values: Tensor) -> str:
+def _constant(values: Tensor) -> Cause:
     if len(values) <= 3 or not bool((values == values[0]).all()) or not bool(values[0].isfinite()):
-        return ""
+        return NOTHING
     value = float(values[0])
-    return f"every bad element is {value:g}" if value else "every bad element is 0: never computed?"
+    if not value:
+        return Cause("never computed", "every bad element is 0: never computed?")
+    return Cause("one value", f"every bad element is {value:g}")
 
 
-def _precision(wrong: Wrong, actual: Tensor) -> str:
+def _precision(wrong: Wrong, actual: Tensor) -> Cause:
     """Traces of a narrower type or of another rounding in the result as a whole."""
     interval, target = wrong.interval, wrong.problem.result_dtype
     finite = wrong.x.isfinite() & interval.value.isfinite()
     x, value, expected = wrong.x[finite], interval.value[finite], interval.expected[finite]
     width = (interval.hi - interval.lo)[finite]
     if len(x) < 8 or not target.is_float:
-        return ""
+        return NOTHING
     for name in ("bf16", "f16", "f32"):
         dtype = DTYPES[name]
         # Of the correct values few fit the narrower type; here all do.
@@ -178,19 +198,21 @@ def _precision(wrong: Wrong, actual: Tensor) -> str:
         # What is rounded on its way is near the right value: small integers of another computation fit any type.
         near = narrower and mostly((x - value).abs() <= width + ulp_of(torch.maximum(x.abs(), value.abs()), dtype))
         if near and int((round_to(expected, dtype) != expected).sum()) > len(x) // 4:
-            return f"every element of the result is representable in {name}: a detour through {name}"
+            text = f"every element of the result is representable in {name}: a detour through {name}"
+            return Cause(f"rounded through {name}", text)
     off = x != expected
     if int(off.sum()) < 8:
-        return ""
+        return NOTHING
     for name in ("f16", "bf16", "f32"):
         twice = round_to(round_to(value, DTYPES[name]), target)
         if int((twice != expected).sum()) >= 8 and mostly((x == twice)[off]):
-            return f"the result is rounded twice, through {name}"
+            return Cause(f"rounded through {name}", f"the result is rounded twice, through {name}")
     cut = _toward_zero(value, target)
     # Each element is either the truncated reference or, where errors of the sum blur it, next to it.
     if mostly(x == cut) and int((expected == cut).sum()) < 0.9 * len(x):
-        return f"the result is rounded toward zero: a truncating store of {actual.dtype}".replace("torch.", "")
-    return ""
+        text = f"the result is rounded toward zero: a truncating store of {actual.dtype}".replace("torch.", "")
+        return Cause("truncating store", text)
+    return NOTHING
 
 
 def _toward_zero(x: Tensor, dtype: DType) -> Tensor:
@@ -286,9 +308,9 @@ class _Sample:
             y = y + s.bias * s.beta
         return evaluate(s.wrong.problem, y, s.steps)
 
-    def explained(self, hypotheses: Hypotheses) -> Iterator[str]:
-        """The sentences of the hypotheses that reproduce the bad values."""
-        return (sentence for sentence, values in hypotheses if bool(self.fits(values[None])[0]))
+    def explained(self, hypotheses: Hypotheses) -> Iterator[Cause]:
+        """The hypotheses that reproduce the bad values."""
+        return (Cause(name, text) for name, text, values in hypotheses if bool(self.fits(values[None])[0]))
 
     def fits(self, hypotheses: Tensor) -> Tensor:
         """Whether values (H, S) computed in other ways are the bad ones, (H,).
@@ -336,7 +358,7 @@ def _groups(s: _Sample) -> Hypotheses:
     b = s.wrong.operands.b.detach().cpu().mT
     for name, other in others.items():
         columns = b[other.clamp(0, len(groups) - 1), column].to(torch.float64)
-        yield f"these rows were multiplied by the B of {name}", s.result(b=columns)
+        yield "wrong group", f"these rows were multiplied by the B of {name}", s.result(b=columns)
 
 
 def _parameters(s: _Sample) -> Hypotheses:
@@ -346,23 +368,23 @@ def _parameters(s: _Sample) -> Hypotheses:
     alpha, beta = s.alpha, s.beta
     if s.bias is not None:
         if beta == 0.0:
-            yield "beta = 0 was ignored: the bias was added", s.result(beta=1.0)
+            yield "beta ignored", "beta = 0 was ignored: the bias was added", s.result(beta=1.0)
         else:
-            yield "the bias is missing", s.result(beta=0.0)
-            yield "the bias was added twice", s.result(beta=2 * beta)
-            yield "the bias was subtracted", s.result(beta=-beta)
-            yield "beta was not applied", s.result(beta=1.0)
-        yield "alpha was applied to the bias as well", s.result(beta=alpha * beta)
+            yield "bias missing", "the bias is missing", s.result(beta=0.0)
+            yield "bias added twice", "the bias was added twice", s.result(beta=2 * beta)
+            yield "bias subtracted", "the bias was subtracted", s.result(beta=-beta)
+            yield "beta ignored", "beta was not applied", s.result(beta=1.0)
+        yield "alpha on the bias", "alpha was applied to the bias as well", s.result(beta=alpha * beta)
         if alpha != beta:
-            yield "alpha and beta were exchanged", s.result(alpha=beta, beta=alpha)
+            yield "alpha and beta exchanged", "alpha and beta were exchanged", s.result(alpha=beta, beta=alpha)
         yield from _of_other_columns(s, "bias", as_added(s.wrong.operands.problem, s.wrong.operands))
     if alpha != 0.0:
-        yield "alpha was not applied", s.result(alpha=1.0)
-        yield "alpha was applied twice", s.result(alpha=alpha * alpha)
+        yield "alpha ignored", "alpha was not applied", s.result(alpha=1.0)
+        yield "alpha applied twice", "alpha was applied twice", s.result(alpha=alpha * alpha)
     if s.scale is not None:
-        yield "the scale was not applied", s.result(scale=None)
-        yield "the scale was applied twice", s.result(scale=s.scale * s.scale)
-        yield "the scale's reciprocal was applied", s.result(scale=1.0 / s.scale)
+        yield "scale ignored", "the scale was not applied", s.result(scale=None)
+        yield "scale applied twice", "the scale was applied twice", s.result(scale=s.scale * s.scale)
+        yield "reciprocal scale", "the scale's reciprocal was applied", s.result(scale=1.0 / s.scale)
         yield from _exchanged_scales(s)
         yield from _of_other_columns(s, "scale", s.wrong.operands.scale)
 
@@ -372,13 +394,14 @@ def _of_other_columns(s: _Sample, field: str, wide: Tensor | None) -> Hypotheses
     n = s.wrong.problem.shape.n
     if wide is None or not wide.dim() or wide.shape[-1] != n or n < 3:
         return
-    shifted = {"bias": "the bias is", "scale": "the scales are"}[field] + " shifted: column j has that of column j"
-    others = {f"{shifted} + 1": wide.roll(-1, -1), f"{shifted} - 1": wide.roll(1, -1)}
+    are, name = {"bias": ("the bias is", "shifted bias"), "scale": ("the scales are", "shifted scales")}[field]
+    shifted = f"{are} shifted: column j has that of column j"
+    others = [(name, f"{shifted} + 1", wide.roll(-1, -1)), (name, f"{shifted} - 1", wide.roll(1, -1))]
+    others.append((f"{field} of column 0", f"every column has the {field} of column 0", wide[..., :1]))
     if field == "scale":
-        others["the scales of the columns are in reverse order"] = wide.flip(-1)
-        others["every column has the scale of column 0"] = wide[..., :1]
-    for sentence, other in others.items():
-        yield sentence, s.result(**{field: other.expand(s.wrong.problem.result_shape)[s.at]})
+        others.append(("scales reversed", "the scales of the columns are in reverse order", wide.flip(-1)))
+    for name, sentence, other in others:
+        yield name, sentence, s.result(**{field: other.expand(s.wrong.problem.result_shape)[s.at]})
 
 
 def _exchanged_scales(s: _Sample) -> Hypotheses:
@@ -395,19 +418,28 @@ def _exchanged_scales(s: _Sample) -> Hypotheses:
 
     a, b = widened(operands.scale_a), widened(operands.scale_b)
     for name, field, own in (("A", "scale_a", a), ("B", "scale_b", b)):
-        yield f"the scale of {name} was not applied", with_other(field, torch.ones_like(own))
-        yield f"the reciprocal of the scale of {name} was applied", with_other(field, 1.0 / own)
+        yield "scale ignored", f"the scale of {name} was not applied", with_other(field, torch.ones_like(own))
+        yield "reciprocal scale", f"the reciprocal of the scale of {name} was applied", with_other(field, 1.0 / own)
         if groups is not None and own.dim() == 2:  # otherwise of rows that are divided into groups themselves
             for shift, which in ((-1, "after"), (1, "before")):
-                yield f"the scales of {name} were those of the group {which}", with_other(field, own.roll(shift, 0))
+                text = f"the scales of {name} were those of the group {which}"
+                yield "wrong group", text, with_other(field, own.roll(shift, 0))
     if groups is not None or min(a.numel(), b.numel()) <= 1:
         return
     row, column = s.at
     if int(column.max()) < a.numel() and int(row.max()) < b.numel():
         a, b = a.flatten() * s.wrong.problem.result_factor(operands.device), b.flatten()
-        yield "the scales of A's rows and B's columns are exchanged", s.result(scale=a[column] * b[row])
-        yield "the scales of A run along the columns of the result", s.result(scale=a[column] * b[column])
-        yield "the scales of B run along the rows of the result", s.result(scale=a[row] * b[row])
+        yield (
+            "scales exchanged",
+            "the scales of A's rows and B's columns are exchanged",
+            s.result(scale=a[column] * b[row]),
+        )
+        yield (
+            "scales transposed",
+            "the scales of A run along the columns of the result",
+            s.result(scale=a[column] * b[column]),
+        )
+        yield "scales transposed", "the scales of B run along the rows of the result", s.result(scale=a[row] * b[row])
 
 
 def _steps(s: _Sample) -> Hypotheses:
@@ -418,16 +450,17 @@ def _steps(s: _Sample) -> Hypotheses:
         step = one[0]
         if step.kind is StepKind.CAST:
             continue
-        name = "the bias" if step.kind is StepKind.BIAS else f"step {step}"
-        yield f"{name} is missing", s.result(steps=s.steps[:i] + s.steps[i + 1 :])
+        kind = "bias" if step.kind is StepKind.BIAS else step.name
+        what = "the bias" if kind == "bias" else f"step {step}"
+        yield f"{kind} missing", f"{what} is missing", s.result(steps=s.steps[:i] + s.steps[i + 1 :])
         if i:
             before = s.steps[i - 1]
             order = (*s.steps[: i - 1], one, before, *s.steps[i + 1 :])
-            yield f"step {step} came before {before[0]}", s.result(steps=order)
+            yield "steps out of order", f"step {step} came before {before[0]}", s.result(steps=order)
         elif s.bias is not None and s.beta and step.kind is StepKind.UNARY:
             early = s.result(bias=None, steps=(one,)) + s.bias * s.beta
             later = s.result(early, alpha=1.0, scale=None, bias=None, steps=s.steps[1:])
-            yield f"step {step} came before the bias", later
+            yield "steps out of order", f"step {step} came before the bias", later
 
 
 def _blocks_of_k(s: _Sample) -> Hypotheses:
@@ -449,8 +482,7 @@ def _blocks_of_k(s: _Sample) -> Hypotheses:
                 continue  # everything twice is a factor
             changed = narrow.result((total[few, None] + sign * block[few]).T)
             for i in narrow.fits(changed).nonzero().flatten().tolist():
-                sentence = _k_sentence(int(first[i]), int(last[i]), k, verb, kind)
-                yield sentence, s.result(total + sign * block[:, i])
+                yield *_of_k(int(first[i]), int(last[i]), k, verb, kind), s.result(total + sign * block[:, i])
 
 
 def _blocks(k: int) -> Iterator[tuple[int, list[int], str]]:
@@ -468,17 +500,20 @@ def _blocks(k: int) -> Iterator[tuple[int, list[int], str]]:
             yield size, list(range(0, k, size)), f": slice {{}} of {slices} of K"
 
 
-def _k_sentence(first: int, last: int, k: int, verb: str, kind: str) -> str:
-    if first == 0 and last == k:
-        return f"all {k} products are {verb}"
-    which = f"k = {first}" if last - first == 1 else f"k in [{first}, {last})"
+def _of_k(first: int, last: int, k: int, verb: str, kind: str = "") -> tuple[str, str]:
+    """Name and sentence of a range of k whose products are ``verb``."""
+    twice = "" if verb == "missing" else " twice"
     size = last - first
-    note = kind.format(first // size + 1) if kind else ""
-    if last == k:
-        note = ": the K-tail" if size < k / 2 else note
+    if size == k:
+        return "never computed", f"all {k} products are {verb}"
+    which = f"k = {first}" if size == 1 else f"k in [{first}, {last})"
+    name, note = "block of K", kind.format(first // size + 1) if kind else ""
+    if last == k and size < k / 2:
+        name, note = "K tail", ": the K-tail"
     elif not note and size > 1 and k % size == 0 and k // size <= 16:
         note = f": slice {first // size + 1} of {k // size} of K"
-    return f"the products with {which} of K = {k} are {verb}{note}"
+    name = "slice of K" if "slice" in note else name
+    return name + twice, f"the products with {which} of K = {k} are {verb}{note}"
 
 
 def _inputs(s: _Sample) -> Hypotheses:
@@ -488,12 +523,13 @@ def _inputs(s: _Sample) -> Hypotheses:
     if problem.autocast:
         precision = problem.input_dtype.precision
         a, b = _lines(operands.a, operands.b, s.at, operands.groups)
-        yield f"A and B were not converted to {problem.input_dtype.name} before the product", s.result(a=a, b=b)
+        text = f"A and B were not converted to {problem.input_dtype.name} before the product"
+        yield "inputs not converted", text, s.result(a=a, b=b)
     for dtype, name in ((DTYPES["f32"], "f32"), (TF32, "TF32"), (DTYPES["f16"], "f16"), (DTYPES["bf16"], "bf16")):
         for verb, narrow in (("rounded", round_to), ("truncated", _toward_zero)):
             if dtype.precision < precision and (verb, name) != ("truncated", "bf16"):
                 sentence = f"A and B were {verb} to {name} before the product"
-                yield sentence, s.result(a=narrow(s.a, dtype), b=narrow(s.b, dtype))
+                yield f"{name} inputs", sentence, s.result(a=narrow(s.a, dtype), b=narrow(s.b, dtype))
 
 
 def _factors(s: _Sample) -> Hypotheses:
@@ -503,27 +539,32 @@ def _factors(s: _Sample) -> Hypotheses:
         return
     factor = float((s.x[usable] / s.value[usable]).median())
     if factor != 0.0:
-        yield f"the bad elements are {factor:.6g} times what is expected", s.value * factor
+        yield "constant factor", f"the bad elements are {factor:.6g} times what is expected", s.value * factor
     offset = float((s.x - s.value).median())
-    yield f"the bad elements are too {'large' if offset > 0 else 'small'} by {abs(offset):.6g}", s.value + offset
+    yield (
+        "constant offset",
+        f"the bad elements are too {'large' if offset > 0 else 'small'} by {abs(offset):.6g}",
+        s.value + offset,
+    )
 
 
-def _decoded(s: _Sample) -> str:
+def _decoded(s: _Sample) -> Cause:
     """With a distribution that encodes positions in its values: which k, or which element."""
     operands, problem = s.wrong.operands, s.wrong.problem
     if problem.passes:
-        return ""
+        return NOTHING
     filled = operands.problem  # with more steps, where the result is an intermediate value: they decide the digits
     if operands.distribution == "k-cover":
         found: set[tuple[int, str]] = set()
         for column, x, value in list(zip(s.at[-1], s.x, s.value, strict=True))[:4]:
             found.update(decode_k(filled, int(column), 0.0, float(x - value) / (problem.alpha or 1.0)))
         changes = few([f"k = {k} {what}" for k, what in sorted(found)], 8)
-        return f"of K = {problem.shape.k}: {changes}" if changes else ""
+        return Cause("block of K", f"of K = {problem.shape.k}: {changes}") if changes else NOTHING
     if operands.distribution == "tile-map" and s.bias is None and problem.alpha == 1.0:
         source, period = decode_source(filled, float(s.x[0])), tile_map_period(filled)
         here = tuple(int(i[0]) for i in s.at[-2:])
         if source is not None and source != (here[0] % period[0], here[1] % period[1]):
             whole = period == (problem.shape.m, problem.shape.n)
-            return f"the value at {here} is that of {source}" + ("" if whole else f" modulo {period}")
-    return ""
+            text = f"the value at {here} is that of {source}" + ("" if whole else f" modulo {period}")
+            return Cause("misplaced elements", text)
+    return NOTHING

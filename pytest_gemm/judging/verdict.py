@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pytest_gemm.judging.explain import cause_of
-from pytest_gemm.judging.locate import Wrong, described_pattern, inside, mostly
+from pytest_gemm.judging.locate import Wrong, described_pattern, inside, mostly, place_of
 from pytest_gemm.numerics.interval import Interval
 from pytest_gemm.numerics.rounding import ulp_distance
 from pytest_gemm.operands.dtypes import torch_dtype
@@ -48,6 +48,7 @@ class Mismatch:
         tier: of the oracle, as in ``oracle.Interval``.
         pattern: one sentence: where the bad elements are.
         cause: one sentence: what seems to have been computed instead; "" if nothing fits.
+        name: of the cause, short and stable, or of the place; "" where neither is certain.
         scope: what ``total`` counts.
     """
 
@@ -62,6 +63,7 @@ class Mismatch:
     tier: str = ""
     pattern: str = ""
     cause: str = ""
+    name: str = ""
     scope: str = "elements"
 
     def summary(self) -> str:
@@ -269,9 +271,10 @@ def _mismatch(view: Wrong, actual: Tensor, whole: bool) -> Mismatch:
     bound, most_over = bound if math.isfinite(bound) else 0.0, max(float(ratio[worst]), _ABOVE_ONE)
     index, tier = tuple(view.bad.nonzero()[worst].tolist()), view.interval.tier
     pattern = described_pattern(view) if whole else ""
-    cause = "" if code == "zero-sign" else cause_of(view, actual, whole)
+    name, cause = ("", "") if code == "zero-sign" else cause_of(view, actual, whole)
+    name = name or place_of(pattern)
     total = view.x.numel()
-    return Mismatch(code, len(values), total, index, value, expected, bound, most_over, tier, pattern, cause)
+    return Mismatch(code, len(values), total, index, value, expected, bound, most_over, tier, pattern, cause, name)
 
 
 # -- beside eager PyTorch --------------------------------------------------------------------------------
