@@ -19,10 +19,12 @@ from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, f
 from pytest_gemm.numerics.epilogue import evaluate
 from pytest_gemm.numerics.reference import as_added, as_multiplied, widened
 from pytest_gemm.numerics.rounding import round_to, ulp_of
-from pytest_gemm.operands.integers import decode_k, decode_source, tile_map_period
+from pytest_gemm.operands.integers import decode_k, decode_source, digit_plan, tile_map_period
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.steps import Step, StepKind
 
+# Distributions of which each element of the result shows a few k only.
+_FEW_K: Final = frozenset({"k-cover", "one-hot", "tile-map"})
 # Elements on which hypotheses about values are tried.
 _SAMPLE: Final = 64
 
@@ -53,21 +55,35 @@ def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[Cause]:
     """Causes from the most to the least certain, ``NOTHING`` among them."""
     yield _special(wrong)
     yield _stale(wrong)
+    finite = wrong.values.isfinite() & wrong.interval.value[wrong.bad].isfinite()
+    # NaN among the operands reach some elements whatever was computed; the others tell what that was.
+    comparable = mostly(finite) if wrong.operands.finite else int(finite.sum()) >= max(FEW, len(finite) / 2)
+    sample = _Sample.of(wrong) if comparable else None
+    # What recomputes the very values comes first: zeros and transposes may be what is left of a missing product.
+    zeros = bool((wrong.values == 0).all())
+    if sample is not None and not zeros:
+        for hypotheses in (_groups, _parameters, _steps):
+            yield from sample.explained(hypotheses(sample))
     if whole:
         yield _elsewhere(wrong)
-    comparable = mostly(wrong.values.isfinite() & wrong.interval.value[wrong.bad].isfinite())
-    sample = _Sample.of(wrong) if comparable else None
-    if sample is not None and whole:
-        yield _decoded(sample)
-    yield _constant(wrong.values)
+    # Zeros fit much, above all behind a relu; where each element shows few k, they may be what is left without these.
+    if zeros and wrong.operands.distribution not in _FEW_K:
+        yield _constant(wrong)
+    if sample is not None:
+        yield from sample.explained(_ranges_of_k(sample))
+    yield _constant(wrong)
     if not comparable:
+        yield _some_special(wrong)
         return
     if sample is not None:
-        for hypotheses in (_groups, _parameters, _steps, _blocks_of_k, _inputs):
-            yield from sample.explained(hypotheses(sample))
+        yield from sample.explained(_inputs(sample))
+        yield from sample.explained(_narrow_sums(sample))
+        if whole:
+            yield _decoded(sample)
     yield _precision(wrong, actual)
     if sample is not None:
         yield from sample.explained(_factors(sample))
+    yield _some_special(wrong)
 
 
 # -- the result as a whole -------------------------------------------------------------------------------
@@ -87,6 +103,11 @@ def _special(wrong: Wrong) -> Cause:
     for code, which in wrong.specials.items():
         if mostly(which):
             return causes[code]
+    return NOTHING
+
+
+def _some_special(wrong: Wrong) -> Cause:
+    """How many NaN and infinities there are among other bad elements."""
     kinds = ("unexpected NaN", "missing NaN", "unexpected infinities")
     counts = [int(which.sum()) for which in wrong.specials.values()]
     some = [f"{count} {kind}" for count, kind in zip(counts, kinds, strict=True) if count]
@@ -103,6 +124,9 @@ def _stale(wrong: Wrong) -> Cause:
         theirs = other.detach().to(device="cpu", dtype=torch.float64)[wrong.bad]
         if mostly(theirs == ours) and (few or len(ours.unique()) > 1):  # a constant proves nothing
             return Cause("stale data", f"the bad elements are the answer for {name}: stale data")
+        rest, lo, hi = ours - theirs, wrong.interval.lo[wrong.bad], wrong.interval.hi[wrong.bad]
+        if not few and mostly(theirs != 0) and mostly(inside(rest, lo, hi)):
+            return Cause("added to an earlier result", f"the answer for {name} was added to the bad elements")
     return NOTHING
 
 
@@ -174,13 +198,23 @@ def _swapped(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor) -> Cause:
     return NOTHING
 
 
-def _constant(values: Tensor) -> Cause:
+def _constant(wrong: Wrong) -> Cause:
+    values = wrong.values
+    limit = wrong.problem.result_dtype.max_finite
+    if len(values) > 3 and mostly((values.abs() == limit) & (wrong.expected.abs() > limit)):
+        return Cause("saturated", f"an overflow became the largest number of {wrong.problem.result_dtype.name}")
     if len(values) <= 3 or not bool((values == values[0]).all()) or not bool(values[0].isfinite()):
         return NOTHING
     value = float(values[0])
-    if not value:
-        return Cause("never computed", "every bad element is 0: never computed?")
-    return Cause("one value", f"every bad element is {value:g}")
+    if value:
+        return Cause("one value", f"every bad element is {value:g}")
+    good = wrong.x[~wrong.bad & (wrong.x != 0)].abs()
+    most = float(wrong.expected.abs().amax())
+    if len(good) >= FEW and most < float(good.amin()):
+        return Cause("small results dropped", f"results up to {most:.3g} became 0, and none that is larger")
+    # Rows of one product each are 0 too where that product is missing.
+    name = "" if wrong.operands.distribution == "one-hot" else "never computed"
+    return Cause(name, "every bad element is 0: never computed?")
 
 
 def _precision(wrong: Wrong, actual: Tensor) -> Cause:
@@ -212,6 +246,8 @@ def _precision(wrong: Wrong, actual: Tensor) -> Cause:
     if mostly(x == cut) and int((expected == cut).sum()) < 0.9 * len(x):
         text = f"the result is rounded toward zero: a truncating store of {actual.dtype}".replace("torch.", "")
         return Cause("truncating store", text)
+    if interval.tier == "exact" and mostly(((x - value).abs() < ulp_of(value, target))[off]):
+        return Cause("wrong rounding", "the bad elements are the farther one of the two numbers around the exact value")
     return NOTHING
 
 
@@ -253,10 +289,12 @@ class _Sample:
     tolerance: Tensor
 
     @classmethod
-    def of(cls, wrong: Wrong) -> _Sample | None:
-        """Up to 64 bad finite elements, spread over all of them; ``None`` if fewer than one remains."""
+    def of(cls, wrong: Wrong, *, good: bool = False) -> _Sample | None:
+        """Up to 64 bad (or good) finite elements, spread over all of them; ``None`` if fewer than one remains."""
         problem, operands, interval = wrong.problem, wrong.operands, wrong.interval
-        usable = wrong.bad & wrong.x.isfinite() & interval.value.isfinite() & (interval.hi - interval.lo).isfinite()
+        usable = (
+            (wrong.bad ^ good) & wrong.x.isfinite() & interval.value.isfinite() & (interval.hi - interval.lo).isfinite()
+        )
         index = usable.nonzero()
         one_of_several = problem.has("steps.first") or problem.has("steps.last")
         if not len(index) or problem.op.ragged in {"n", "k"} or problem.step("gated") or one_of_several:
@@ -297,6 +335,20 @@ class _Sample:
     def sums(self) -> Tensor:
         """The products' sums, (S,)."""
         return (self.a * self.b).sum(1)
+
+    @property
+    def running_sums(self) -> Tensor:
+        """The sums of the first 0 .. K products, (S, K + 1)."""
+        return torch.cat([torch.zeros(len(self.x), 1, dtype=torch.float64), (self.a * self.b).cumsum(1)], 1)
+
+    def spares_the_good(self, first: int, last: int, sign: float) -> bool:
+        """Whether right elements stay right without some k, on data of which each element shows a few k only."""
+        if self.wrong.operands.distribution not in _FEW_K:
+            return True  # where all k show, only some tiles may lack products
+        if (good := _Sample.of(self.wrong, good=True)) is None:
+            return True
+        part = good.running_sums[:, last] - good.running_sums[:, first]
+        return mostly((good.result(good.sums + sign * part) - good.x).abs() <= good.tolerance)
 
     def result(self, sums: Tensor | None = None, **changes: Any) -> Tensor:
         """What the elements become with other values of some attributes, or with other ``sums`` (..., S)."""
@@ -344,9 +396,16 @@ def _group_of(rows: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
 
 
 def _groups(s: _Sample) -> Hypotheses:
-    """Rows of a grouped product that met the B of another group."""
-    groups = s.wrong.operands.groups
-    if len(groups) < 2 or len(s.x) < FEW:
+    """Rows of a grouped product, or of a batch, that met the B of another one."""
+    groups, b = s.wrong.operands.groups, s.wrong.operands.b.detach().cpu().mT
+    if len(s.x) < FEW:
+        return
+    if not groups and b.dim() == 3 and len(s.at) == 3 and len(b) > 1:
+        others = {"batch 0": 0 * s.at[0], "the batch before": s.at[0] - 1, "the batch after": s.at[0] + 1}
+        for name, batch in others.items():
+            text = f"these batches were multiplied by the B of {name}"
+            yield "wrong batch", text, s.result(b=b[batch % len(b), s.at[2]].to(torch.float64))
+    if len(groups) < 2:
         return
     row, column = s.at
     mine = _group_of(row, groups)
@@ -355,7 +414,6 @@ def _groups(s: _Sample) -> Hypotheses:
         "the group before": mine - 1,
         **{f"group {g}": torch.full_like(mine, g) for g in range(min(len(groups), 8))},
     }
-    b = s.wrong.operands.b.detach().cpu().mT
     for name, other in others.items():
         columns = b[other.clamp(0, len(groups) - 1), column].to(torch.float64)
         yield "wrong group", f"these rows were multiplied by the B of {name}", s.result(b=columns)
@@ -391,7 +449,11 @@ def _parameters(s: _Sample) -> Hypotheses:
 
 def _of_other_columns(s: _Sample, field: str, wide: Tensor | None) -> Hypotheses:
     """The bias or the scale of a neighbouring column; the scale of the first one, or of the one as far from the end."""
-    n = s.wrong.problem.shape.n
+    n, rows = s.wrong.problem.shape.n, s.at[-2]
+    if wide is not None and wide.dim() and wide.shape[-1] == n > int(rows.max()) and wide.numel() == n > 1:
+        along = wide.flatten()[rows].to(torch.float64)
+        name = "bias along rows" if field == "bias" else "scales transposed"
+        yield name, f"row i has the {field} of column i", s.result(**{field: along})
     if wide is None or not wide.dim() or wide.shape[-1] != n or n < 3:
         return
     are, name = {"bias": ("the bias is", "shifted bias"), "scale": ("the scales are", "shifted scales")}[field]
@@ -420,6 +482,9 @@ def _exchanged_scales(s: _Sample) -> Hypotheses:
     for name, field, own in (("A", "scale_a", a), ("B", "scale_b", b)):
         yield "scale ignored", f"the scale of {name} was not applied", with_other(field, torch.ones_like(own))
         yield "reciprocal scale", f"the reciprocal of the scale of {name} was applied", with_other(field, 1.0 / own)
+        yield "scale applied twice", f"the scale of {name} was applied twice", with_other(field, own * own)
+        first = own.flatten()[0].expand_as(own)
+        yield "scale of row 0", f"all lines of {name} have the scale of the first one", with_other(field, first)
         if groups is not None and own.dim() == 2:  # otherwise of rows that are divided into groups themselves
             for shift, which in ((-1, "after"), (1, "before")):
                 text = f"the scales of {name} were those of the group {which}"
@@ -463,57 +528,107 @@ def _steps(s: _Sample) -> Hypotheses:
             yield "steps out of order", f"step {step} came before the bias", later
 
 
-def _blocks_of_k(s: _Sample) -> Hypotheses:
-    """Products of a contiguous block of k left out or added twice: the smallest such block."""
-    k = s.wrong.problem.shape.k
-    # Among some 2 K blocks one fits a few elements by chance, sooner where all products are small integers.
-    if k < 1 or len(s.x) < (4 * FEW if s.wrong.operands.quantum else FEW):
+def _ranges_of_k(s: _Sample) -> Hypotheses:
+    """Products of a contiguous range of k left out or added twice: the smallest such range."""
+    k, exact = s.wrong.problem.shape.k, s.wrong.operands.quantum > 0
+    if k < 1 or len(s.x) < FEW:
         return
-    sums = torch.cat([torch.zeros(len(s.x), 1, dtype=torch.float64), (s.a * s.b).cumsum(1)], 1)
-    total = sums[:, -1]
-    few = slice(0, 8)  # most blocks fail on a few elements already
+    sums, total = s.running_sums, s.sums
+    if exact and int((s.a * s.b != 0).sum(1).amax()) <= 2:
+        yield from _lone_products(s)
+        return
+    # Among some 10 K ranges one fits a few elements by chance, sooner where all products are small integers.
+    if len(s.x) < (4 * FEW if exact else FEW):
+        return
+    few = slice(0, 8)  # most ranges fail on a few elements already
     narrow = s.part(few)
-    for size, starts, kind in _blocks(k):
-        first = torch.tensor(starts)
-        last = (first + size).clamp_(max=k)
-        block = sums[:, last] - sums[:, first]
-        for verb, sign in (("missing", -1.0), ("counted twice", 1.0)):
-            if size >= k > 1 and sign > 0:
-                continue  # everything twice is a factor
-            changed = narrow.result((total[few, None] + sign * block[few]).T)
-            for i in narrow.fits(changed).nonzero().flatten().tolist():
-                yield *_of_k(int(first[i]), int(last[i]), k, verb, kind), s.result(total + sign * block[:, i])
+    for first, last in _ranges(k):
+        part = sums[few][:, last] - sums[few][:, first]
+        for twice, sign in ((False, -1.0), (True, 1.0)):
+            for i in narrow.fits(narrow.result((total[few, None] + sign * part).T)).nonzero().flatten().tolist():
+                low, high = int(first[i]), int(last[i])
+                # Everything twice is a factor, and without any product a plain result is 0.
+                if (low, high) != (0, k) or not (twice or bool((s.x == 0).all())):
+                    changed = s.result(total + sign * (sums[:, high] - sums[:, low]))
+                    name, text = _of_k(low, high, k, twice=twice)
+                    # In k-cover columns of zeros lack whole blocks, and a k twice may be another k that is missing.
+                    if s.wrong.operands.distribution == "k-cover" and name.startswith("block of K"):
+                        name = "" if digit_plan(s.wrong.operands.problem)[1] > 1 else name
+                        text = "" if bool((s.x == 0).all()) else text
+                    if s.spares_the_good(low, high, sign) and text:
+                        yield name, text, changed
 
 
-def _blocks(k: int) -> Iterator[tuple[int, list[int], str]]:
-    """Blocks of k to try: (size, starts, what they are), from the smallest to the largest."""
-    tails: set[int] = set()
-    for size in (1 << power for power in range(k.bit_length())):
-        yield size, list(range(0, k, size)), ""
-        if size > 1 and k % size and (k % size) not in tails:
-            # What is left of K after whole blocks: the usual tail.
-            tails.add(k % size)
-            yield k % size, [k - k % size], ""
-    for slices in (2, 3, 4, 5, 6, 7, 8, 12, 16):
-        size = math.ceil(k / slices)
-        if size * (slices - 1) < k and size & (size - 1):
-            yield size, list(range(0, k, size)), f": slice {{}} of {slices} of K"
+def _ranges(k: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ranges of k to try, [first, last): the ones at an end, of all lengths; then blocks and slices by their size."""
+    every = torch.arange(1, k + 1)
+    yield k - every, every * 0 + k  # tails, the shortest first
+    yield every * 0, every  # heads
+    if k > 2:
+        yield k - 1 - every[:-1], every[:-1] * 0 + k - 1  # tails but for the last
+    sizes = {1 << power for power in range(k.bit_length())} | {math.ceil(k / n) for n in range(2, 17)}
+    for size in sorted(sizes):
+        first = torch.arange(0, k, size)
+        yield first, (first + size).clamp_(max=k)
+    for n in range(2, 17):  # slices whose lengths differ by one
+        edges = torch.tensor([k // n * i + min(i, k % n) for i in range(n + 1)])
+        yield edges[:-1], edges[1:]
 
 
-def _of_k(first: int, last: int, k: int, verb: str, kind: str = "") -> tuple[str, str]:
-    """Name and sentence of a range of k whose products are ``verb``."""
-    twice = "" if verb == "missing" else " twice"
-    size = last - first
+def _lone_products(s: _Sample) -> Hypotheses:
+    """Elements of one or two products that are not zero: which are missing, as far as these few k can tell.
+
+    A row with a single 1 tells of its k alone; all other rows together bound the range.
+    """
+    k, wrong, products = s.wrong.problem.shape.k, s.wrong, s.a * s.b
+    rows = wrong.bad.reshape(-1, *wrong.bad.shape[-2:]).any(0).any(1).nonzero().flatten()
+    if int(rows[-1]) == wrong.bad.shape[-2] - 1 and len(rows) < wrong.bad.shape[-2]:
+        return  # the last rows of the result may be what is missing
+    for is_last in (True, False):
+        at = ((products.flip(1) if is_last else products) != 0).to(torch.int8).argmax(1)
+        at = k - 1 - at if is_last else at
+        gone = s.result(s.sums - products.gather(1, at[:, None])[:, 0])
+        low, high = int(at.min()), int(at.max())
+        if not bool(s.fits(gone[None])[0]) or not s.spares_the_good(low, high + 1, -1.0):
+            continue
+        seen = (wrong.operands.a.detach().cpu().to(torch.float64).reshape(-1, k) != 0).any(0).nonzero().flatten()
+        below, above = seen[seen < low], seen[seen > high]
+        fewest, most = int(below.max()) + 1 if len(below) else 0, int(above.min()) if len(above) else k
+        span = f"k = {low}" if low == high else f"k in [{low}, {high}]"
+        text = f"the products with {span} of K = {k} are missing, at most those of [{fewest}, {most})"
+        slices = (edge for n in range(2, 9) for i in range(n) for edge in _slices(k, n, i))
+        sliced = any(
+            fewest <= first <= low and high < last <= most and 2 * (high - low) >= last - first
+            for first, last in slices
+        )
+        kind = "slice of K" if sliced else "K tail" if most == k else "K head" if fewest == 0 else ""
+        yield kind, text, gone
+
+
+def _of_k(first: int, last: int, k: int, *, twice: bool) -> tuple[str, str]:
+    """Name and sentence of a range of k whose products are missing, or added twice."""
+    size, verb = last - first, "counted twice" if twice else "missing"
     if size == k:
         return "never computed", f"all {k} products are {verb}"
+    slices = (n for n in range(2, 17) for i in range(n) if (first, last) in _slices(k, n, i))
+    n, i = next(((n, first * n // (k - 1) if k > 1 else 0) for n in slices), (0, 0))
     which = f"k = {first}" if size == 1 else f"k in [{first}, {last})"
-    name, note = "block of K", kind.format(first // size + 1) if kind else ""
-    if last == k and size < k / 2:
-        name, note = "K tail", ": the K-tail"
-    elif not note and size > 1 and k % size == 0 and k // size <= 16:
-        note = f": slice {first // size + 1} of {k // size} of K"
-    name = "slice of K" if "slice" in note else name
-    return name + twice, f"the products with {which} of K = {k} are {verb}{note}"
+    if last >= k - 1 and size < k / 2 and not (n and n <= 8 and size > 16):
+        kind, note = "K tail", ": the K-tail" if last == k else ": the K-tail but for the last k"
+    elif n and size > 1:
+        kind, note = "slice of K", f": slice {i + 1} of {n} of K"
+    else:
+        kind, note = (
+            ("K head", "") if first == 0 and size < k / 2 else ("K tail", "") if last == k else ("block of K", "")
+        )
+    return kind + (" twice" if twice else ""), f"the products with {which} of K = {k} are {verb}{note}"
+
+
+def _slices(k: int, n: int, i: int) -> set[tuple[int, int]]:
+    """Slice i of n of K: of lengths that differ by one, or of whole lengths but for the last."""
+    size = math.ceil(k / n)
+    even = k // n * i + min(i, k % n)
+    return {(even, even + k // n + (i < k % n)), (size * i, min(size * (i + 1), k))}
 
 
 def _inputs(s: _Sample) -> Hypotheses:
@@ -525,6 +640,13 @@ def _inputs(s: _Sample) -> Hypotheses:
         a, b = _lines(operands.a, operands.b, s.at, operands.groups)
         text = f"A and B were not converted to {problem.input_dtype.name} before the product"
         yield "inputs not converted", text, s.result(a=a, b=b)
+    if len(s.x) < FEW:
+        return
+    yield from _integers(s)
+    for limit in (2.0**-126, 2.0**-14, 2.0**-6, 1e-6):
+        kept = (torch.where(x.abs() < limit, 0.0, x) for x in (s.a, s.b))
+        text = f"elements of A and B below {limit:.3g} counted as 0"
+        yield "small inputs dropped", text, s.result(**dict(zip("ab", kept, strict=True)))
     for dtype, name in ((DTYPES["f32"], "f32"), (TF32, "TF32"), (DTYPES["f16"], "f16"), (DTYPES["bf16"], "bf16")):
         for verb, narrow in (("rounded", round_to), ("truncated", _toward_zero)):
             if dtype.precision < precision and (verb, name) != ("truncated", "bf16"):
@@ -532,11 +654,49 @@ def _inputs(s: _Sample) -> Hypotheses:
                 yield f"{name} inputs", sentence, s.result(a=narrow(s.a, dtype), b=narrow(s.b, dtype))
 
 
+def _integers(s: _Sample) -> Hypotheses:
+    """Operands of 8 bits that were read as of the other sign, clipped, or centred elsewhere."""
+    dtypes = s.wrong.problem.dtypes
+    for field, dtype, own in (("a", dtypes.a, s.a), ("b", dtypes.b, s.b)):
+        if dtype.name in {"i8", "u8"} and bool((own == own.round()).all()) and float(own.abs().amax()) <= 255:
+            signs = [("unsigned", torch.where(own < 0, own + 256, own)), ("signed", own - 256 * (own > 127))]
+            for name, other in signs:
+                text = f"{field.upper()} was read as {name}"
+                yield f"read as {name}", text, s.result(**{field: other})
+            for step in (1.0, -1.0):
+                text = f"the zero point of {field.upper()} is off by one"
+                yield "zero point off by one", text, s.result(**{field: own + step})
+    if dtypes.a.name == dtypes.b.name == "i8":
+        clipped = s.result(a=s.a.clamp(min=-127), b=s.b.clamp(min=-127))
+        yield "-128 clipped", "-128 counted as -127", clipped
+
+
+def _narrow_sums(s: _Sample) -> Hypotheses:
+    """Products, or partial sums of equal parts of K, that were rounded to a half type before they were added."""
+    products, k = s.a * s.b, s.wrong.problem.shape.k
+    if len(s.x) < FEW:
+        return
+    if s.wrong.operands.quantum and int((products != 0).sum(1).amax()) <= 2:
+        return
+    for name in ("f16", "bf16"):
+        dtype = DTYPES[name]
+        yield f"{name} products", f"each product was rounded to {name}", s.result(round_to(products, dtype).sum(1))
+        for count in {size for size in (16, 32, 64) if size < k} | {math.ceil(k / n) for n in (2, 4, 8) if n < k}:
+            parts = [round_to(part.sum(1), dtype) for part in products.split(count, 1)]
+            text = f"partial sums of {count} products were rounded to {name}"
+            yield f"{name} sums", text, s.result(torch.stack(parts).sum(0))
+            if count in {16, 32}:
+                held = torch.zeros(len(s.x), dtype=torch.float64)
+                for part in products.split(count, 1):
+                    held = round_to(held + part.sum(1), dtype)
+                yield f"{name} sums", f"the sum was held in {name}", s.result(held)
+
+
 def _factors(s: _Sample) -> Hypotheses:
     """All bad elements off by one factor, or by one summand."""
     usable = s.value.abs() > 4 * s.tolerance
-    if int(usable.sum()) < FEW:
-        return
+    if int(usable.sum()) < 4 * FEW or len(s.value[usable].unique()) < FEW:
+        return  # anything can be made to fit a few numbers
     factor = float((s.x[usable] / s.value[usable]).median())
     if factor != 0.0:
         yield "constant factor", f"the bad elements are {factor:.6g} times what is expected", s.value * factor
@@ -551,20 +711,29 @@ def _factors(s: _Sample) -> Hypotheses:
 def _decoded(s: _Sample) -> Cause:
     """With a distribution that encodes positions in its values: which k, or which element."""
     operands, problem = s.wrong.operands, s.wrong.problem
-    if problem.passes:
+    if problem.passes or s.scale is not None:
         return NOTHING
     filled = operands.problem  # with more steps, where the result is an intermediate value: they decide the digits
     if operands.distribution == "k-cover":
-        found: set[tuple[int, str]] = set()
-        for column, x, value in list(zip(s.at[-1], s.x, s.value, strict=True))[:4]:
-            found.update(decode_k(filled, int(column), 0.0, float(x - value) / (problem.alpha or 1.0)))
-        changes = few([f"k = {k} {what}" for k, what in sorted(found)], 8)
-        return Cause("block of K", f"of K = {problem.shape.k}: {changes}") if changes else NOTHING
+        decoded = [
+            set(decode_k(filled, int(column), 0.0, float(x - value) / (problem.alpha or 1.0)))
+            for column, x, value in zip(s.at[-1], s.x, s.value, strict=True)
+        ]
+        found = set().union(*decoded)
+        words = {what.removeprefix("maybe ") for _, what in found}
+        # Each of the elements has to be read, and in one way: anything else is no sum with other products.
+        if not all(decoded) or len(words) != 1 or "tripled" in words:
+            return NOTHING
+        ks = sorted({k for k, _ in found})
+        text = f"of K = {problem.shape.k}: {few([f'k = {k} {what}' for k, what in sorted(found)], 8)}"
+        is_range = ks[-1] - ks[0] + 1 == len(ks)
+        return Cause("block of K" + " twice" * (words == {"doubled"}) if is_range else "", text)
     if operands.distribution == "tile-map" and s.bias is None and problem.alpha == 1.0:
-        source, period = decode_source(filled, float(s.x[0])), tile_map_period(filled)
-        here = tuple(int(i[0]) for i in s.at[-2:])
-        if source is not None and source != (here[0] % period[0], here[1] % period[1]):
+        sources, period = [decode_source(filled, float(x)) for x in s.x], tile_map_period(filled)
+        places = [(int(i) % period[0], int(j) % period[1]) for i, j in zip(*s.at[-2:], strict=True)]
+        pairs = [(here, there) for here, there in zip(places, sources, strict=True) if there not in {None, here}]
+        if len(pairs) == len(places):
             whole = period == (problem.shape.m, problem.shape.n)
-            text = f"the value at {here} is that of {source}" + ("" if whole else f" modulo {period}")
-            return Cause("misplaced elements", text)
+            text = f"the value at {pairs[0][0]} is that of {pairs[0][1]}" + ("" if whole else f" modulo {period}")
+            return Cause("misplaced elements" if len(s.x) >= FEW else "", text)
     return NOTHING
