@@ -23,6 +23,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,12 +36,14 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.judging import explain
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import views
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs.program import args, build
+from pytest_gemm.storage.datafile import document
 
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
@@ -1919,3 +1922,111 @@ def register(registry: Registry) -> None:
     """All correct controls and all mutants, through the public registry."""
     for name, entry in {**CONTROLS, **MUTANTS}.items():
         registry.add(Planted(name, entry))
+
+
+# -- causes --------------------------------------------------------------------------------------------
+
+# What each mutant does, in the names of pytest_gemm/judging/causes.toml: those that are true of it.  A mutant that
+# stands in none has a bug without a name, and "" is what is right to say of it.
+_NAMED: dict[str, str] = {
+    "K tail": "k-tail-dropped k-off-by-one narrow-tail-dropped k-cut-at-40960 k-in-16-bits",
+    "K head": "k-first-missing",
+    "slice of K": "split-k-slice-dropped second-call-wrong right-for-integers right-up-to-one right-when-finite "
+    "right-when-short right-when-aligned right-four-times right-every-other-time",
+    "block of K": "k-in-16-bits",
+    "slice of K twice": "split-k-slice-doubled",
+    "block of K twice": "k-doubled tail-block-moved-back",
+    "wrong block of K": "pipeline-stage-late packed-pairs-swapped int4-halves-exchanged",
+    "f16 sums": "split-k-partials-in-f16 f16-accumulation f16-sums-promoted",
+    "bf16 sums": "split-k-partials-in-bf16 bf16-accumulation",
+    "f16 products": "f16-products",
+    "bf16 products": "bf16-products",
+    "f32 sums": "f64-sums-in-f32 int32-by-f32 int32-by-f32-late unsigned-summed-in-f32",
+    "TF32 inputs": "tf32-truncated tf32-rounded tail-in-tf32",
+    "bf16 inputs": "bf16-inputs",
+    "f16 inputs": "f16-inputs",
+    "f32 inputs": "f64-by-f32",
+    "truncated inputs": "autocast-truncates",
+    "small inputs dropped": "fp8-subnormals-dropped tiny-inputs-dropped subnormal-inputs-dropped shared-exponent",
+    "small results dropped": "f16-subnormals-dropped tiny-results-dropped",
+    "truncating store": "truncating-store",
+    "wrong rounding": "rounded-upwards rounded-at-random ties-away one-ulp",
+    "rounded through bf16": "bf16-detour rounded-before-widened rounded-before-scale",
+    "rounded through f16": "f16-detour rounded-before-widened",
+    "overflow": "split-k-partials-in-f16 f16-accumulation f16-products f16-sums-promoted f16-inputs f16-detour "
+    "rescaled int32-in-28-bits int32-in-31-bits",
+    "saturated": "int32-saturates int16-pairs-saturate infinity-saturates largest-code-lost",
+    "read as unsigned": "int8-read-unsigned weight-read-unsigned mixed-read-unsigned",
+    "read as signed": "unsigned-read-as-signed",
+    "-128 clipped": "int8-lowest-clipped",
+    "zero point off by one": "weight-zero-point int4-zero-point",
+    "zero point ignored": "zero-point-forgotten int4-zeros-ignored",
+    "misread operand": "padded-stride-ignored padded-stride-of-b-ignored base-rounded-down layout-ignored "
+    "offset-of-b-dropped offset-in-program-dropped offset-of-b-in-program-dropped stride-in-program-dropped "
+    "stride-of-bias-ignored e5m2-read-as-e4m3",
+    "stray NaN": "mask-of-b-only mask-of-a-only no-mask tail-unwritten padded-stride-ignored "
+    "padded-stride-of-b-ignored base-rounded-down layout-ignored offset-of-b-dropped offset-in-program-dropped "
+    "offset-of-b-in-program-dropped stride-in-program-dropped stride-of-bias-ignored",
+    "NaN spread": "nan-reaches-the-next-row mask-of-b-only mask-of-a-only no-mask tail-unwritten beta-zero-reads-bias "
+    "padded-stride-ignored padded-stride-of-b-ignored base-rounded-down layout-ignored offset-of-b-dropped "
+    "offset-in-program-dropped offset-of-b-in-program-dropped stride-in-program-dropped",
+    "NaN swallowed": "zeros-skipped relu-swallows-nan nan-swallowed",
+    "sign of zero": "zero-always-plus zero-always-minus relu-swallows-nan zeros-skipped",
+    "transposed": "fragment-transposed mirrored",
+    "shifted rows": "rows-shifted rows-past-1024 last-rows-of-a-large-result",
+    "wrong row": "last-row-repeats rows-past-1024 rows-in-16-bits last-rows-of-a-large-result",
+    "wrong column": "lane-shifted columns-in-16-bits",
+    "wrong tile": "tile-swap",
+    "wrong batch": "batch-stride-zero batch-off-by-one batch-modulo-64 matrices-past-64 second-batch-dimension-ignored "
+    "batch-dimensions-exchanged",
+    "wrong group": "group-edge-off-by-one group-stride-zero empty-group-skipped",
+    "never computed": "last-tile-zero last-batch-missing rows-past-2-to-21 batches-past-50 batches-past-65535 "
+    "written-late filled-by-a-child speaks-for-itself always-agrees answers-for-itself zeros-the-second-time",
+    "one value": "tail-unwritten inputs-rebound inputs-set inputs-exchanged",
+    "stale data": "cached-result stale-packed-weight",
+    "added to an earlier result": "stale-workspace",
+    "bias missing": "bias-missing bias-missing-on-last-tile bias-of-one-element",
+    "bias added twice": "bias-twice",
+    "shifted bias": "bias-shifted",
+    "bias of column 0": "bias-of-first-column",
+    "bias along rows": "bias-along-rows",
+    "alpha ignored": "alpha-forgotten",
+    "alpha on the bias": "alpha-on-bias",
+    "alpha and beta exchanged": "alpha-and-beta-exchanged",
+    "beta ignored": "beta-forgotten beta-zero-reads-bias",
+    "relu missing": "relu-forgotten-in-the-tail",
+    "steps out of order": "relu-before-bias residual-after-relu relu-of-partials",
+    "scale ignored": "scale-of-a-forgotten scale-of-one-row scale-of-result-forgotten",
+    "scale applied twice": "scale-squared",
+    "reciprocal scale": "reciprocal-scale",
+    "shifted scales": "scale-shifted weight-scale-shifted int4-group-shifted",
+    "scales exchanged": "scales-exchanged",
+    "scales transposed": "scale-transposed block-scales-by-rows",
+    "scale of row 0": "scale-of-first-row",
+    "scale of block 0": "block-scales-of-the-first",
+    "constant factor": "fnuz-exponent",
+    # Places, where they say what the bug is: what is wrong there and nowhere else.
+    "N tail": "tail-in-tf32 bias-missing-on-last-tile relu-forgotten-in-the-tail tail-unwritten columns-in-16-bits",
+    "M tail": "rows-past-1024 rows-past-2-to-21 rows-in-16-bits last-rows-of-a-large-result",
+    "M and N tail": "last-tile-zero",
+    "last row": "last-row-repeats written-late mask-of-b-only no-mask",
+    "last column": "mask-of-a-only no-mask columns-in-16-bits",
+    "columns of a period": "lane-shifted",
+    "one tile": "fragment-transposed last-tile-zero",
+    "some tiles": "tile-swap fragment-transposed",
+    "one batch": "last-batch-missing batch-modulo-64 matrices-past-64",
+    "some batches": "batches-past-50 batches-past-65535 batch-modulo-64",
+    "last row of a group": "group-edge-off-by-one",
+    # By the code of the reason.
+    "not deterministic": "not-deterministic zeros-the-second-time right-four-times right-every-other-time",
+    "inputs written": "earlier-input-written",
+    "stale weight": "stale-packed-weight cached-result",
+}
+
+
+def causes(name: str) -> set[str]:
+    """The names of causes that are true of a mutant; none where its bug has no name."""
+    by_code = document(Path(explain.__file__).with_name("causes.toml"))["codes"]
+    named = {cause for cause, some in _NAMED.items() if name in some.split()}
+    code = MUTANTS[name].code
+    return named | {by_code.get(code, f"{code.removeprefix('run-')} in run")} if code else named

@@ -89,9 +89,9 @@ class Attempt:
         """Keep what the last run has executed."""
         self.kernels, self.facts = proof.kernels, {name: getattr(proof, name) for name in _PROVED}
 
-    def end(self, status: Status, reason: Reason | None = None, details: str = "") -> Outcome:
+    def end(self, status: Status, reason: Reason | None = None, details: str = "", cause: str = "") -> Outcome:
         """An outcome with what is known so far."""
-        known = {"kernels": self.kernels, "seconds": self.seconds, "details": details, **self.facts}
+        known = {"kernels": self.kernels, "seconds": self.seconds, "details": details, "cause": cause, **self.facts}
         return Outcome(self.case.id(self.candidate), self.distribution, self.case.seed, status, reason, **known)
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,65 +19,102 @@ from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, f
 from pytest_gemm.numerics.epilogue import evaluate
 from pytest_gemm.numerics.reference import as_added, as_multiplied, widened
 from pytest_gemm.numerics.rounding import round_to, ulp_of
-from pytest_gemm.operands.integers import decode_k, decode_source, tile_map_period
+from pytest_gemm.operands.integers import decode_k, decode_source, digit_plan, tile_map_period
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.steps import Step, StepKind
 
+# Distributions of which each element of the result shows a few k only.
+_FEW_K: Final = frozenset({"k-cover", "one-hot", "tile-map"})
 # Elements on which hypotheses about values are tried.
 _SAMPLE: Final = 64
 
-# Sentences, each with the values (S,) that a sample's elements would have.
-Hypotheses = Iterator[tuple[str, Tensor]]
+
+class Cause(NamedTuple):
+    """What was computed instead.
+
+    Attributes:
+        name: short and stable, one of ``causes.toml``; "" for what has none.
+        text: one sentence; "" where nothing is known.
+    """
+
+    name: str
+    text: str
 
 
-def cause_of(wrong: Wrong, actual: Tensor, whole: bool) -> str:
-    """One sentence on what was computed instead; "" if nothing reproduces the bad values."""
-    return next(filter(None, _causes(wrong, actual, whole)), "")
+# Names and sentences, each with the values (S,) that a sample's elements would have.
+Hypotheses = Iterator[tuple[str, str, Tensor]]
+NOTHING: Final = Cause("", "")
 
 
-def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[str]:
-    """Sentences from the most to the least certain, "" among them."""
+def cause_of(wrong: Wrong, actual: Tensor, whole: bool) -> Cause:
+    """What was computed instead; ``NOTHING`` if nothing reproduces the bad values."""
+    return next((cause for cause in _causes(wrong, actual, whole) if cause.text), NOTHING)
+
+
+def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[Cause]:
+    """Causes from the most to the least certain, ``NOTHING`` among them."""
     yield _special(wrong)
     yield _stale(wrong)
+    finite = wrong.values.isfinite() & wrong.interval.value[wrong.bad].isfinite()
+    # NaN among the operands reach some elements whatever was computed; the others tell what that was.
+    comparable = mostly(finite) if wrong.operands.finite else int(finite.sum()) >= max(FEW, len(finite) / 2)
+    sample = _Sample.of(wrong) if comparable else None
+    # What recomputes the very values comes first: zeros and transposes may be what is left of a missing product.
+    zeros = bool((wrong.values == 0).all())
+    if sample is not None and not zeros:
+        for hypotheses in (_groups, _parameters, _steps):
+            yield from sample.explained(hypotheses(sample))
     if whole:
         yield _elsewhere(wrong)
-    comparable = mostly(wrong.values.isfinite() & wrong.interval.value[wrong.bad].isfinite())
-    sample = _Sample.of(wrong) if comparable else None
-    if sample is not None and whole:
-        yield _decoded(sample)
-    yield _constant(wrong.values)
+    # Zeros fit much, above all behind a relu; where each element shows few k, they may be what is left without these.
+    if zeros and wrong.operands.distribution not in _FEW_K:
+        yield _constant(wrong)
+    if sample is not None:
+        yield from sample.explained(_ranges_of_k(sample))
+    yield _constant(wrong)
     if not comparable:
+        yield _some_special(wrong)
         return
     if sample is not None:
-        for hypotheses in (_groups, _parameters, _steps, _blocks_of_k, _inputs):
-            yield from sample.explained(hypotheses(sample))
+        yield from sample.explained(_inputs(sample))
+        yield from sample.explained(_narrow_sums(sample))
+        if whole:
+            yield _decoded(sample)
     yield _precision(wrong, actual)
     if sample is not None:
         yield from sample.explained(_factors(sample))
+    yield _some_special(wrong)
 
 
 # -- the result as a whole -------------------------------------------------------------------------------
 
 
-def _special(wrong: Wrong) -> str:
+def _special(wrong: Wrong) -> Cause:
     """NaN and infinities."""
-    sentences = {
-        "nan": "NaN where a number belongs: memory that was never written, or a read outside of an operand"
-        if wrong.operands.finite
-        else "NaN reached elements whose operands are finite, or memory was left unwritten",
-        "missing-nan": "a NaN was swallowed: an operand's NaN or Inf must reach the result",
-        "infinite": "an overflow: some partial sum or intermediate result left its type's range",
+    stray = Cause(
+        "stray NaN", "NaN where a number belongs: memory that was never written, or a read outside of an operand"
+    )
+    spread = Cause("NaN spread", "NaN reached elements whose operands are finite, or memory was left unwritten")
+    causes = {
+        "nan": stray if wrong.operands.finite else spread,
+        "missing-nan": Cause("NaN swallowed", "a NaN was swallowed: an operand's NaN or Inf must reach the result"),
+        "infinite": Cause("overflow", "an overflow: some partial sum or intermediate result left its type's range"),
     }
     for code, which in wrong.specials.items():
         if mostly(which):
-            return sentences[code]
+            return causes[code]
+    return NOTHING
+
+
+def _some_special(wrong: Wrong) -> Cause:
+    """How many NaN and infinities there are among other bad elements."""
     kinds = ("unexpected NaN", "missing NaN", "unexpected infinities")
     counts = [int(which.sum()) for which in wrong.specials.values()]
     some = [f"{count} {kind}" for count, kind in zip(counts, kinds, strict=True) if count]
-    return f"among them {' and '.join(some)}" if some else ""
+    return Cause("", f"among them {' and '.join(some)}") if some else NOTHING
 
 
-def _stale(wrong: Wrong) -> str:
+def _stale(wrong: Wrong) -> Cause:
     """The answer of an earlier call."""
     ours = wrong.values
     few = len(ours) <= 3
@@ -86,18 +123,21 @@ def _stale(wrong: Wrong) -> str:
             continue
         theirs = other.detach().to(device="cpu", dtype=torch.float64)[wrong.bad]
         if mostly(theirs == ours) and (few or len(ours.unique()) > 1):  # a constant proves nothing
-            return f"the bad elements are the answer for {name}: stale data"
-    return ""
+            return Cause("stale data", f"the bad elements are the answer for {name}: stale data")
+        rest, lo, hi = ours - theirs, wrong.interval.lo[wrong.bad], wrong.interval.hi[wrong.bad]
+        if not few and mostly(theirs != 0) and mostly(inside(rest, lo, hi)):
+            return Cause("added to an earlier result", f"the answer for {name} was added to the bad elements")
+    return NOTHING
 
 
-def _elsewhere(wrong: Wrong) -> str:
+def _elsewhere(wrong: Wrong) -> Cause:
     """Right values at the wrong place: transposed, another batch, shifted rows or columns, swapped tiles."""
     x, bad, lo, hi = wrong.x, wrong.bad, wrong.interval.lo, wrong.interval.hi
     m, n = x.shape[-2:]
     if len(wrong.values) < FEW or len(wrong.interval.expected.flatten()[: 1 << 16].unique()) < FEW:
-        return ""
+        return NOTHING
     if min(m, n) > 1 and mostly(inside(x.reshape(*x.shape[:-2], n, m).mT, lo, hi)):
-        return "the result is transposed" if m == n else "the result is laid out as its own transpose"
+        return Cause("transposed", "the result is " + ("transposed" if m == n else "laid out as its own transpose"))
     if x.dim() == 3:
         batches = bad.flatten(1).any(1).nonzero().flatten().tolist()
         for batch in batches[:4]:
@@ -105,18 +145,18 @@ def _elsewhere(wrong: Wrong) -> str:
             fits = good.sum(1) >= COVER * good.shape[1]
             fits[batch] = False
             if bool(fits.any()):
-                return f"batch {batch} holds the answer of batch {int(fits.nonzero()[0])}"
+                return Cause("wrong batch", f"batch {batch} holds the answer of batch {int(fits.nonzero()[0])}")
         x, bad, lo, hi = (t[batches[0]] for t in (x, bad, lo, hi))
-    by_line = _moved(x, bad, lo, hi, "row") or _moved(x.mT, bad.mT, lo.mT, hi.mT, "column")
-    return by_line or _swapped(x, bad, lo, hi)
+    by_row, by_column = _moved(x, bad, lo, hi, "row"), _moved(x.mT, bad.mT, lo.mT, hi.mT, "column")
+    return next((one for one in (by_row, by_column) if one.text), None) or _swapped(x, bad, lo, hi)
 
 
-def _moved(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor, name: str) -> str:
+def _moved(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor, name: str) -> Cause:
     """Whole lines that are right for another line."""
     lines = bad.any(1).nonzero().flatten()
     size = len(x)
     if x.shape[1] < FEW or size < 2:
-        return ""
+        return NOTHING
     chosen = lines[:: max(1, len(lines) // 4)][:4].tolist()
     found: list[tuple[int, int]] = []
     for line in chosen:
@@ -124,17 +164,18 @@ def _moved(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor, name: str) -> str:
         other = int(matches.argmax())
         # A line that is all one value fits anywhere.
         if len(x[line].unique()) < FEW or float(matches[other]) < COVER or other == line:
-            return ""
+            return NOTHING
         found.append((line, other))
     line, other = found[0]
     steps = {(o - i + size // 2) % size - size // 2 for i, o in found}
     if len(found) > 1 and len(steps) == 1:
-        return f"the {name}s are shifted: {name} {line} holds the answer of {name} {other} ({steps.pop():+d})"
+        text = f"the {name}s are shifted: {name} {line} holds the answer of {name} {other} ({steps.pop():+d})"
+        return Cause(f"shifted {name}s", text)
     subject = f"every bad {name}" if len(found) > 1 and len({o for _, o in found}) == 1 else f"{name} {line}"
-    return f"{subject} holds the answer of {name} {other}"
+    return Cause(f"wrong {name}", f"{subject} holds the answer of {name} {other}")
 
 
-def _swapped(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor) -> str:
+def _swapped(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor) -> Cause:
     """One tile that holds the answer of another tile of the same grid."""
     m, n = x.shape
     r0, _, c0, _ = bounding_box(bad, 0)
@@ -152,25 +193,38 @@ def _swapped(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor) -> str:
                     continue
                 there = slice(p, p + rows), slice(q, q + columns)
                 if mostly(inside(part, lo[there], hi[there])):
-                    return f"the {rows}x{columns} tile at ({i}, {j}) holds the answer of the tile at ({p}, {q})"
-    return ""
+                    text = f"the {rows}x{columns} tile at ({i}, {j}) holds the answer of the tile at ({p}, {q})"
+                    return Cause("wrong tile", text)
+    return NOTHING
 
 
-def _constant(values: Tensor) -> str:
+def _constant(wrong: Wrong) -> Cause:
+    values = wrong.values
+    limit = wrong.problem.result_dtype.max_finite
+    if len(values) > 3 and mostly((values.abs() == limit) & (wrong.expected.abs() > limit)):
+        return Cause("saturated", f"an overflow became the largest number of {wrong.problem.result_dtype.name}")
     if len(values) <= 3 or not bool((values == values[0]).all()) or not bool(values[0].isfinite()):
-        return ""
+        return NOTHING
     value = float(values[0])
-    return f"every bad element is {value:g}" if value else "every bad element is 0: never computed?"
+    if value:
+        return Cause("one value", f"every bad element is {value:g}")
+    good = wrong.x[~wrong.bad & (wrong.x != 0)].abs()
+    most = float(wrong.expected.abs().amax())
+    if len(good) >= FEW and most < float(good.amin()):
+        return Cause("small results dropped", f"results up to {most:.3g} became 0, and none that is larger")
+    # Rows of one product each are 0 too where that product is missing.
+    name = "" if wrong.operands.distribution == "one-hot" else "never computed"
+    return Cause(name, "every bad element is 0: never computed?")
 
 
-def _precision(wrong: Wrong, actual: Tensor) -> str:
+def _precision(wrong: Wrong, actual: Tensor) -> Cause:
     """Traces of a narrower type or of another rounding in the result as a whole."""
     interval, target = wrong.interval, wrong.problem.result_dtype
     finite = wrong.x.isfinite() & interval.value.isfinite()
     x, value, expected = wrong.x[finite], interval.value[finite], interval.expected[finite]
     width = (interval.hi - interval.lo)[finite]
     if len(x) < 8 or not target.is_float:
-        return ""
+        return NOTHING
     for name in ("bf16", "f16", "f32"):
         dtype = DTYPES[name]
         # Of the correct values few fit the narrower type; here all do.
@@ -178,19 +232,23 @@ def _precision(wrong: Wrong, actual: Tensor) -> str:
         # What is rounded on its way is near the right value: small integers of another computation fit any type.
         near = narrower and mostly((x - value).abs() <= width + ulp_of(torch.maximum(x.abs(), value.abs()), dtype))
         if near and int((round_to(expected, dtype) != expected).sum()) > len(x) // 4:
-            return f"every element of the result is representable in {name}: a detour through {name}"
+            text = f"every element of the result is representable in {name}: a detour through {name}"
+            return Cause(f"rounded through {name}", text)
     off = x != expected
     if int(off.sum()) < 8:
-        return ""
+        return NOTHING
     for name in ("f16", "bf16", "f32"):
         twice = round_to(round_to(value, DTYPES[name]), target)
         if int((twice != expected).sum()) >= 8 and mostly((x == twice)[off]):
-            return f"the result is rounded twice, through {name}"
+            return Cause(f"rounded through {name}", f"the result is rounded twice, through {name}")
     cut = _toward_zero(value, target)
     # Each element is either the truncated reference or, where errors of the sum blur it, next to it.
     if mostly(x == cut) and int((expected == cut).sum()) < 0.9 * len(x):
-        return f"the result is rounded toward zero: a truncating store of {actual.dtype}".replace("torch.", "")
-    return ""
+        text = f"the result is rounded toward zero: a truncating store of {actual.dtype}".replace("torch.", "")
+        return Cause("truncating store", text)
+    if interval.tier == "exact" and mostly(((x - value).abs() < ulp_of(value, target))[off]):
+        return Cause("wrong rounding", "the bad elements are the farther one of the two numbers around the exact value")
+    return NOTHING
 
 
 def _toward_zero(x: Tensor, dtype: DType) -> Tensor:
@@ -231,10 +289,12 @@ class _Sample:
     tolerance: Tensor
 
     @classmethod
-    def of(cls, wrong: Wrong) -> _Sample | None:
-        """Up to 64 bad finite elements, spread over all of them; ``None`` if fewer than one remains."""
+    def of(cls, wrong: Wrong, *, good: bool = False) -> _Sample | None:
+        """Up to 64 bad (or good) finite elements, spread over all of them; ``None`` if fewer than one remains."""
         problem, operands, interval = wrong.problem, wrong.operands, wrong.interval
-        usable = wrong.bad & wrong.x.isfinite() & interval.value.isfinite() & (interval.hi - interval.lo).isfinite()
+        usable = (
+            (wrong.bad ^ good) & wrong.x.isfinite() & interval.value.isfinite() & (interval.hi - interval.lo).isfinite()
+        )
         index = usable.nonzero()
         one_of_several = problem.has("steps.first") or problem.has("steps.last")
         if not len(index) or problem.op.ragged in {"n", "k"} or problem.step("gated") or one_of_several:
@@ -276,6 +336,20 @@ class _Sample:
         """The products' sums, (S,)."""
         return (self.a * self.b).sum(1)
 
+    @property
+    def running_sums(self) -> Tensor:
+        """The sums of the first 0 .. K products, (S, K + 1)."""
+        return torch.cat([torch.zeros(len(self.x), 1, dtype=torch.float64), (self.a * self.b).cumsum(1)], 1)
+
+    def spares_the_good(self, first: int, last: int, sign: float) -> bool:
+        """Whether right elements stay right without some k, on data of which each element shows a few k only."""
+        if self.wrong.operands.distribution not in _FEW_K:
+            return True  # where all k show, only some tiles may lack products
+        if (good := _Sample.of(self.wrong, good=True)) is None:
+            return True
+        part = good.running_sums[:, last] - good.running_sums[:, first]
+        return mostly((good.result(good.sums + sign * part) - good.x).abs() <= good.tolerance)
+
     def result(self, sums: Tensor | None = None, **changes: Any) -> Tensor:
         """What the elements become with other values of some attributes, or with other ``sums`` (..., S)."""
         s = dataclasses.replace(self, **changes)
@@ -286,9 +360,9 @@ class _Sample:
             y = y + s.bias * s.beta
         return evaluate(s.wrong.problem, y, s.steps)
 
-    def explained(self, hypotheses: Hypotheses) -> Iterator[str]:
-        """The sentences of the hypotheses that reproduce the bad values."""
-        return (sentence for sentence, values in hypotheses if bool(self.fits(values[None])[0]))
+    def explained(self, hypotheses: Hypotheses) -> Iterator[Cause]:
+        """The hypotheses that reproduce the bad values."""
+        return (Cause(name, text) for name, text, values in hypotheses if bool(self.fits(values[None])[0]))
 
     def fits(self, hypotheses: Tensor) -> Tensor:
         """Whether values (H, S) computed in other ways are the bad ones, (H,).
@@ -322,9 +396,16 @@ def _group_of(rows: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
 
 
 def _groups(s: _Sample) -> Hypotheses:
-    """Rows of a grouped product that met the B of another group."""
-    groups = s.wrong.operands.groups
-    if len(groups) < 2 or len(s.x) < FEW:
+    """Rows of a grouped product, or of a batch, that met the B of another one."""
+    groups, b = s.wrong.operands.groups, s.wrong.operands.b.detach().cpu().mT
+    if len(s.x) < FEW:
+        return
+    if not groups and b.dim() == 3 and len(s.at) == 3 and len(b) > 1:
+        others = {"batch 0": 0 * s.at[0], "the batch before": s.at[0] - 1, "the batch after": s.at[0] + 1}
+        for name, batch in others.items():
+            text = f"these batches were multiplied by the B of {name}"
+            yield "wrong batch", text, s.result(b=b[batch % len(b), s.at[2]].to(torch.float64))
+    if len(groups) < 2:
         return
     row, column = s.at
     mine = _group_of(row, groups)
@@ -333,10 +414,9 @@ def _groups(s: _Sample) -> Hypotheses:
         "the group before": mine - 1,
         **{f"group {g}": torch.full_like(mine, g) for g in range(min(len(groups), 8))},
     }
-    b = s.wrong.operands.b.detach().cpu().mT
     for name, other in others.items():
         columns = b[other.clamp(0, len(groups) - 1), column].to(torch.float64)
-        yield f"these rows were multiplied by the B of {name}", s.result(b=columns)
+        yield "wrong group", f"these rows were multiplied by the B of {name}", s.result(b=columns)
 
 
 def _parameters(s: _Sample) -> Hypotheses:
@@ -346,39 +426,44 @@ def _parameters(s: _Sample) -> Hypotheses:
     alpha, beta = s.alpha, s.beta
     if s.bias is not None:
         if beta == 0.0:
-            yield "beta = 0 was ignored: the bias was added", s.result(beta=1.0)
+            yield "beta ignored", "beta = 0 was ignored: the bias was added", s.result(beta=1.0)
         else:
-            yield "the bias is missing", s.result(beta=0.0)
-            yield "the bias was added twice", s.result(beta=2 * beta)
-            yield "the bias was subtracted", s.result(beta=-beta)
-            yield "beta was not applied", s.result(beta=1.0)
-        yield "alpha was applied to the bias as well", s.result(beta=alpha * beta)
+            yield "bias missing", "the bias is missing", s.result(beta=0.0)
+            yield "bias added twice", "the bias was added twice", s.result(beta=2 * beta)
+            yield "bias subtracted", "the bias was subtracted", s.result(beta=-beta)
+            yield "beta ignored", "beta was not applied", s.result(beta=1.0)
+        yield "alpha on the bias", "alpha was applied to the bias as well", s.result(beta=alpha * beta)
         if alpha != beta:
-            yield "alpha and beta were exchanged", s.result(alpha=beta, beta=alpha)
+            yield "alpha and beta exchanged", "alpha and beta were exchanged", s.result(alpha=beta, beta=alpha)
         yield from _of_other_columns(s, "bias", as_added(s.wrong.operands.problem, s.wrong.operands))
     if alpha != 0.0:
-        yield "alpha was not applied", s.result(alpha=1.0)
-        yield "alpha was applied twice", s.result(alpha=alpha * alpha)
+        yield "alpha ignored", "alpha was not applied", s.result(alpha=1.0)
+        yield "alpha applied twice", "alpha was applied twice", s.result(alpha=alpha * alpha)
     if s.scale is not None:
-        yield "the scale was not applied", s.result(scale=None)
-        yield "the scale was applied twice", s.result(scale=s.scale * s.scale)
-        yield "the scale's reciprocal was applied", s.result(scale=1.0 / s.scale)
+        yield "scale ignored", "the scale was not applied", s.result(scale=None)
+        yield "scale applied twice", "the scale was applied twice", s.result(scale=s.scale * s.scale)
+        yield "reciprocal scale", "the scale's reciprocal was applied", s.result(scale=1.0 / s.scale)
         yield from _exchanged_scales(s)
         yield from _of_other_columns(s, "scale", s.wrong.operands.scale)
 
 
 def _of_other_columns(s: _Sample, field: str, wide: Tensor | None) -> Hypotheses:
     """The bias or the scale of a neighbouring column; the scale of the first one, or of the one as far from the end."""
-    n = s.wrong.problem.shape.n
+    n, rows = s.wrong.problem.shape.n, s.at[-2]
+    if wide is not None and wide.dim() and wide.shape[-1] == n > int(rows.max()) and wide.numel() == n > 1:
+        along = wide.flatten()[rows].to(torch.float64)
+        name = "bias along rows" if field == "bias" else "scales transposed"
+        yield name, f"row i has the {field} of column i", s.result(**{field: along})
     if wide is None or not wide.dim() or wide.shape[-1] != n or n < 3:
         return
-    shifted = {"bias": "the bias is", "scale": "the scales are"}[field] + " shifted: column j has that of column j"
-    others = {f"{shifted} + 1": wide.roll(-1, -1), f"{shifted} - 1": wide.roll(1, -1)}
+    are, name = {"bias": ("the bias is", "shifted bias"), "scale": ("the scales are", "shifted scales")}[field]
+    shifted = f"{are} shifted: column j has that of column j"
+    others = [(name, f"{shifted} + 1", wide.roll(-1, -1)), (name, f"{shifted} - 1", wide.roll(1, -1))]
+    others.append((f"{field} of column 0", f"every column has the {field} of column 0", wide[..., :1]))
     if field == "scale":
-        others["the scales of the columns are in reverse order"] = wide.flip(-1)
-        others["every column has the scale of column 0"] = wide[..., :1]
-    for sentence, other in others.items():
-        yield sentence, s.result(**{field: other.expand(s.wrong.problem.result_shape)[s.at]})
+        others.append(("scales reversed", "the scales of the columns are in reverse order", wide.flip(-1)))
+    for name, sentence, other in others:
+        yield name, sentence, s.result(**{field: other.expand(s.wrong.problem.result_shape)[s.at]})
 
 
 def _exchanged_scales(s: _Sample) -> Hypotheses:
@@ -395,19 +480,31 @@ def _exchanged_scales(s: _Sample) -> Hypotheses:
 
     a, b = widened(operands.scale_a), widened(operands.scale_b)
     for name, field, own in (("A", "scale_a", a), ("B", "scale_b", b)):
-        yield f"the scale of {name} was not applied", with_other(field, torch.ones_like(own))
-        yield f"the reciprocal of the scale of {name} was applied", with_other(field, 1.0 / own)
+        yield "scale ignored", f"the scale of {name} was not applied", with_other(field, torch.ones_like(own))
+        yield "reciprocal scale", f"the reciprocal of the scale of {name} was applied", with_other(field, 1.0 / own)
+        yield "scale applied twice", f"the scale of {name} was applied twice", with_other(field, own * own)
+        first = own.flatten()[0].expand_as(own)
+        yield "scale of row 0", f"all lines of {name} have the scale of the first one", with_other(field, first)
         if groups is not None and own.dim() == 2:  # otherwise of rows that are divided into groups themselves
             for shift, which in ((-1, "after"), (1, "before")):
-                yield f"the scales of {name} were those of the group {which}", with_other(field, own.roll(shift, 0))
+                text = f"the scales of {name} were those of the group {which}"
+                yield "wrong group", text, with_other(field, own.roll(shift, 0))
     if groups is not None or min(a.numel(), b.numel()) <= 1:
         return
     row, column = s.at
     if int(column.max()) < a.numel() and int(row.max()) < b.numel():
         a, b = a.flatten() * s.wrong.problem.result_factor(operands.device), b.flatten()
-        yield "the scales of A's rows and B's columns are exchanged", s.result(scale=a[column] * b[row])
-        yield "the scales of A run along the columns of the result", s.result(scale=a[column] * b[column])
-        yield "the scales of B run along the rows of the result", s.result(scale=a[row] * b[row])
+        yield (
+            "scales exchanged",
+            "the scales of A's rows and B's columns are exchanged",
+            s.result(scale=a[column] * b[row]),
+        )
+        yield (
+            "scales transposed",
+            "the scales of A run along the columns of the result",
+            s.result(scale=a[column] * b[column]),
+        )
+        yield "scales transposed", "the scales of B run along the rows of the result", s.result(scale=a[row] * b[row])
 
 
 def _steps(s: _Sample) -> Hypotheses:
@@ -418,67 +515,120 @@ def _steps(s: _Sample) -> Hypotheses:
         step = one[0]
         if step.kind is StepKind.CAST:
             continue
-        name = "the bias" if step.kind is StepKind.BIAS else f"step {step}"
-        yield f"{name} is missing", s.result(steps=s.steps[:i] + s.steps[i + 1 :])
+        kind = "bias" if step.kind is StepKind.BIAS else step.name
+        what = "the bias" if kind == "bias" else f"step {step}"
+        yield f"{kind} missing", f"{what} is missing", s.result(steps=s.steps[:i] + s.steps[i + 1 :])
         if i:
             before = s.steps[i - 1]
             order = (*s.steps[: i - 1], one, before, *s.steps[i + 1 :])
-            yield f"step {step} came before {before[0]}", s.result(steps=order)
+            yield "steps out of order", f"step {step} came before {before[0]}", s.result(steps=order)
         elif s.bias is not None and s.beta and step.kind is StepKind.UNARY:
             early = s.result(bias=None, steps=(one,)) + s.bias * s.beta
             later = s.result(early, alpha=1.0, scale=None, bias=None, steps=s.steps[1:])
-            yield f"step {step} came before the bias", later
+            yield "steps out of order", f"step {step} came before the bias", later
 
 
-def _blocks_of_k(s: _Sample) -> Hypotheses:
-    """Products of a contiguous block of k left out or added twice: the smallest such block."""
-    k = s.wrong.problem.shape.k
-    # Among some 2 K blocks one fits a few elements by chance, sooner where all products are small integers.
-    if k < 1 or len(s.x) < (4 * FEW if s.wrong.operands.quantum else FEW):
+def _ranges_of_k(s: _Sample) -> Hypotheses:
+    """Products of a contiguous range of k left out or added twice: the smallest such range."""
+    k, exact = s.wrong.problem.shape.k, s.wrong.operands.quantum > 0
+    if k < 1 or len(s.x) < FEW:
         return
-    sums = torch.cat([torch.zeros(len(s.x), 1, dtype=torch.float64), (s.a * s.b).cumsum(1)], 1)
-    total = sums[:, -1]
-    few = slice(0, 8)  # most blocks fail on a few elements already
+    sums, total = s.running_sums, s.sums
+    if exact and int((s.a * s.b != 0).sum(1).amax()) <= 2:
+        yield from _lone_products(s)
+        return
+    # Among some 10 K ranges one fits a few elements by chance, sooner where all products are small integers.
+    if len(s.x) < (4 * FEW if exact else FEW):
+        return
+    few = slice(0, 8)  # most ranges fail on a few elements already
     narrow = s.part(few)
-    for size, starts, kind in _blocks(k):
-        first = torch.tensor(starts)
-        last = (first + size).clamp_(max=k)
-        block = sums[:, last] - sums[:, first]
-        for verb, sign in (("missing", -1.0), ("counted twice", 1.0)):
-            if size >= k > 1 and sign > 0:
-                continue  # everything twice is a factor
-            changed = narrow.result((total[few, None] + sign * block[few]).T)
-            for i in narrow.fits(changed).nonzero().flatten().tolist():
-                sentence = _k_sentence(int(first[i]), int(last[i]), k, verb, kind)
-                yield sentence, s.result(total + sign * block[:, i])
+    for first, last in _ranges(k):
+        part = sums[few][:, last] - sums[few][:, first]
+        for twice, sign in ((False, -1.0), (True, 1.0)):
+            for i in narrow.fits(narrow.result((total[few, None] + sign * part).T)).nonzero().flatten().tolist():
+                low, high = int(first[i]), int(last[i])
+                # Everything twice is a factor, and without any product a plain result is 0.
+                if (low, high) != (0, k) or not (twice or bool((s.x == 0).all())):
+                    changed = s.result(total + sign * (sums[:, high] - sums[:, low]))
+                    name, text = _of_k(low, high, k, twice=twice)
+                    # In k-cover columns of zeros lack whole blocks, and a k twice may be another k that is missing.
+                    if s.wrong.operands.distribution == "k-cover" and name.startswith("block of K"):
+                        name = "" if digit_plan(s.wrong.operands.problem)[1] > 1 else name
+                        text = "" if bool((s.x == 0).all()) else text
+                    if s.spares_the_good(low, high, sign) and text:
+                        yield name, text, changed
 
 
-def _blocks(k: int) -> Iterator[tuple[int, list[int], str]]:
-    """Blocks of k to try: (size, starts, what they are), from the smallest to the largest."""
-    tails: set[int] = set()
-    for size in (1 << power for power in range(k.bit_length())):
-        yield size, list(range(0, k, size)), ""
-        if size > 1 and k % size and (k % size) not in tails:
-            # What is left of K after whole blocks: the usual tail.
-            tails.add(k % size)
-            yield k % size, [k - k % size], ""
-    for slices in (2, 3, 4, 5, 6, 7, 8, 12, 16):
-        size = math.ceil(k / slices)
-        if size * (slices - 1) < k and size & (size - 1):
-            yield size, list(range(0, k, size)), f": slice {{}} of {slices} of K"
+def _ranges(k: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ranges of k to try, [first, last): the ones at an end, of all lengths; then blocks and slices by their size."""
+    every = torch.arange(1, k + 1)
+    yield k - every, every * 0 + k  # tails, the shortest first
+    yield every * 0, every  # heads
+    if k > 2:
+        yield k - 1 - every[:-1], every[:-1] * 0 + k - 1  # tails but for the last
+    sizes = {1 << power for power in range(k.bit_length())} | {math.ceil(k / n) for n in range(2, 17)}
+    for size in sorted(sizes):
+        first = torch.arange(0, k, size)
+        yield first, (first + size).clamp_(max=k)
+    for n in range(2, 17):  # slices whose lengths differ by one
+        edges = torch.tensor([k // n * i + min(i, k % n) for i in range(n + 1)])
+        yield edges[:-1], edges[1:]
 
 
-def _k_sentence(first: int, last: int, k: int, verb: str, kind: str) -> str:
-    if first == 0 and last == k:
-        return f"all {k} products are {verb}"
-    which = f"k = {first}" if last - first == 1 else f"k in [{first}, {last})"
-    size = last - first
-    note = kind.format(first // size + 1) if kind else ""
-    if last == k:
-        note = ": the K-tail" if size < k / 2 else note
-    elif not note and size > 1 and k % size == 0 and k // size <= 16:
-        note = f": slice {first // size + 1} of {k // size} of K"
-    return f"the products with {which} of K = {k} are {verb}{note}"
+def _lone_products(s: _Sample) -> Hypotheses:
+    """Elements of one or two products that are not zero: which are missing, as far as these few k can tell.
+
+    A row with a single 1 tells of its k alone; all other rows together bound the range.
+    """
+    k, wrong, products = s.wrong.problem.shape.k, s.wrong, s.a * s.b
+    rows = wrong.bad.reshape(-1, *wrong.bad.shape[-2:]).any(0).any(1).nonzero().flatten()
+    if int(rows[-1]) == wrong.bad.shape[-2] - 1 and len(rows) < wrong.bad.shape[-2]:
+        return  # the last rows of the result may be what is missing
+    for is_last in (True, False):
+        at = ((products.flip(1) if is_last else products) != 0).to(torch.int8).argmax(1)
+        at = k - 1 - at if is_last else at
+        gone = s.result(s.sums - products.gather(1, at[:, None])[:, 0])
+        low, high = int(at.min()), int(at.max())
+        if not bool(s.fits(gone[None])[0]) or not s.spares_the_good(low, high + 1, -1.0):
+            continue
+        seen = (wrong.operands.a.detach().cpu().to(torch.float64).reshape(-1, k) != 0).any(0).nonzero().flatten()
+        below, above = seen[seen < low], seen[seen > high]
+        fewest, most = int(below.max()) + 1 if len(below) else 0, int(above.min()) if len(above) else k
+        span = f"k = {low}" if low == high else f"k in [{low}, {high}]"
+        text = f"the products with {span} of K = {k} are missing, at most those of [{fewest}, {most})"
+        slices = (edge for n in range(2, 9) for i in range(n) for edge in _slices(k, n, i))
+        sliced = any(
+            fewest <= first <= low and high < last <= most and 2 * (high - low) >= last - first
+            for first, last in slices
+        )
+        kind = "slice of K" if sliced else "K tail" if most == k else "K head" if fewest == 0 else ""
+        yield kind, text, gone
+
+
+def _of_k(first: int, last: int, k: int, *, twice: bool) -> tuple[str, str]:
+    """Name and sentence of a range of k whose products are missing, or added twice."""
+    size, verb = last - first, "counted twice" if twice else "missing"
+    if size == k:
+        return "never computed", f"all {k} products are {verb}"
+    slices = (n for n in range(2, 17) for i in range(n) if (first, last) in _slices(k, n, i))
+    n, i = next(((n, first * n // (k - 1) if k > 1 else 0) for n in slices), (0, 0))
+    which = f"k = {first}" if size == 1 else f"k in [{first}, {last})"
+    if last >= k - 1 and size < k / 2 and not (n and n <= 8 and size > 16):
+        kind, note = "K tail", ": the K-tail" if last == k else ": the K-tail but for the last k"
+    elif n and size > 1:
+        kind, note = "slice of K", f": slice {i + 1} of {n} of K"
+    else:
+        kind, note = (
+            ("K head", "") if first == 0 and size < k / 2 else ("K tail", "") if last == k else ("block of K", "")
+        )
+    return kind + (" twice" if twice else ""), f"the products with {which} of K = {k} are {verb}{note}"
+
+
+def _slices(k: int, n: int, i: int) -> set[tuple[int, int]]:
+    """Slice i of n of K: of lengths that differ by one, or of whole lengths but for the last."""
+    size = math.ceil(k / n)
+    even = k // n * i + min(i, k % n)
+    return {(even, even + k // n + (i < k % n)), (size * i, min(size * (i + 1), k))}
 
 
 def _inputs(s: _Sample) -> Hypotheses:
@@ -488,42 +638,102 @@ def _inputs(s: _Sample) -> Hypotheses:
     if problem.autocast:
         precision = problem.input_dtype.precision
         a, b = _lines(operands.a, operands.b, s.at, operands.groups)
-        yield f"A and B were not converted to {problem.input_dtype.name} before the product", s.result(a=a, b=b)
+        text = f"A and B were not converted to {problem.input_dtype.name} before the product"
+        yield "inputs not converted", text, s.result(a=a, b=b)
+    if len(s.x) < FEW:
+        return
+    yield from _integers(s)
+    for limit in (2.0**-126, 2.0**-14, 2.0**-6, 1e-6):
+        kept = (torch.where(x.abs() < limit, 0.0, x) for x in (s.a, s.b))
+        text = f"elements of A and B below {limit:.3g} counted as 0"
+        yield "small inputs dropped", text, s.result(**dict(zip("ab", kept, strict=True)))
     for dtype, name in ((DTYPES["f32"], "f32"), (TF32, "TF32"), (DTYPES["f16"], "f16"), (DTYPES["bf16"], "bf16")):
         for verb, narrow in (("rounded", round_to), ("truncated", _toward_zero)):
             if dtype.precision < precision and (verb, name) != ("truncated", "bf16"):
                 sentence = f"A and B were {verb} to {name} before the product"
-                yield sentence, s.result(a=narrow(s.a, dtype), b=narrow(s.b, dtype))
+                yield f"{name} inputs", sentence, s.result(a=narrow(s.a, dtype), b=narrow(s.b, dtype))
+
+
+def _integers(s: _Sample) -> Hypotheses:
+    """Operands of 8 bits that were read as of the other sign, clipped, or centred elsewhere."""
+    dtypes = s.wrong.problem.dtypes
+    for field, dtype, own in (("a", dtypes.a, s.a), ("b", dtypes.b, s.b)):
+        if dtype.name in {"i8", "u8"} and bool((own == own.round()).all()) and float(own.abs().amax()) <= 255:
+            signs = [("unsigned", torch.where(own < 0, own + 256, own)), ("signed", own - 256 * (own > 127))]
+            for name, other in signs:
+                text = f"{field.upper()} was read as {name}"
+                yield f"read as {name}", text, s.result(**{field: other})
+            for step in (1.0, -1.0):
+                text = f"the zero point of {field.upper()} is off by one"
+                yield "zero point off by one", text, s.result(**{field: own + step})
+    if dtypes.a.name == dtypes.b.name == "i8":
+        clipped = s.result(a=s.a.clamp(min=-127), b=s.b.clamp(min=-127))
+        yield "-128 clipped", "-128 counted as -127", clipped
+
+
+def _narrow_sums(s: _Sample) -> Hypotheses:
+    """Products, or partial sums of equal parts of K, that were rounded to a half type before they were added."""
+    products, k = s.a * s.b, s.wrong.problem.shape.k
+    if len(s.x) < FEW:
+        return
+    if s.wrong.operands.quantum and int((products != 0).sum(1).amax()) <= 2:
+        return
+    for name in ("f16", "bf16"):
+        dtype = DTYPES[name]
+        yield f"{name} products", f"each product was rounded to {name}", s.result(round_to(products, dtype).sum(1))
+        for count in {size for size in (16, 32, 64) if size < k} | {math.ceil(k / n) for n in (2, 4, 8) if n < k}:
+            parts = [round_to(part.sum(1), dtype) for part in products.split(count, 1)]
+            text = f"partial sums of {count} products were rounded to {name}"
+            yield f"{name} sums", text, s.result(torch.stack(parts).sum(0))
+            if count in {16, 32}:
+                held = torch.zeros(len(s.x), dtype=torch.float64)
+                for part in products.split(count, 1):
+                    held = round_to(held + part.sum(1), dtype)
+                yield f"{name} sums", f"the sum was held in {name}", s.result(held)
 
 
 def _factors(s: _Sample) -> Hypotheses:
     """All bad elements off by one factor, or by one summand."""
     usable = s.value.abs() > 4 * s.tolerance
-    if int(usable.sum()) < FEW:
-        return
+    if int(usable.sum()) < 4 * FEW or len(s.value[usable].unique()) < FEW:
+        return  # anything can be made to fit a few numbers
     factor = float((s.x[usable] / s.value[usable]).median())
     if factor != 0.0:
-        yield f"the bad elements are {factor:.6g} times what is expected", s.value * factor
+        yield "constant factor", f"the bad elements are {factor:.6g} times what is expected", s.value * factor
     offset = float((s.x - s.value).median())
-    yield f"the bad elements are too {'large' if offset > 0 else 'small'} by {abs(offset):.6g}", s.value + offset
+    yield (
+        "constant offset",
+        f"the bad elements are too {'large' if offset > 0 else 'small'} by {abs(offset):.6g}",
+        s.value + offset,
+    )
 
 
-def _decoded(s: _Sample) -> str:
+def _decoded(s: _Sample) -> Cause:
     """With a distribution that encodes positions in its values: which k, or which element."""
     operands, problem = s.wrong.operands, s.wrong.problem
-    if problem.passes:
-        return ""
+    if problem.passes or s.scale is not None:
+        return NOTHING
     filled = operands.problem  # with more steps, where the result is an intermediate value: they decide the digits
     if operands.distribution == "k-cover":
-        found: set[tuple[int, str]] = set()
-        for column, x, value in list(zip(s.at[-1], s.x, s.value, strict=True))[:4]:
-            found.update(decode_k(filled, int(column), 0.0, float(x - value) / (problem.alpha or 1.0)))
-        changes = few([f"k = {k} {what}" for k, what in sorted(found)], 8)
-        return f"of K = {problem.shape.k}: {changes}" if changes else ""
+        decoded = [
+            set(decode_k(filled, int(column), 0.0, float(x - value) / (problem.alpha or 1.0)))
+            for column, x, value in zip(s.at[-1], s.x, s.value, strict=True)
+        ]
+        found = set().union(*decoded)
+        words = {what.removeprefix("maybe ") for _, what in found}
+        # Each of the elements has to be read, and in one way: anything else is no sum with other products.
+        if not all(decoded) or len(words) != 1 or "tripled" in words:
+            return NOTHING
+        ks = sorted({k for k, _ in found})
+        text = f"of K = {problem.shape.k}: {few([f'k = {k} {what}' for k, what in sorted(found)], 8)}"
+        is_range = ks[-1] - ks[0] + 1 == len(ks)
+        return Cause("block of K" + " twice" * (words == {"doubled"}) if is_range else "", text)
     if operands.distribution == "tile-map" and s.bias is None and problem.alpha == 1.0:
-        source, period = decode_source(filled, float(s.x[0])), tile_map_period(filled)
-        here = tuple(int(i[0]) for i in s.at[-2:])
-        if source is not None and source != (here[0] % period[0], here[1] % period[1]):
+        sources, period = [decode_source(filled, float(x)) for x in s.x], tile_map_period(filled)
+        places = [(int(i) % period[0], int(j) % period[1]) for i, j in zip(*s.at[-2:], strict=True)]
+        pairs = [(here, there) for here, there in zip(places, sources, strict=True) if there not in {None, here}]
+        if len(pairs) == len(places):
             whole = period == (problem.shape.m, problem.shape.n)
-            return f"the value at {here} is that of {source}" + ("" if whole else f" modulo {period}")
-    return ""
+            text = f"the value at {pairs[0][0]} is that of {pairs[0][1]}" + ("" if whole else f" modulo {period}")
+            return Cause("misplaced elements" if len(s.x) >= FEW else "", text)
+    return NOTHING

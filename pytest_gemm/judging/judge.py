@@ -15,6 +15,7 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -35,6 +36,7 @@ from pytest_gemm.operands.distributions import DISTRIBUTIONS
 from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
+from pytest_gemm.storage.datafile import document
 from pytest_gemm.worker import calls, faults
 from pytest_gemm.worker.inline import Inline
 from pytest_gemm.worker.messages import Built, How, Ran, Worker
@@ -44,6 +46,8 @@ Timing = Callable[[Case, Built, operands.Operands], Ran]
 # The same for a case.
 Timed = Callable[[operands.Operands], Ran]
 
+# Names of causes by the codes of reasons.
+_CAUSES: Final = document(Path(__file__).with_name("causes.toml"))["codes"]
 # Failed outcomes of one case whose tensors are kept: hundreds of candidates may fail alike.
 _EVIDENCE: Final = 8
 # With more candidates than this each is judged with two distributions.
@@ -129,7 +133,7 @@ class Judge:
         self._worker.pages = self.pages
         self._worker.release()
         kept, starved = 0, False
-        for judged in _threaded(case, _ended(self._case(case, withheld, timing))):
+        for judged in map(_named, _threaded(case, _ended(self._case(case, withheld, timing)))):
             found = judged if judged.evidence else Judged(judged.outcome, self._operands_of(case, judged.outcome))
             kept += found.evidence is not None
             yield found if kept <= _EVIDENCE else Judged(found.outcome)
@@ -262,7 +266,7 @@ class Judge:
                 details = which + wrong.text()
                 if steps := case.problem.outputs[place].view_steps:
                     details += f"\n  (indices before view step {'+'.join(map(str, steps))})"
-                outcome = attempt.end(Status.INCORRECT, reason, details)
+                outcome = attempt.end(Status.INCORRECT, reason, details, wrong.name)
                 failure = imitations.Failure(truth.operands, returned.results, contract, place, one, outcome.candidates)
                 imitated = imitations.imitated(failure, self.statements(outcome, case.problem))
                 outcome = dataclasses.replace(outcome, imitates=imitated)
@@ -343,6 +347,7 @@ class Judge:
         attempt.turn_to(first.truth.operands.distribution, first.truth)
         second, contract = self._run(attempt, first.truth, Phase.RUN_AGAIN)
         wrong: Reason | None = None
+        cause = ""
         with attempt.phase(Phase.REFERENCE):
             rewritten = any(run.returned.rewritten() for run in runs if run.returned is not None)
         if rewritten:
@@ -352,9 +357,9 @@ class Judge:
             wrong = Reason("not-deterministic", f"{text}; a backend that uses atomics declares deterministic=False")
         elif difference and (mismatch := self._mismatch(attempt, first.truth, second, contract, {})) is not None:
             text = f"the same call gave a wrong result the second time: {mismatch.summary()}"
-            wrong = Reason(mismatch.code, text)  # other bits have to be right ones too
+            wrong, cause = Reason(mismatch.code, text), mismatch.name  # other bits have to be right ones too
         if wrong is not None:
-            yield Judged(attempt.end(Status.INCORRECT, wrong))
+            yield Judged(attempt.end(Status.INCORRECT, wrong, cause=cause))
 
     def _on_another_weight(self, attempt: Attempt, runs: list[_Run]) -> Iterator[Judged]:
         """One distribution with other values in the same B, as ``weight.copy_()`` leaves them.
@@ -373,11 +378,12 @@ class Judge:
             wrong = self._mismatch(attempt, truth, returned, contract, before)
         if wrong is not None:
             reason = Reason(wrong.code, f"wrong after other values were written to B: {wrong.summary()}")
+            cause = wrong.name
             if not run.differs(returned) or "the weight before" in wrong.cause:
                 text = "other values were written to B, and the result is that of the weight before"
                 remedy = "keep what is made of B by its address and its version counter, or make it anew"
-                reason = Reason("stale-weight", text, remedy)
-            yield Judged(attempt.end(Status.INCORRECT, reason, wrong.text()))
+                reason, cause = Reason("stale-weight", text, remedy), ""
+            yield Judged(attempt.end(Status.INCORRECT, reason, wrong.text(), cause))
 
     def _mismatch(
         self, attempt: Attempt, truth: Truth, returned: Returned, contract: Contract, earlier: Earlier
@@ -411,6 +417,16 @@ def _ended(found: Iterator[Judged]) -> Iterator[Judged]:
         yield from found
     except Ended as end:
         yield Judged(end.outcome)
+
+
+def _named(judged: Judged) -> Judged:
+    """With the name of the reason where the result says no more of the cause; of an exception its type and phase."""
+    outcome, reason = judged.outcome, judged.outcome.reason
+    if outcome.cause or reason is None or not outcome.status.is_failure:
+        return judged
+    raised = reason.text.partition(":")[0] if outcome.status is Status.CRASHED and ": " in reason.text else ""
+    cause = _CAUSES.get(reason.code, raised)
+    return dataclasses.replace(judged, outcome=dataclasses.replace(outcome, cause=cause))
 
 
 def _threaded(case: Case, found: Iterator[Judged]) -> Iterator[Judged]:

@@ -94,6 +94,33 @@ def described_pattern(wrong: Wrong) -> str:
     return f"{prefix}; there {found}"
 
 
+# Words of a pattern, and the short name of the place.
+_PLACES: Final = {
+    "the tails of M and N": "M and N tail",
+    "where the tails": "M and N tail",
+    "M-tail": "M tail",
+    "N-tail": "N tail",
+    "the last of M": "last row",
+    "the last of N": "last column",
+    "the first of M": "first row",
+    "the first of N": "first column",
+    "rows of period": "rows of a period",
+    "columns of period": "columns of a period",
+    " tile at row": "one tile",
+    " tiles of ": "some tiles",
+    "batches are bad": "some batches",
+    "only batch": "one batch",
+    "in the last row of its group": "last row of a group",
+    "in the first row of its group": "first row of a group",
+    "only group": "one group",
+}
+
+
+def place_of(pattern: str) -> str:
+    """The short stable name of where the bad elements are; "" for nowhere in particular."""
+    return next((name for words, name in _PLACES.items() if words in pattern), "")
+
+
 def _grouped(bad: torch.Tensor, groups: tuple[tuple[int, int], ...]) -> str:
     """What a grouped product got wrong in terms of its groups; "" where they explain nothing."""
     filled = [(g, first, last) for g, (first, last) in enumerate(groups) if last > first]

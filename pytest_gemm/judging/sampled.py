@@ -330,7 +330,9 @@ def _together(verdicts: list[LinesVerdict], actual: Tensor, suspects: Tensor | N
             total, scope = actual.numel(), "elements"
     found = [v.comparison.mismatch for v in wrong if v.comparison.mismatch is not None]
     worst = max(found, key=lambda one: one.ratio)
-    cause = next((one.cause for one in found if one.cause), "")
+    explained = next((one for one in found if one.cause), worst)
     pattern = locate.pattern_of(rows, columns)
-    mismatch = dataclasses.replace(worst, count=count, total=total, scope=scope, pattern=pattern, cause=cause)
+    worst = dataclasses.replace(worst, count=count, total=total, scope=scope, pattern=pattern)
+    name = explained.name or locate.place_of(pattern)
+    mismatch = dataclasses.replace(worst, cause=explained.cause, name=name)
     return verdict.Comparison(ratio, share, mismatch)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pytest_gemm.judging.explain import cause_of
-from pytest_gemm.judging.locate import Wrong, described_pattern, inside, mostly
+from pytest_gemm.judging.locate import Wrong, described_pattern, inside, mostly, place_of
 from pytest_gemm.numerics.interval import Interval
 from pytest_gemm.numerics.rounding import ulp_distance
 from pytest_gemm.operands.dtypes import torch_dtype
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # The limit of a float's excess is 1: a rejected element never counts as "1x" or less.
 _ABOVE_ONE: Final = math.nextafter(1.0, 2.0)
+# From here on a distance in ulp says no more than that two results are different.
+_MOST_ULP: Final = 1000
 # Elements that are judged at once: their intermediates fit in a core's cache.
 CHUNK: Final = 1 << 15
 
@@ -48,6 +50,7 @@ class Mismatch:
         tier: of the oracle, as in ``oracle.Interval``.
         pattern: one sentence: where the bad elements are.
         cause: one sentence: what seems to have been computed instead; "" if nothing fits.
+        name: of the cause, short and stable, or of the place; "" where neither is certain.
         scope: what ``total`` counts.
     """
 
@@ -62,6 +65,7 @@ class Mismatch:
     tier: str = ""
     pattern: str = ""
     cause: str = ""
+    name: str = ""
     scope: str = "elements"
 
     def summary(self) -> str:
@@ -269,9 +273,11 @@ def _mismatch(view: Wrong, actual: Tensor, whole: bool) -> Mismatch:
     bound, most_over = bound if math.isfinite(bound) else 0.0, max(float(ratio[worst]), _ABOVE_ONE)
     index, tier = tuple(view.bad.nonzero()[worst].tolist()), view.interval.tier
     pattern = described_pattern(view) if whole else ""
-    cause = "" if code == "zero-sign" else cause_of(view, actual, whole)
+    name, cause = ("", "") if code == "zero-sign" else cause_of(view, actual, whole)
+    if view.operands.distribution not in {"one-hot", "k-cover"}:  # where the place tells of k
+        name = name or place_of(pattern)
     total = view.x.numel()
-    return Mismatch(code, len(values), total, index, value, expected, bound, most_over, tier, pattern, cause)
+    return Mismatch(code, len(values), total, index, value, expected, bound, most_over, tier, pattern, cause, name)
 
 
 # -- beside eager PyTorch --------------------------------------------------------------------------------
@@ -320,7 +326,8 @@ def _beside(actual: object, eager: Tensor, interval: Interval) -> str:
         same_signs &= torch.equal(a.float().signbit(), b.float().signbit())  # torch has no signbit of fp8
     if not differing:
         return "bit-equal" if same_signs else "equal but for the sign of zeros"
-    far = "NaN on one side" if most == torch.iinfo(torch.int64).max else f"at most {most} ulp apart"
+    nan = most == torch.iinfo(torch.int64).max
+    far = "NaN on one side" if nan else "different" if most > _MOST_ULP else f"at most {most} ulp apart"
     words = f"{far} in {differing} of {theirs.numel()} elements"
     fits = theirs.shape == interval.expected.shape
     ratio = scored(theirs.to(torch.float64), interval)[2] if fits else math.nan

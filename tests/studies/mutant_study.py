@@ -206,10 +206,11 @@ def caught_apart(who: Judge | None, backend: Planted, line: str, seed: int = 0) 
     return answer  # type: ignore[no-any-return]
 
 
-def prepare(who: Judge, line: str) -> None:
-    """Have the operands and references of a problem computed here, for all who are judged in forked processes."""
+def prepare(who: Judge, line: str, count: int | None = None) -> None:
+    """Have operands and references of ``count`` distributions computed here, for all that is judged in forks."""
     problem = Problem.parse(line)
-    for _ in who.outcomes(Case(Planted("right", _right(line)), problem, distributions_for(problem), 0, Device.CPU)):
+    distributions = distributions_for(problem)[:count]
+    for _ in who.outcomes(Case(Planted("right", _right(line)), problem, distributions, 0, Device.CPU)):
         pass
 
 
