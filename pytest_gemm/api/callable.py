@@ -36,12 +36,8 @@ if TYPE_CHECKING:
 # Types of partial sums that a function can have.
 _SUMS: Final = ("f64", "f32", "f16")
 # Arguments that are lists of names, with an example.
-_LISTS: Final = {
-    "dtypes": '("f32", "bf16")',
-    "distributions": '("numpy",)',
-    "imports": '("numpy",)',
-    "activations": '("relu",)',
-}
+_NAMES: Final = '("numpy",)'
+_LISTS: Final = {"dtypes": '("f32", "bf16")', "distributions": _NAMES, "imports": _NAMES, "activations": '("relu",)'}
 # Words of flags that change how operands lie in memory, and not what is computed of them.
 _LAYOUTS: Final = frozenset({"padded", "offset", "argument", "constant", "dynamic"})
 
@@ -72,8 +68,7 @@ class CallableBackend:
         """Check the arguments, which a user writes."""
         self._expect("pack", self.pack is None or callable(self.pack), "a function of B")
         self._expect("matmul", callable(self.matmul), "a function of A and B")
-        is_linear = self.linear is None or callable(self.linear)
-        self._expect("linear", is_linear, "a function of A, B, the bias and the activation")
+        self._expect("linear", self.linear is None or callable(self.linear), "a function of A, B, bias, activation")
         self._expect("accumulate", self.accumulate in {*_SUMS, None}, f"one of {', '.join(_SUMS)}")
         for flag in ("batched", "deterministic", "flushes"):
             self._expect(flag, isinstance(getattr(self, flag), bool), "True or False")
@@ -112,8 +107,8 @@ class CallableBackend:
         rest = steps[steps[:1] == ["bias"] :]
         is_own = self.linear is not None and problem.op.name in {"mm", "bmm", "addmm", "linear"} and bool(steps)
         is_flat = not problem.op.weight or problem.shape.batch is None
-        is_plain = str(problem.dtypes) == problem.dtypes.a.name and is_flat
-        if not (is_own and is_plain) or {flag.partition(".")[2] for flag in problem.flags} - _LAYOUTS:
+        others = {flag.partition(".")[2] for flag in problem.flags} - _LAYOUTS
+        if not (is_own and is_flat and str(problem.dtypes) == problem.dtypes.a.name) or others:
             return None
         return "".join(rest) if not rest or (len(rest) == 1 and rest[0] in self.activations) else None
 
@@ -165,9 +160,8 @@ class CallableBackend:
         names = [name for name, value in getattr(plain, "__globals__", {}).items() if value is given]
         if not names:
             raise Unsupported("no-script", f"a script loads a function of a file by its name, and {self.name} is none")
-        call, b = "", "b.mT" if problem.op.weight else "b"
-        if activation is not None:
-            call = f"lambda a, b, bias=None: mine(a, {b}, bias, {activation or None!r})"
+        whole = f"lambda a, b, bias=None: mine(a, {'b.mT' if problem.op.weight else 'b'}, bias, {activation or None!r})"
+        call = "" if activation is None else whole
         return Recipe(threads=torch.get_num_threads(), matmul=(plain.__code__.co_filename, names[0]), call=call)
 
 
