@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -60,7 +61,7 @@ class CallableBackend:
     def __post_init__(self) -> None:
         """Check the arguments, which a user writes."""
         self._expect("pack", self.pack is None or callable(self.pack), "a function of B")
-        self._expect("matmul", callable(self.matmul), "a function of A and B")
+        self._expect("matmul", _takes_two(self.matmul), "a function of A and B")
         self._expect("accumulate", self.accumulate in {*_SUMS, None}, f"one of {', '.join(_SUMS)}")
         for flag in ("batched", "deterministic", "flushes"):
             self._expect(flag, isinstance(getattr(self, flag), bool), "True or False")
@@ -132,6 +133,19 @@ class CallableBackend:
         if code is None or not name.isidentifier() or getattr(self.matmul, "__qualname__", "") != name:
             raise Unsupported("no-script", f"a script loads a function of a file by its name, and {self.name} is none")
         return Recipe(threads=torch.get_num_threads(), matmul=(code.co_filename, name))
+
+
+def _takes_two(function: object) -> bool:
+    """Whether it can be called with two arguments, as far as Python knows its signature."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin function has none
+        return True
+    return True
 
 
 class CallablePrepared(EagerPrepared):
