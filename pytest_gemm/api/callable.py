@@ -67,8 +67,8 @@ class CallableBackend:
     def __post_init__(self) -> None:
         """Check the arguments, which a user writes."""
         self._expect("pack", self.pack is None or callable(self.pack), "a function of B")
-        self._expect("matmul", callable(self.matmul), "a function of A and B")
-        self._expect("linear", self.linear is None or callable(self.linear), "a function of A, B, bias, activation")
+        self._expect("matmul", _takes(self.matmul, 2), "a function of A and B")
+        self._expect("linear", self.linear is None or _takes(self.linear, 4), "a function of A, B, bias, activation")
         self._expect("accumulate", self.accumulate in {*_SUMS, None}, f"one of {', '.join(_SUMS)}")
         for flag in ("batched", "deterministic", "flushes"):
             self._expect(flag, isinstance(getattr(self, flag), bool), "True or False")
@@ -163,6 +163,19 @@ class CallableBackend:
         whole = f"lambda a, b, bias=None: mine(a, {'b.mT' if problem.op.weight else 'b'}, bias, {activation or None!r})"
         call = "" if activation is None else whole
         return Recipe(threads=torch.get_num_threads(), matmul=(plain.__code__.co_filename, names[0]), call=call)
+
+
+def _takes(function: object, count: int) -> bool:
+    """Whether it can be called with that many arguments, as far as Python knows its signature."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin function has none
+        return True
+    return True
 
 
 class CallablePrepared(EagerPrepared):

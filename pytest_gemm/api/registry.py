@@ -62,8 +62,8 @@ class Registry:
         name = getattr(backend, "name", None)
         if isinstance(backend, type):
             raise RegistryError(f"{backend.__name__} is a class: register an object of it, {backend.__name__}()")
-        if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or name == "auto":
-            needs = "a backend needs a name of letters, digits and dashes, other than 'auto'"
+        if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or name in {"auto", "none"}:
+            needs = "a backend needs a name of letters, digits and dashes, other than 'auto' and 'none'"
             raise RegistryError(f"{needs}; got {name!r}")
         missing = [m for m in ("availability", "supports", "prepare") if not callable(getattr(backend, m, None))]
         if missing:

@@ -434,6 +434,8 @@ def read(config: pytest.Config) -> GemmConfig:
     comparator = _comparator(texts["comparator"], registry, config)
     settings = _apply_settings(given, registry)
     _check_together(texts, config)
+    if (folder := config.rootpath / texts["baselines"]).exists() and not folder.is_dir():
+        raise values.wrong(texts["baselines"], "is no folder; name the one of the baselines")
     if found["problems"] and found["ops"] and not any(p.op.name in found["ops"] for p in found["problems"]):
         raise values.wrong(texts["ops"], f"excludes all of --gemm-problem={shown(texts['problem'])}")
     threads, output = [count for count, _ in found["thread_counts"][:1]], found["output"]

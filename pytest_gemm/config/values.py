@@ -83,11 +83,8 @@ def check_names(parser: pytest.Parser, args: Sequence[str]) -> None:
     """
     for word in parser.parse_known_and_unknown_args(list(args))[1]:
         flag = word.partition("=")[0]
-        if flag in _TOLERANCES:
-            raise pytest.UsageError(
-                f"{shown(word)}: there are no tolerances: the bound of each element follows from the arithmetic that "
-                "the backend declares; a kernel with partial sums in f16 is registered with accumulate='f16'"
-            )
+        if flag in _ABSENT:
+            raise pytest.UsageError(f"{shown(word)}: {_ABSENT[flag]}")
         if flag.startswith("--gemm"):
             raise _unknown(word, flag, "option", [option.flag for option in OPTIONS])
 
@@ -100,7 +97,23 @@ def check_ini_names(config: pytest.Config) -> None:
             raise _unknown(f"{key} (ini)", key, "key", [option.ini for option in OPTIONS])
 
 
-_TOLERANCES: Final = {f"--gemm-{name}" for name in ("tolerance", "tolerances", "tol", "rtol", "atol", "eps", "epsilon")}
+# What other test suites have an option for, and why there is none here.
+_NO_TOLERANCES: Final = (
+    "there are no tolerances: the bound of each element follows from the arithmetic that the backend declares; a "
+    "kernel with partial sums in f16 is registered with accumulate='f16'"
+)
+_IN_THE_LINE: Final = (
+    "it is part of the problem line, --gemm-problem=mm:f16:nn:64x48x32 (op:dtypes:layout:MxNxK) for instance"
+)
+_ABSENT: Final = {
+    **{
+        f"--gemm-{name}": _NO_TOLERANCES
+        for name in ("tolerance", "tolerances", "tol", "rtol", "atol", "eps", "epsilon")
+    },
+    **{
+        f"--gemm-{name}": _IN_THE_LINE for name in ("dtype", "dtypes", "shape", "size", "layout", "layouts", "epilogue")
+    },
+}
 
 
 def _unknown(word: str, name: str, kind: str, known: Sequence[str]) -> pytest.UsageError:

@@ -109,9 +109,11 @@ VALUES = wrong(
     ("--gemm-known-failures=absent.toml", "--gemm-known-failures: absent.toml: cannot be read"),
     ("--gemm-known-failures=folder", "--gemm-known-failures: folder: is no regular file"),
     ("--gemm-output=/proc/no", "cannot be written"),
+    ("--gemm-baselines=empty.toml", "--gemm-baselines=empty.toml: is no folder"),
     ("--gemm-comparator=atan", "--gemm-comparator=atan", "did you mean 'aten'?"),
     ("--gemm-record test_it.py", "put the option last"),
     ("--gemm-levl=full", "--gemm-levl=full", "did you mean '--gemm-level'?"),
+    ("--gemm-dtype=f16", "--gemm-dtype=f16: it is part of the problem line", "--gemm-problem=mm:f16:nn"),
     ("--gemm-rtol=1e-3", "--gemm-rtol=1e-3: there are no tolerances", "accumulate='f16'"),
     ("--gemm-output='a\udcffb'", "\\udcff", "cannot be printed"),
 )
@@ -186,6 +188,8 @@ LEDGERS = wrong(
 HOOKS = wrong(
     ("registry.add_callable('aten', f)", "two backends are called 'aten'"),
     ("registry.add_callable('auto', f)", "other than 'auto'"),
+    ("registry.add_callable('none', f)", "other than 'auto' and 'none'"),
+    ("registry.add_callable('x', lambda a: a)", "backend 'x': matmul is <function", "give a function of A and B"),
     ("registry.add_callable('x', 5)", "backend 'x': matmul is 5; give a function"),
     ("registry.add_callable('x', f, dtypes='f32')", "backend 'x': dtypes is 'f32'; give names"),
     ("registry.add_callable('x', f, dtypes=('f33',))", "unknown dtype 'f33' (did you mean 'f32'?)"),

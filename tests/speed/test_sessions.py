@@ -574,7 +574,7 @@ def test_a_recording_ends_on_a_busy_machine_and_the_next_one_goes_on_with_its_go
     result = run(project, "--gemm-backends=correct", "--gemm-record", sessions=8)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert begun == [0, 1, 2, 3, 4]
-    said = "*--gemm-record ended after 5 sessions of 8: the machine is busy*busiest meanwhile: yes (process 77)*record again*"
+    said = "*--gemm-record ended after 5 sessions of 8: the machine is busy*busiest meanwhile: yes (process 77)*"
     result.stderr.fnmatch_lines([said])
     assert "idle" not in result.stderr.str()
     is_clean = commit == "ab12cd3"

@@ -220,6 +220,14 @@ def test_the_summary_hides_nothing(run: Run, told: str) -> None:
                 f"  pytest perf --gemm-record; pytest-gemm baseline accept {CASE} --reason 'why it may be slower'",
             ],
         ),
+        (
+            Verdict.UNDECIDED,
+            "baseline",
+            [
+                "to record the 1 whose baseline shows large slow-downs only:",
+                "  pytest perf --gemm-record --gemm-sessions=24",
+            ],
+        ),
         (Verdict.SAME, "baseline", []),
         (Verdict.SLOWER, "against", []),
     ],
@@ -227,6 +235,13 @@ def test_the_summary_hides_nothing(run: Run, told: str) -> None:
 def test_the_summary_says_what_to_do(verdict: Verdict, mode: rows_module.Mode, told: list[str]) -> None:
     lines = reports.summary(run_of(TIMED, verdict=verdict, mode=mode))
     assert [line for line in lines if "record" in line or "is meant" in line] == told
+
+
+def test_what_only_more_sessions_of_the_baseline_decide_is_not_to_be_run_again() -> None:
+    run = run_of(TIMED, verdict=Verdict.UNDECIDED, undecided_share=0.9)
+    assert reports.summary(run)[-1].endswith(
+        "(record more sessions of the baselines, or allow it with --gemm-undecided=100)"
+    )
 
 
 IMPOSSIBLE = Sample(CaseId("cpp", LINE), "cpu", Status.IMPOSSIBLE, Reason("above-ceiling", "too fast"))

@@ -8,7 +8,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from scipy import special
 
@@ -123,7 +123,12 @@ class Run:
         found += [f"{count} {verdict}" for verdict, count in self.counts().items() if verdict in self.fatal]
         if self.decided_too_little and Verdict.UNDECIDED not in self.fatal:
             share = f"more than --gemm-undecided={100 * self.undecided_share:g} allows"
-            remedy = "run again on a quiet machine, or allow it with --gemm-undecided=100"
+            undecided = [j.reason.code for j in self.judgements if j.verdict is Verdict.UNDECIDED]
+            is_thin = (
+                2 * sum(code in OF_THE_BASELINE for code in undecided) > len(undecided) and self.mode == "baseline"
+            )
+            remedy = "record more sessions of the baselines" if is_thin else "run again on a quiet machine"
+            remedy += ", or allow it with --gemm-undecided=100"
             found.append("{} of {} compared cases undecided, {} ({})".format(*self.undecided, share, remedy))
         return found
 
@@ -198,6 +203,10 @@ class Run:
             for names, ratios in found.items()
         ]
         return sorted(means, key=lambda mean: -mean.speedup)
+
+
+OF_THE_BASELINE: Final = frozenset({"thin-baseline", "underpowered"})
+"""Codes of what stays undecided because of the stored sessions: running again does not change it, recording does."""
 
 
 def _versions(software: Iterable[Mapping[str, str]], commits: Iterable[str]) -> str:

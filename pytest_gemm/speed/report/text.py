@@ -19,7 +19,7 @@ from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.core.templates import Templates
 from pytest_gemm.core.text import code_cell, escaped
 from pytest_gemm.core.text import table as text_table
-from pytest_gemm.speed.baseline.entry import MICRO, Baseline
+from pytest_gemm.speed.baseline.entry import MICRO, SESSIONS, Baseline
 from pytest_gemm.speed.baseline.store import accept_command
 from pytest_gemm.speed.data import Judgement, Sample
 from pytest_gemm.speed.report.rows import VERDICTS, Mode, Row, Run, columns, entrant, is_doubtful
@@ -111,6 +111,9 @@ def _commands(run: Run) -> list[tuple[str, str]]:
     )
     what = " and the ".join(f"{count} {words}" for count, words in wanted if count)
     commands = [(f"to record the {what}", run.record)] if what else []
+    if weak := sum(j.reason.code == "underpowered" for j in run.judgements):
+        sentence = f"to record the {weak} whose baseline shows large slow-downs only"
+        commands.append((sentence, f"{run.record} --gemm-sessions={2 * SESSIONS}"))
     if slower := [j.case for j in run.judgements if j.verdict is Verdict.SLOWER]:
         # Not "&&": the recording refuses what got slower, so it fails.
         is_dirty = any(session.commit.endswith("+dirty") for session in run.sessions)
