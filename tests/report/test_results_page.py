@@ -51,7 +51,7 @@ def test_the_table_counts_problems_by_op_dtypes_and_backend(tmp_path: Path) -> N
     text = html(tmp_path, [PASSED, more, right_elsewhere, NEW, KNOWN])
     assert rows(text) == [["mm", "f16", "cpp", "1", "", "1", "0.75"], ["mm", "f16", "triton", "", "1", "", "0.25"]]
     assert "The largest error of a right result is 0.75 of the bound." in text
-    assert "<b>1</b>new failures" in text
+    assert "<b>1</b>problems wrong" in text
     assert "<b>1</b>known failures" in text
     assert "Up to 1 is right" in text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,10 @@ CONFTEST = """
     def off(a, b):
         return mine(a, b) + 1
 
+    def tail(a, b):
+        k = a.shape[-1] // 8 * 8
+        return mine(a[..., :k], b[..., :k, :])
+
     def dies(a, b):
         os._exit(0)
 
@@ -40,7 +45,7 @@ CONFTEST = """
         def prepare(self, problem, operands, request=None): ...
 
     def pytest_gemm_register_backends(registry):
-        for function in (mine, off, dies):
+        for function in (mine, off, tail, dies):
             registry.add_callable(function.__name__, function)
         registry.add(Absent())
 """
@@ -59,6 +64,18 @@ TEST = """
     )
     def test_lines(gemm_case, gemm_check):
         gemm_check(gemm_case)
+"""
+TAILS = """
+    import pytest
+
+    SIZES = (8, 16, 24, 32, 9, 13, 18, 31, 43, 98)
+
+    @pytest.mark.gemm(problems=[f"mm:f32:nn:16x16x{k}" for k in SIZES], distributions=["rand"])
+    def test_made(gemm_case, gemm_check):
+        gemm_check(gemm_case)
+
+    def test_own():
+        assert 1 == 2, "a failure of the user"
 """
 
 
@@ -81,35 +98,37 @@ def annotated(result: pytest.RunResult) -> list[str]:
     return [line for line in (*result.outlines, *result.errlines) if line.startswith(("::error", "::warning"))]
 
 
-WHERE = {
-    "mm:f32:nn:8x8x8": "test_it.py,line=4",
-    "mm:f32:nt:8x8x8": "test_it.py,line=4",
-    "mm:f32:nn:9x16x32": "test_it.py,line=9",
-}
-
-
 # -- in a run ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["alone", "xdist"])
-def test_each_failure_has_one_annotation_at_the_line_of_its_problem_or_test(
+def test_one_bug_is_told_once_everywhere_and_counted_as_pytest_counts(
     project: pytest.Pytester, workers: list[str]
 ) -> None:
-    result = run(project, "--gemm-backends=mine,off", *workers)
+    (project.path / "test_it.py").write_text(textwrap.dedent(TAILS))
+    result = run(project, "--gemm-backends=mine,tail", "--gemm-output=out", "--junit-xml=junit.xml", *workers)
     assert result.ret == 1
-    found = annotated(result)
-    assert len(found) == len(WHERE)
-    for problem, where in WHERE.items():
-        start = f"::error file={where},title=off%3A incorrect::{problem} on off: incorrect: "
-        (line,) = (one for one in found if one.startswith(start))
-        assert re.search(rf"%0Arerun: pytest .* --gemm-problem={problem} ", line)
-        assert "%0Aworst " in line
+    failed = result.parseoutcomes()["failed"] - 1
+    assert failed == 6
+    shown = result.stdout.lines
+    lines = shown[next(i for i, line in enumerate(shown) if "= FAILURES =" in line) :]
+    assert len([line for line in lines if not line.startswith("::error")]) <= 40
+    assert sum(line.startswith("  rerun: ") for line in lines) == 1
+    assert any("AssertionError: a failure of the user" in line for line in lines)
+    (short,) = (line for line in lines if line.startswith("incorrect: "))
+    assert re.fullmatch(rf"incorrect: [\w -]+, {failed} tests: .*test_made\[tail-mm:f32:nn:16x16x9\]", short)
+    (command,) = annotated(result)
+    assert command.startswith("::error file=test_it.py,line=7,title=tail%3A incorrect%3A ")
+    assert "condition: K %25 4 > 0: 6 of 6 failures, 0 of 4 passes" in command
     summary = (project.path / "step.md").read_text()
-    assert summary.count("## GEMM correctness of mine, off") == 1
-    assert "**Red**: 3 problem(s) failed." in summary
-    assert all(f"| `{problem}` | `off` | incorrect |" in summary for problem in WHERE)
+    assert f"**Red**: 1 finding in {failed} problems" in summary
+    junit = (project.path / "junit.xml").read_text()
+    assert junit.count("<failure ") == failed + 1
+    assert sum(path.stat().st_size for path in (project.path / "out").rglob("*.p*")) < 4 << 20
+    assert len(list((project.path / "out").rglob("error_map.png"))) <= 3 * (1 + len(workers))
+    assert run(project, "--gemm-backends=tail", "-vv").stdout.str().count("  rerun: ") >= failed
 
 
 @pytest.mark.slow
