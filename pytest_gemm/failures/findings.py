@@ -36,6 +36,8 @@ _SECOND: Final = 0.05
 _SHARED: Final = 0.5
 # Share of a finding's failures that have its cause; a rarer one is chance.
 _NAMES: Final = 0.2
+# A size above which a problem is not simple.
+_LARGE: Final = 4096
 # Further problems that a text names, and lines of a located mismatch.
 _NAMED: Final = 3
 _LINES: Final = 5
@@ -105,7 +107,7 @@ def findings(outcomes: Iterable[Outcome]) -> list[Finding]:
         for group in _merged([some for way, some in ways.items() if way[0] == who], passed):
             causes = Counter(one.cause for one in group if one.cause)
             cause = next((name for name, count in causes.most_common(1) if count >= _NAMES * len(group)), "")
-            found.append(Finding(group, cause, condition(set(map(_key, group)), passed).text))
+            found.append(Finding(group, cause, condition(set(map(_key, group)), passed, cause).text))
     return sorted(found, key=lambda one: -len(one.problems))
 
 
@@ -141,7 +143,7 @@ def _merged(groups: Sequence[Sequence[Outcome]], passed: Sequence[_Key]) -> list
                 by_home[-1 if one.cause or not is_wrong else next(fit, -1)].append(one)
         if rest := by_home.pop(-1, []):
             rest_keys = set(map(_key, rest))
-            kept.append((rest, rest_keys, condition(rest_keys, passed)))
+            kept.append((rest, rest_keys, condition(rest_keys, passed, rest[0].cause)))
         for n, joining in by_home.items():
             kept[n][0].extend(joining)
     return [some for some, *_ in kept]
@@ -169,8 +171,11 @@ class Condition:
         return bool(self.features) and set(self.features) <= _features(key)
 
 
-def condition(failed: Iterable[_Key], passed: Sequence[_Key]) -> Condition:
-    """The simplest predicate over the facts of a problem that separates the failed problems from the passed ones."""
+def condition(failed: Iterable[_Key], passed: Sequence[_Key], cause: str = "") -> Condition:
+    """The simplest predicate over the facts of a problem that separates the failed problems from the passed ones.
+
+    Of several that separate as well one that the cause names wins: K for a K tail, ``bias`` for a missing bias.
+    """
     failed = sorted(failed)
     if min(len(failed), len(passed)) < _EVIDENCE:
         return Condition()
@@ -182,7 +187,8 @@ def condition(failed: Iterable[_Key], passed: Sequence[_Key]) -> Condition:
     common = [one for one in hits if hits[one].bit_count() >= _COVERED * len(failed)]
     if not common:
         return Condition()
-    rank = {one: (len(one.split()), _numbers(one), one) for one in common}
+    named_ones = cause.split()
+    rank = {one: (one.split()[0] not in named_ones, len(one.split()), _numbers(one), one) for one in common}
     best: tuple[str, ...] = min(((one,) for one in common), key=lambda some: (-round(gain(some), 2), rank[some[0]]))
     pairs = [(a, b) for a in common for b in common if rank[a] < rank[b]]
     if pairs and _share(held, best, len(passed)) > _SECOND:
@@ -249,6 +255,7 @@ def _plainness(line: str) -> tuple[int, ...]:
         return (1 << 20,)
     shape, types = problem.shape, {problem.dtypes.a.name, problem.dtypes.b.name, problem.dtypes.out.name}
     words = len(problem.steps) + 2 * len(problem.flags) + (problem.op.name != "mm") + (shape.batch is not None)
+    words += max(shape.m, shape.n, shape.k) > _LARGE
     words += min(shape.m, shape.n, shape.k) <= 1  # of which no cause can be seen
     return words, types != {"f32"}, str(problem.layout) != "nn", shape.m * shape.n * shape.k * (shape.batch or 1)
 
