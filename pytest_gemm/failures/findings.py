@@ -38,9 +38,8 @@ _SHARED: Final = 0.5
 _NAMES: Final = 0.2
 # A size above which a problem is not simple.
 _LARGE: Final = 4096
-# Further problems that a text names, and lines of a located mismatch.
+# Further problems that a text names.
 _NAMED: Final = 3
-_LINES: Final = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,9 +260,7 @@ def _plainness(line: str) -> tuple[int, ...]:
 
 
 def _complexity(one: Outcome) -> tuple[object, ...]:
-    case = one.case
-    asked = bool(case.mode.value) + bool(case.isa) + bool(case.threads) + bool(case.guard)
-    return (asked, *_plainness(one.problem), one.problem)
+    return *_plainness(one.problem), one.problem
 
 
 # -- in words --------------------------------------------------------------------------------------------------
@@ -283,8 +280,7 @@ def text(finding: Finding, rerun: str, tests: int = 0) -> str:
     where = f"{one.problem} on {one.who}"
     lines = [f"{finding.title}: {where}: {reason}" if finding.cause else f"{where}: {one.status}: {reason}"]
     details = textwrap.dedent(one.details.removeprefix(reason).strip("\n")).splitlines()
-    limit = _LINES if one.status is Status.INCORRECT else None  # a traceback is needed whole
-    lines += [f"  {line}" for line in details[:limit]]
+    lines += [f"  {line}" for line in details]
     of_it = [other for other in finding.outcomes if other.problem == one.problem]
     kernels = ", ".join(dict.fromkeys(name for other in of_it for name in other.kernels)) or "unknown"
     distributions = named("distribution", (other.distribution or "-" for other in of_it))
@@ -295,6 +291,8 @@ def text(finding: Finding, rerun: str, tests: int = 0) -> str:
         f"kernel {kernels}; {distributions}, seed {one.seed}",
         one.sampled,
         one.case.guard and f"operands and results {one.case.guard} at guard pages",
+        one.eager and f"beside eager: {one.eager.rpartition('; ')[2]}",  # no ulp apart from a wrong result
+        one.known_failure and f"known failure: {one.known_failure}",
         one.reason and one.reason.remedy and f"remedy: {one.reason.remedy}",
         finding.condition and f"condition: {finding.condition}",
         others and f"other failures look like: {', '.join(others)}",
