@@ -17,7 +17,8 @@ from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import first_line
 from pytest_gemm.core.units import plural
 from pytest_gemm.failures import findings, repro
-from pytest_gemm.failures import text as text_module
+from pytest_gemm.failures.findings import Finding
+from pytest_gemm.failures.text import folder_name
 from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import precision
 from pytest_gemm.programs import program
@@ -82,9 +83,9 @@ def _save_one(
     folder: Path, outcome: Outcome, evidence: Evidence, case: Case, rerun: Rerun, warm: str, most: int
 ) -> None:
     """The folder of one case."""
-    place = folder / text_module.folder_name(outcome)
+    place = folder / folder_name(outcome)
     place.mkdir(parents=True, exist_ok=True)
-    text = text_module.failure(outcome, rerun) + "\n"
+    text = findings.text(Finding([outcome], outcome.cause), rerun.line(outcome)) + "\n"
     if omitted := _omitted(folder, outcome, most):
         text += f"  no further files: {omitted}; {_ALL_FILES}\n"
         (place / "report.txt").write_text(text, encoding="utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -69,29 +68,6 @@ def folder_name(outcome: Outcome) -> str:
     case = outcome.case
     parts = (case.who, case.problem, case.candidate, outcome.distribution, str(outcome.seed), case.guard)
     return re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
-
-
-def failure(outcome: Outcome, rerun: Rerun) -> str:
-    """What went wrong, where, how far past the bound, with which kernel, and how to run it again."""
-    reason = outcome.reason.text if outcome.reason else str(outcome.status)
-    lines = [f"{outcome.problem} on {outcome.who}: {outcome.status}: {reason}"]
-    details = outcome.details.removeprefix(reason).lstrip("\n")  # a mismatch begins with its own summary
-    if details:
-        lines.append(textwrap.indent(textwrap.dedent(details).rstrip("\n"), "  "))
-    kernels = ", ".join(outcome.kernels) or "unknown"
-    guard = outcome.case.guard
-    facts = [
-        named("candidate", [outcome.candidate]),
-        f"kernel {kernels}; distribution {outcome.distribution or '-'}, seed {outcome.seed}",
-        outcome.sampled,
-        guard and f"operands and results {guard} at guard pages",
-        outcome.eager and f"beside eager: {outcome.eager.rpartition('; ')[2]}",  # no ulp apart from a wrong result
-        outcome.known_failure and f"known failure: {outcome.known_failure}",
-        outcome.reason and outcome.reason.remedy and f"remedy: {outcome.reason.remedy}",
-    ]
-    lines += [f"  {fact}" for fact in facts if fact]
-    lines.append(f"  rerun: {rerun.line(outcome)}")
-    return "\n".join(lines)
 
 
 def named(what: str, names: Iterable[str]) -> str:

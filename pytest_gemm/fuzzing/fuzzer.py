@@ -22,7 +22,8 @@ from hypothesis.errors import Unsatisfiable
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.failures import text as text_module
+from pytest_gemm.failures import findings
+from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzzing.strategies import Trial, forms, size_of, trials
 
 # The tests that run a trial again, and under whose names the ledger knows its cases.
@@ -256,11 +257,13 @@ class Fuzzer:
 # -- texts -----------------------------------------------------------------------------------------
 
 
-def failure(defect: Defect, rerun: Callable[[Defect], text_module.Rerun]) -> str:
+def failure(defect: Defect, rerun: Callable[[Defect], Rerun]) -> str:
     """A defect as the report of a failed test has it, with how it was found."""
     line = ",".join(problem.line for problem in defect.trial.problems)
     case = dataclasses.replace(defect.outcome.case, problem=line)
-    *lines, command = text_module.failure(dataclasses.replace(defect.outcome, case=case), rerun(defect)).splitlines()
+    outcome = dataclasses.replace(defect.outcome, case=case)
+    found = findings.Finding([outcome], outcome.cause)
+    *lines, command = findings.text(found, rerun(defect).line(outcome)).splitlines()
     how = f"drawn as {defect.drawn}, made smaller in {defect.shrinks} trial(s)"
     if not defect.complete:
         how += ", not to the end: its time was up"

@@ -39,7 +39,7 @@ class Review:
 
     def failed(self, report: pytest.TestReport, outcomes: Sequence[Outcome]) -> None:
         """Remember a failure of a test that judged something."""
-        if "  rerun: " in report.longreprtext:
+        if outcomes and "  rerun: " in report.longreprtext:
             self._failed[report.nodeid] = report, outcomes
 
     def write(self, measured: Sequence[Any]) -> None:

@@ -54,7 +54,7 @@ class Comparison:
 
     def html(self) -> str:
         """One HTML document."""
-        title = f"{self.before.path} and {self.after.path}"
+        title = " and ".join(f"{run.path} ({runs.tested(run.head)})" for run in (self.before, self.after))
         return TEMPLATES.render("compare.html.jinja", found=self, title=title) + "\n"
 
     def text(self, *, markdown: bool = False) -> str:

@@ -157,10 +157,11 @@ def _labels(found: Sequence[Run]) -> Sequence[str]:
 def run(given: argparse.Namespace) -> int:
     """Print the records as Markdown, all of them or what fits a comment, and write them as HTML."""
     found = list(map(read, given.records))
+    title = given.title or f"Results of {runs.tested(*(run.head for run in found))}"
     if given.html is not None:
-        files.replace(given.html, page(found, given.title).encode(errors="backslashreplace"))
+        files.replace(given.html, page(found, title).encode(errors="backslashreplace"))
     if given.comment:
-        show(review.markdown(found, given.title))
+        show(review.markdown(found, title))
     elif given.html is None:
-        show(markdown.page(found, given.title))
+        show(markdown.page(found, title))
     return 0

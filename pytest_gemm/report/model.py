@@ -44,11 +44,6 @@ def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.status.is_failure]
 
 
-def wrong(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """The failures, and those that the ledger explains."""
-    return [outcome for outcome in outcomes if outcome.status.is_failure or outcome.status is Status.KNOWN_FAILURE]
-
-
 def judged(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """The outcomes that have an error over bound."""
     return [outcome for outcome in outcomes if outcome.ratio is not None]

@@ -18,6 +18,7 @@ from pytest_gemm.record.reader import Run
 from pytest_gemm.report import github
 from pytest_gemm.report.github import Annotation
 from pytest_gemm.report.model import TEMPLATES, Tally, by, having, statuses
+from pytest_gemm.report.runs import tested
 from pytest_gemm.verdict import causes
 
 # Rows of a table: of failures that are open, of those that are folded, and of any other table.
@@ -36,7 +37,7 @@ _REASON: Final = 240
 def title(run: Run) -> str:
     """The heading of a run's summary."""
     what = "GEMM fuzzing" if run.head.terms.fuzz else "GEMM correctness"
-    return f"{what} of {', '.join(run.head.terms.backends)}"
+    return f"{what} of {tested(run.head)}"
 
 
 def markdown(runs: Sequence[Run], title: str) -> str:

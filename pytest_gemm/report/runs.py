@@ -35,6 +35,15 @@ def _is_earlier(date: str, began: str) -> bool:
 # -- what both are ------------------------------------------------------------------------------------------------
 
 
+def tested(*heads: Head) -> str:
+    """What runs are of, for a title: ``cpp, mine with torch 2.13.0+cpu``."""
+    found = (
+        f"{', '.join(head.terms.backends) or 'no backend'} with torch {head.versions.get('torch', '?')}"
+        for head in heads
+    )
+    return "; ".join(dict.fromkeys(found))
+
+
 def deciding_arguments(command: Sequence[str]) -> list[str]:
     """The arguments that decide what is judged."""
     words = iter(command[1:])

@@ -51,17 +51,17 @@ def test_the_table_counts_problems_by_op_dtypes_and_backend(tmp_path: Path) -> N
     text = html(tmp_path, [PASSED, more, right_elsewhere, NEW, KNOWN])
     assert rows(text) == [["mm", "f16", "cpp", "1", "", "1", "0.75"], ["mm", "f16", "triton", "", "1", "", "0.25"]]
     assert "The largest error of a right result is 0.75 of the bound." in text
-    assert "<b>1</b>new failures" in text
-    assert "<b>1</b>known failures" in text
+    assert "<b>1</b>problems wrong" in text
+    assert "<b>1</b>problems known" in text
     assert "Up to 1 is right" in text
 
 
 def test_new_failures_and_known_ones_are_told_apart(tmp_path: Path) -> None:
     text = html(tmp_path, [PASSED, NEW, KNOWN])
     assert text.index('id="new"') < text.index('id="products"') < text.index('id="known"')
-    assert "triton: incorrect (outside-bound)" in section(text, "new")
+    assert "triton: incorrect: outside-bound" in section(text, "new")
     assert "drops-bias" not in section(text, "new")
-    assert "cpp: incorrect (outside-bound), known as drops-bias" in section(text, "known")
+    assert "cpp: incorrect: outside-bound, known as drops-bias" in section(text, "known")
     assert "row 3 is wrong" in section(text, "new")
     assert "None." in section(html(tmp_path, [PASSED, KNOWN]), "new")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,10 @@ CONFTEST = """
     def off(a, b):
         return mine(a, b) + 1
 
+    def tail(a, b):
+        k = a.shape[-1] // 8 * 8
+        return mine(a[..., :k], b[..., :k, :])
+
     def dies(a, b):
         os._exit(0)
 
@@ -40,7 +45,7 @@ CONFTEST = """
         def prepare(self, problem, operands, request=None): ...
 
     def pytest_gemm_register_backends(registry):
-        for function in (mine, off, dies):
+        for function in (mine, off, tail, dies):
             registry.add_callable(function.__name__, function)
         registry.add(Absent())
 """
@@ -59,6 +64,18 @@ TEST = """
     )
     def test_lines(gemm_case, gemm_check):
         gemm_check(gemm_case)
+"""
+TAILS = """
+    import pytest
+
+    SIZES = (8, 16, 24, 32, 9, 13, 18, 31, 43, 98)
+
+    @pytest.mark.gemm(problems=[f"mm:f32:nn:16x16x{k}" for k in SIZES], distributions=["rand"])
+    def test_made(gemm_case, gemm_check):
+        gemm_check(gemm_case)
+
+    def test_own():
+        assert 1 == 2, "a failure of the user"
 """
 
 
@@ -81,35 +98,37 @@ def annotated(result: pytest.RunResult) -> list[str]:
     return [line for line in (*result.outlines, *result.errlines) if line.startswith(("::error", "::warning"))]
 
 
-WHERE = {
-    "mm:f32:nn:8x8x8": "test_it.py,line=4",
-    "mm:f32:nt:8x8x8": "test_it.py,line=4",
-    "mm:f32:nn:9x16x32": "test_it.py,line=9",
-}
-
-
 # -- in a run ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["alone", "xdist"])
-def test_each_failure_has_one_annotation_at_the_line_of_its_problem_or_test(
+def test_one_bug_is_told_once_everywhere_and_counted_as_pytest_counts(
     project: pytest.Pytester, workers: list[str]
 ) -> None:
-    result = run(project, "--gemm-backends=mine,off", *workers)
+    (project.path / "test_it.py").write_text(textwrap.dedent(TAILS))
+    result = run(project, "--gemm-backends=mine,tail", "--gemm-output=out", "--junit-xml=junit.xml", *workers)
     assert result.ret == 1
-    found = annotated(result)
-    assert len(found) == len(WHERE)
-    for problem, where in WHERE.items():
-        start = f"::error file={where},title=off%3A incorrect::{problem} on off: incorrect: "
-        (line,) = (one for one in found if one.startswith(start))
-        assert re.search(rf"%0Arerun: pytest .* --gemm-problem={problem} ", line)
-        assert "%0Aworst " in line
+    failed = result.parseoutcomes()["failed"] - 1
+    assert failed == 6
+    shown = result.stdout.lines
+    lines = shown[next(i for i, line in enumerate(shown) if "= FAILURES =" in line) :]
+    assert len([line for line in lines if not line.startswith("::error")]) <= 40
+    assert sum(line.startswith("  rerun: ") for line in lines) == 1
+    assert any("AssertionError: a failure of the user" in line for line in lines)
+    (short,) = (line for line in lines if line.startswith("incorrect: "))
+    assert re.fullmatch(rf"incorrect: [\w -]+, {failed} tests: .*test_made\[tail-mm:f32:nn:16x16x9\]", short)
+    (command,) = annotated(result)
+    assert command.startswith("::error file=test_it.py,line=7,title=tail%3A incorrect%3A ")
+    assert "condition: K %25 4 > 0: 6 of 6 failures, 0 of 4 passes" in command
     summary = (project.path / "step.md").read_text()
-    assert summary.count("## GEMM correctness of mine, off") == 1
-    assert "**Red**: 3 problem(s) failed." in summary
-    assert all(f"| `{problem}` | `off` | incorrect |" in summary for problem in WHERE)
+    assert f"**Red**: 1 finding in {failed} problems" in summary
+    junit = (project.path / "junit.xml").read_text()
+    assert junit.count("<failure ") == failed + 1
+    assert sum(path.stat().st_size for path in (project.path / "out").rglob("*.p*")) < 4 << 20
+    assert len(list((project.path / "out").rglob("error_map.png"))) <= 3 * (1 + len(workers))
+    assert run(project, "--gemm-backends=tail", "-vv").stdout.str().count("  rerun: ") >= failed
 
 
 @pytest.mark.slow
@@ -195,11 +214,11 @@ def obeyed(log: str) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "cases"),
     [
-        ("--gemm-backends=raises,wrong -rA", 4),
-        ("--gemm-backends=raises,wrong,dies -n1 -v", 6),
-        ("--gemm-backends=naming --gemm-candidates=all", 2),
-        ("--gemm-backends=raises,dies", 4),
-        ("--gemm-backends=hangs --gemm-timeout=1", 2),
+        ("--gemm-backends=raises,wrong -rA", 2),
+        ("--gemm-backends=raises,wrong,dies -n1 -v", 3),
+        ("--gemm-backends=naming --gemm-candidates=all", 1),
+        ("--gemm-backends=raises,dies", 2),
+        ("--gemm-backends=hangs --gemm-timeout=1", 1),
     ],
 )
 def test_no_word_of_a_kernel_is_a_command_to_github(project: pytest.Pytester, arguments: str, cases: int) -> None:
@@ -211,7 +230,7 @@ def test_no_word_of_a_kernel_is_a_command_to_github(project: pytest.Pytester, ar
     commands = obeyed(log)
     assert len(commands) == cases
     assert all(
-        re.match(r"::error file=[\w.]+,line=\d+,title=\w+%3A (crashed|incorrect|timed-out)::mm:", one)
+        re.match(r"::error file=[\w.]+,line=\d+,title=\w+%3A (crashed|incorrect|timed-out)%3A [^:]*::.*mm:", one)
         for one in commands
     )
 
@@ -222,7 +241,8 @@ def test_a_case_of_the_installed_suite_is_annotated_at_the_kernel(project: pytes
     suite = ("--pyargs", "pytest_gemm.conformance.test_products", "--gemm-problem=mm:f32:nn:1x64x64")
     result = run(project, "--gemm-backends=off", *suite)
     (line,) = annotated(result)
-    assert line.startswith("::error file=conftest.py,line=8,title=off%3A incorrect::mm:f32:nn:1x64x64 on off: ")
+    assert line.startswith("::error file=conftest.py,line=8,title=off%3A incorrect%3A ")
+    assert "mm:f32:nn:1x64x64 on off: " in line
 
 
 @pytest.mark.slow
@@ -294,7 +314,7 @@ def test_a_comment_is_short_whatever_failed() -> None:
     made = review.markdown([Run(outcomes=many, totals=Totals(1.0, lost={f"{i}": "y" * 5000 for i in range(50)}))], "T")
     assert len(made) < 65_536
     head = made.partition("<details>")[0]
-    assert head.count("| incorrect |") == 10
+    assert head.count("| incorrect: far |") == 10
     assert "are in the run record" in made
     assert made.count("<details>") == made.count("</details>")
 
@@ -310,13 +330,13 @@ def test_the_comment_of_records_is_what_their_runs_said(tmp_path: Path, capsys: 
     (tmp_path / "b").write_text("".join(map(records.record_line, lines[:2])))
     assert cli.main(["results", str(tmp_path / "a"), str(tmp_path / "b"), "--comment", "--title=Mine"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("## Mine\n\n**Red**: 1 problem(s) failed, and 2 other reason(s).\n")
+    assert shown.startswith("## Mine\n\n**Red**: 1 finding in 1 problem, and 2 other reason(s).\n")
     assert "- absent did not run: there is no board\n- a run did not end\n" in shown
 
 
 def test_foreign_words_do_not_break_the_table() -> None:
     made = review.markdown([Run(outcomes=[WRONG])], "T")
-    assert r"| `mm:f32:nn:1x1x1` | `off` | incorrect | a \| b &lt;b&gt; \`c\`\\nd | rand | 7 |" in made
+    assert r"| incorrect: far | `off` | 1 |  | `mm:f32:nn:1x1x1` | a \| b &lt;b&gt; \`c\`\\nd | 7 |" in made
 
 
 def test_of_what_passed_the_share_is_shown_that_is_correctly_rounded() -> None:
