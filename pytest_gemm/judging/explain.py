@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, few, inside, mostly
+from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, inside, mostly
 from pytest_gemm.numerics.epilogue import evaluate
 from pytest_gemm.numerics.reference import as_added, as_multiplied, widened
 from pytest_gemm.numerics.rounding import round_to, ulp_of
-from pytest_gemm.operands.integers import decode_k, decode_source, digit_plan, tile_map_period
+from pytest_gemm.operands.integers import decode_source, digit_plan, tile_map_period
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.steps import Step, StepKind
 
@@ -725,25 +725,11 @@ def _factors(s: _Sample) -> Hypotheses:
 
 
 def _decoded(s: _Sample) -> Cause:
-    """With a distribution that encodes positions in its values: which k, or which element."""
+    """With the distribution that encodes positions in its values: which element."""
     operands, problem = s.wrong.operands, s.wrong.problem
     if problem.passes or s.scale is not None:
         return NOTHING
     filled = operands.problem  # with more steps, where the result is an intermediate value: they decide the digits
-    if operands.distribution == "k-cover":
-        decoded = [
-            set(decode_k(filled, int(column), 0.0, float(x - value) / (problem.alpha or 1.0)))
-            for column, x, value in zip(s.at[-1], s.x, s.value, strict=True)
-        ]
-        found = set().union(*decoded)
-        words = {what.removeprefix("maybe ") for _, what in found}
-        # Each of the elements has to be read, and in one way: anything else is no sum with other products.
-        if not all(decoded) or len(words) != 1 or "tripled" in words:
-            return NOTHING
-        ks = sorted({k for k, _ in found})
-        text = f"of K = {problem.shape.k}: {few([f'k = {k} {what}' for k, what in sorted(found)], 8)}"
-        is_range = ks[-1] - ks[0] + 1 == len(ks)
-        return Cause("block of K" + " twice" * (words == {"doubled"}) if is_range else "", text)
     if operands.distribution == "tile-map" and s.bias is None and problem.alpha == 1.0:
         sources, period = [decode_source(filled, float(x)) for x in s.x], tile_map_period(filled)
         places = [(int(i) % period[0], int(j) % period[1]) for i, j in zip(*s.at[-2:], strict=True)]
