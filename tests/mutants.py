@@ -1945,6 +1945,7 @@ _NAMED: dict[str, str] = {
     "TF32 inputs": "tf32-truncated tf32-rounded tail-in-tf32",
     "bf16 inputs": "bf16-inputs",
     "f16 inputs": "f16-inputs",
+    "TF32 or f16 inputs": "tf32-rounded f16-inputs",
     "f32 inputs": "f64-by-f32",
     "truncated inputs": "autocast-truncates",
     "small inputs dropped": "fp8-subnormals-dropped tiny-inputs-dropped subnormal-inputs-dropped shared-exponent",
@@ -2018,7 +2019,9 @@ _NAMED: dict[str, str] = {
     "some batches": "batches-past-50 batches-past-65535 batch-modulo-64",
     "last row of a group": "group-edge-off-by-one",
     # By the code of the reason.
-    "not deterministic": "not-deterministic zeros-the-second-time right-four-times right-every-other-time",
+    "written after the return": "written-late filled-by-a-child",
+    "not deterministic": "not-deterministic stale-workspace second-call-wrong zeros-the-second-time right-four-times "
+    "right-every-other-time",
     "inputs written": "earlier-input-written",
     "stale weight": "stale-packed-weight cached-result",
 }

@@ -274,7 +274,8 @@ def _mismatch(view: Wrong, actual: Tensor, whole: bool) -> Mismatch:
     index, tier = tuple(view.bad.nonzero()[worst].tolist()), view.interval.tier
     pattern = described_pattern(view) if whole else ""
     name, cause = ("", "") if code == "zero-sign" else cause_of(view, actual, whole)
-    if view.operands.distribution not in {"one-hot", "k-cover"}:  # where the place tells of k
+    # In these the place tells of k, and NaN show at places of their own.
+    if view.operands.finite and view.operands.distribution not in {"one-hot", "k-cover"}:
         name = name or place_of(pattern)
     total = view.x.numel()
     return Mismatch(code, len(values), total, index, value, expected, bound, most_over, tier, pattern, cause, name)

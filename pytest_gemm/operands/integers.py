@@ -272,47 +272,6 @@ def k_cover(headroom: Headroom) -> Drawn:
     return as_is(headroom, a, b, float(total), spare, float(overlap * total))
 
 
-def decode_k(problem: Problem, column_j: int, expected: float, actual: float) -> list[tuple[int, str]]:
-    """Name the k that a kernel dropped or doubled, from one wrong element of a ``k-cover`` result.
-
-    The difference is read as a number in base 4 with digits -1, 0, 1, 2: dropped, right, doubled, tripled.
-
-    Args:
-        problem: the problem that was computed.
-        column_j: the element's column.
-        expected: the right value, or any value that differs from it by what the bias adds.
-        actual: what the kernel gave, from the same place in the chain of the epilogue (before it, or after
-            steps that left the value as it is).
-
-    Returns:
-        ``(k, "dropped" | "doubled" | "tripled")`` in the order of k; with the word ``maybe`` before it where a
-        column carries several blocks of k (N < K / digits) and each of them explains the difference.  Empty
-        where no set of k explains it.
-    """
-    difference = actual - expected
-    if not math.isfinite(difference) or difference != int(difference):
-        return []
-    digits, overlap = digit_plan(problem)
-    k, n = problem.terms, problem.result_shape[-1]
-    blocks = -(-k // digits)
-    rest = int(difference)
-    found = []
-    for digit in range(digits):
-        value = (rest + 1) % 4 - 1
-        rest = (rest - value) // 4
-        if value == 0:
-            continue
-        for index in range(overlap):
-            block = column_j % blocks if overlap == 1 else column_j + index * n
-            at = block * digits + digit
-            if at >= k:
-                continue
-            word = {-1: "dropped", 1: "doubled", 2: "tripled"}.get(value * _block_sign(index))
-            if word is not None:
-                found.append((at, word if overlap == 1 else f"maybe {word}"))
-    return sorted(found) if rest == 0 else []
-
-
 def _prime_at_most(limit: int) -> int:
     """The largest prime up to ``limit``, 1 below 2."""
     return next((p for p in range(limit, 1, -1) if all(p % q for q in range(2, math.isqrt(p) + 1))), 1)

@@ -14,7 +14,7 @@ from pytest_gemm.operands import memory, random_streams, views
 from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
-from pytest_gemm.operands.integers import decode_k, decode_source, digit_plan, tile_map_period
+from pytest_gemm.operands.integers import decode_source, tile_map_period
 from pytest_gemm.operands.random_streams import Lines
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
@@ -247,46 +247,15 @@ def test_one_hot_gives_rows_of_b_with_full_significands() -> None:
 # -- decoders ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "line", ["mm:f32:nt:3x200x1000", "mm:f16:nt:3x210x1000", "mm:bf16:nt:3x256x1000", "int_mm:i8-i8-i32:nt:3x251x1001"]
-)
-def test_k_cover_names_what_was_dropped_or_doubled(line: str) -> None:
-    problem = Problem.parse(line)
-    o = factory.make(problem, "k-cover", 0)
-    digits = digit_plan(problem)[0]
-    a, b = o.a.double(), o.b.double()
-    right = a @ b
-    assert torch.equal(right, right.to(torch_dtype(problem.dtypes.out)).double())
-    for k in (0, problem.shape.k - 1):
-        for factor, word in ((-1, "dropped"), (1, "doubled"), (2, "tripled")):
-            wrong = right + factor * a[:, k : k + 1] * b[k : k + 1]
-            assert torch.equal(wrong, wrong.to(torch_dtype(problem.dtypes.out)).double())
-            columns = (wrong != right).any(0).nonzero().ravel().tolist()
-            assert columns[0] == k // digits
-            found = decode_k(problem, columns[0], right[0, columns[0]].item(), wrong[0, columns[0]].item())
-            assert found == [(k, word)]
-    tail = problem.shape.k - 3
-    wrong = a[:, :tail] @ b[:tail]
-    seen = [one for j in range(problem.shape.n) for one in decode_k(problem, j, right[0, j].item(), wrong[0, j].item())]
-    assert {k for k, word in seen if word == "dropped"} == {tail, tail + 1, tail + 2}
-
-
-def test_k_cover_with_few_columns_still_notices_every_k_and_lists_the_candidates() -> None:
-    for line in ("mm:f32:nt:3x2x1000", "mm:bf16:nt:3x1x1000", "mixed_mm:f16-u8-f16:nt:3x2x500"):
+def test_k_cover_notices_every_k() -> None:
+    for line in ("mm:f32:nt:3x200x1000", "mm:f32:nt:3x2x1000", "mm:bf16:nt:3x1x1000", "mixed_mm:f16-u8-f16:nt:3x2x500"):
         problem = Problem.parse(line)
         o = factory.make(problem, "k-cover", 0)
         a, b = o.a.double(), o.b.double()
         right = a @ b
         for k in range(problem.shape.k):
             wrong = right - a[:, k : k + 1] * b[k : k + 1]
-            j = int((wrong != right)[0].nonzero()[0])
-            found = decode_k(problem, j, right[0, j].item(), wrong[0, j].item())
-            assert (k, "maybe dropped") in found, (line, k)
-
-
-def test_k_cover_does_not_explain_what_is_no_k() -> None:
-    problem = Problem.parse("mm:f32:nt:3x200x1000")
-    assert not any(decode_k(problem, 0, 21845.0, wrong) for wrong in (21845.5, math.nan, 1e9, 21845.0))
+            assert not torch.equal(wrong, right), (line, k)
 
 
 @pytest.mark.parametrize("line", [

@@ -53,7 +53,8 @@ class Named:
 
 def named(who: Judge | None, name: str, line: str) -> list[Named]:
     """The failures of a mutant on a problem with the quick distributions, or the first with any where these pass."""
-    who, problem, found = who or judge(), Problem.parse(line), []
+    who, problem = who or judge(), Problem.parse(line)
+    found: list[Named] = []
     every = distributions_for(problem)
     for some in (every[: DISTRIBUTIONS["quick"]], every):
         for judged in who.judge(Case(Planted(name, MUTANTS[name]), problem, some, 0, Device.CPU)):
@@ -140,10 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.out:
         given.out.write_text(text, encoding="utf-8")
         text = ""
-    shown = [one for one in found if one.verdict == "wrong"] if given.show else []
-    return lines.printed(
-        text, [f"{one.mutant} {one.line} {one.distribution}: {one.cause}\n{one.text}" for one in shown]
-    )
+    return lines.printed(text, [])
 
 
 if __name__ == "__main__":

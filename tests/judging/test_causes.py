@@ -1,0 +1,69 @@
+"""The name of a cause is that of the planted bug, whichever distribution found it, or there is none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import mutants
+import pytest
+from mutants import BIAS, BIAS_RELU, PLAIN, SMALL, Control, Planted
+from studies import causes, mutant_study
+
+from pytest_gemm.core.case_id import Device
+from pytest_gemm.judging import explain
+from pytest_gemm.judging.case import Case
+from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.storage.datafile import document
+
+TABLE = document(Path(explain.__file__).with_name("causes.toml"))
+
+# Mutants, and how many of the quick distributions name them.
+NAMED = [
+    ("k-tail-dropped", PLAIN["f32"], 4),
+    ("k-tail-dropped", PLAIN["bf16"], 4),
+    ("split-k-slice-dropped", PLAIN["f32"], 4),
+    ("k-doubled", PLAIN["f32"], 3),
+    ("bias-missing", BIAS["bf16"], 4),
+    ("bias-shifted", BIAS["f32"], 4),
+    ("relu-before-bias", BIAS_RELU["f32"], 3),
+    ("alpha-and-beta-exchanged", mutants.ADDMM["f32"], 3),
+    ("rows-shifted", PLAIN["f32"], 2),
+    ("int8-read-unsigned", PLAIN["i8"], 2),
+    ("wrong-shape", PLAIN["f32"], 1),
+    ("packed-by-address", SMALL["f32"], 1),
+    ("raises", PLAIN["f32"], 1),
+]
+
+
+@pytest.mark.parametrize(("name", "template", "at_least"), NAMED, ids=[f"{n}-{t[:14]}" for n, t, _ in NAMED])
+def test_the_planted_cause_is_named(name: str, template: str, at_least: int) -> None:
+    found = causes.named(None, name, template.format(k=1000))
+    said = {one.distribution: one.cause for one in found}
+    assert sum(one.verdict == "right" for one in found) >= at_least, said
+    assert all(one.verdict != "wrong" for one in found), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [31, 127, 1000])
+@pytest.mark.parametrize("is_last_kept", [False, True])
+def test_a_tail_is_a_tail_on_any_data(k: int, *, is_last_kept: bool) -> None:
+    def tail(a: mutants.Tensor, b: mutants.Tensor) -> mutants.Tensor:
+        ks = [*range(k // 16 * 16), *[k - 1] * is_last_kept]
+        return mutants.right(a[..., ks], b[..., ks, :])
+
+    line = f"mm:f32:nn:17x65x{k}"
+    problem, backend = Problem.parse(line), Planted("tail", Control("a tail", mutants.product(tail), {"": line}))
+    case = Case(backend, problem, distributions_for(problem), 0, Device.CPU)
+    said = {o.distribution: o.cause for o in mutant_study.judge().outcomes(case) if o.status.is_failure}
+    assert set(said.values()) <= {"K tail", ""}, said
+    assert list(said.values()).count("K tail") >= 8, said
+
+
+def test_every_name_is_in_the_table() -> None:
+    known = {*TABLE["names"], *TABLE["codes"].values()}
+    text = Path(explain.__file__).read_text(encoding="utf-8")
+    written = set(re.findall(r'(?:yield|Cause\() ?"([^"]+)", ', text))
+    assert len(written) > 25
+    assert {name for name in written if not name.endswith(" missing")} <= known
