@@ -6,7 +6,7 @@ import dataclasses
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from pytest_gemm.core.case_id import threads_text
@@ -71,36 +71,18 @@ def folder_name(outcome: Outcome) -> str:
     return re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
 
 
-def failures(outcomes: Iterable[Outcome], rerun: Rerun) -> str:
-    """The failures of a test: those that differ by distribution or candidate only are told once, with all of these."""
-    alike: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        case = dataclasses.replace(outcome.case, candidate="")
-        words = failure(dataclasses.replace(outcome, case=case, distribution="", kernels=(), chosen=()), rerun)
-        alike.setdefault(words, []).append(outcome)
-    return "\n".join(failure(first, rerun, others) for first, *others in alike.values())
-
-
-def failure(outcome: Outcome, rerun: Rerun, others: Sequence[Outcome] = ()) -> str:
-    """What went wrong, where, how far past the bound, with which kernel, and how to run it again.
-
-    Args:
-        outcome: the failure.
-        rerun: of its test.
-        others: failures of other distributions and candidates of the case, of which the same is true.
-    """
+def failure(outcome: Outcome, rerun: Rerun) -> str:
+    """What went wrong, where, how far past the bound, with which kernel, and how to run it again."""
     reason = outcome.reason.text if outcome.reason else str(outcome.status)
     lines = [f"{outcome.problem} on {outcome.who}: {outcome.status}: {reason}"]
     details = outcome.details.removeprefix(reason).lstrip("\n")  # a mismatch begins with its own summary
     if details:
         lines.append(textwrap.indent(textwrap.dedent(details).rstrip("\n"), "  "))
-    every = (outcome, *others)
-    kernels = ", ".join(dict.fromkeys(name for one in every for name in one.kernels)) or "unknown"
-    distributions = _named("distribution", (one.distribution or "-" for one in every))
+    kernels = ", ".join(outcome.kernels) or "unknown"
     guard = outcome.case.guard
     facts = [
-        _named("candidate", (one.candidate for one in every)),
-        f"kernel {kernels}; {distributions}, seed {outcome.seed}",
+        named("candidate", [outcome.candidate]),
+        f"kernel {kernels}; distribution {outcome.distribution or '-'}, seed {outcome.seed}",
         outcome.sampled,
         guard and f"operands and results {guard} at guard pages",
         outcome.eager and f"beside eager: {outcome.eager}",
@@ -112,7 +94,7 @@ def failure(outcome: Outcome, rerun: Rerun, others: Sequence[Outcome] = ()) -> s
     return "\n".join(lines)
 
 
-def _named(what: str, names: Iterable[str]) -> str:
+def named(what: str, names: Iterable[str]) -> str:
     """``candidate a``, ``candidates a, b and c``, or "" without a name."""
     *others, last = dict.fromkeys(filter(None, names)) or ("",)
     return f"{what}s {', '.join(others)} and {last}" if others else last and f"{what} {last}"

@@ -16,7 +16,7 @@ from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core.case_id import CandidateSelection
 from pytest_gemm.core.outcome import Misconduct, Outcome, Reason, Status
 from pytest_gemm.core.text import described
-from pytest_gemm.failures import text
+from pytest_gemm.failures import findings, text
 from pytest_gemm.judging.case import Case, Evidence, Judged
 from pytest_gemm.judging.judge import Judge, run_once
 from pytest_gemm.operands import tensors
@@ -159,7 +159,8 @@ class GemmCheck:
         rerun = self.rerun
         failed = [o for o in outcomes if o.status.is_failure]
         if failed:
-            pytest.fail(text.failures(failed, rerun), pytrace=False)
+            found = findings.findings(outcomes)
+            pytest.fail("\n".join(findings.text(one, rerun.line(one.simplest)) for one in found), pytrace=False)
         known = [o for o in outcomes if o.status is Status.KNOWN_FAILURE]
         if known:
             entries = ", ".join(dict.fromkeys(o.known_failure for o in known))

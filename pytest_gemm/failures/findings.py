@@ -1,0 +1,290 @@
+"""Failures grouped by their likely cause: one bug is one finding, however many problems it breaks.
+
+The tests of a kernel fail in dozens for one bug.  A finding has the failures of one backend with one status and one
+cause, the condition that separates its problems from those that passed, and the simplest problem to begin with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.core.units import plural
+from pytest_gemm.failures.text import named
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.problem import Problem
+
+# A problem and candidate of one backend.
+_Key: TypeAlias = tuple[str, str]
+# Backend, status, and cause or code of the reason.
+_Way: TypeAlias = tuple[str, Status, str]
+
+# A condition holds for this share of the failures, and for no more than that of the passes.
+_COVERED: Final = 0.9
+_PASSES: Final = 0.1
+# Failures and passes below which any condition would be chance.
+_EVIDENCE: Final = 4
+# By how much a second feature has to improve the separation, failures covered minus passes covered.
+_SECOND: Final = 0.05
+# Causes that share this part of their problems, in other input distributions, are one bug.
+_SHARED: Final = 0.8
+# Further problems that a text names, and lines of a located mismatch.
+_NAMED: Final = 3
+_LINES: Final = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Failures of one likely cause on one backend.
+
+    Attributes:
+        outcomes: the failures, in the order of the run.
+        cause: name of what was computed instead; "" where nothing is certain.
+        condition: what separates the failed problems from the passed ones, with the counts: ``K % 8 > 1: 50 of 51
+            failures, 3 of 165 passes``; "" where nothing separates them well.
+    """
+
+    outcomes: Sequence[Outcome]
+    cause: str = ""
+    condition: str = ""
+
+    @functools.cached_property
+    def simplest(self) -> Outcome:
+        """The failure with the simplest problem, a plain small product in f32, of those that have the cause."""
+        return min(self.outcomes, key=lambda one: (one.cause != self.cause, _complexity(one)))
+
+    @property
+    def who(self) -> str:
+        """The backend with what was asked for."""
+        return self.simplest.who
+
+    @property
+    def title(self) -> str:
+        """The verdict and the cause, or else the code of the reason: ``incorrect: K tail``."""
+        return title(self.simplest, self.cause)
+
+    @functools.cached_property
+    def problems(self) -> Sequence[str]:
+        """The problem lines, the simplest first."""
+        return list(
+            dict.fromkeys([self.simplest.problem, *(o.problem for o in sorted(self.outcomes, key=_complexity))])
+        )
+
+
+def title(outcome: Outcome, cause: str = "") -> str:
+    """The verdict on a failure, and its cause or the code of its reason."""
+    return ": ".join(filter(None, (str(outcome.ended), cause or outcome.cause or outcome.code)))
+
+
+def findings(outcomes: Iterable[Outcome]) -> list[Finding]:
+    """The failures of a run, the findings with most problems first.
+
+    Args:
+        outcomes: of a run; what passed tells which condition separates.
+    """
+    ways: dict[_Way, list[Outcome]] = defaultdict(list)
+    right: dict[str, set[_Key]] = defaultdict(set)
+    wrong: dict[str, set[_Key]] = defaultdict(set)
+    for one in outcomes:
+        if one.status.is_failure:
+            ways[one.who, one.status, one.cause or _unexplained(one)].append(one)
+            wrong[one.who].add(_key(one))
+        elif one.status is Status.PASSED:
+            right[one.who].add(_key(one))
+    found = []
+    for who in dict.fromkeys(who for who, *_ in ways):
+        passed = sorted(right[who] - wrong[who])
+        for group in _merged([some for way, some in ways.items() if way[0] == who], passed):
+            cause = next((one.cause for one in group if one.cause), "")
+            found.append(Finding(group, cause, condition(set(map(_key, group)), passed).text))
+    return sorted(found, key=lambda one: -len(one.problems))
+
+
+def _key(one: Outcome) -> _Key:
+    return one.problem, one.candidate
+
+
+def _unexplained(one: Outcome) -> str:
+    """A reason without the numbers of its problem: two different exceptions are two findings."""
+    return "" if one.status is Status.INCORRECT else re.sub(r"\d+", "0", f"{one.code} {one.why}")
+
+
+def _merged(groups: Sequence[Sequence[Outcome]], passed: Sequence[_Key]) -> list[list[Outcome]]:
+    """Groups of one backend, joined where one bug explains both; each begins with failures of its own cause.
+
+    A wrong result of which no cause is known joins the cause of the same problem's other input distributions, or
+    else the cause whose condition it fulfils.
+    """
+    kept: list[list[Outcome]] = []
+    named_groups = [some for some in groups if some[0].cause]
+    for group in sorted(named_groups, key=lambda some: -len(set(map(_key, some)))):
+        keys = set(map(_key, group))
+        same = [some for some in kept if some[0].status is group[0].status]
+        home = next((some for some in same if len(keys & set(map(_key, some))) >= _SHARED * len(keys)), None)
+        if home is None:
+            kept.append(home := [])
+        home += group
+    conditions = [(set(map(_key, some)), condition(set(map(_key, some)), passed)) for some in kept]
+    for group in (some for some in groups if not some[0].cause):
+        rest = []
+        for one in group:
+            key, status = _key(one), one.status
+            homes = [n for n, (keys, _) in enumerate(conditions) if key in keys and kept[n][0].status is status]
+            homes += [n for n, (_, held) in enumerate(conditions) if held.fits(key) and kept[n][0].status is status]
+            (kept[homes[0]] if homes else rest).append(one)
+        kept += [rest] if rest else []
+    return kept
+
+
+# -- what separates failed from passed problems --------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """Features of problems that hold together, with what they cover; without features it holds for nothing."""
+
+    features: tuple[str, ...] = ()
+    covered: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    @property
+    def text(self) -> str:
+        """``K % 8 > 1: 50 of 51 failures, 3 of 165 passes``."""
+        hit, failed, held, passed = self.covered
+        words = " and ".join(self.features)
+        return words and f"{words}: {hit} of {plural(failed, 'failure')}, {held} of {plural(passed, 'pass', 'passes')}"
+
+    def fits(self, key: _Key) -> bool:
+        """Whether the condition holds for a problem."""
+        return bool(self.features) and set(self.features) <= _features(key)
+
+
+def condition(failed: Iterable[_Key], passed: Sequence[_Key]) -> Condition:
+    """The simplest predicate over the facts of a problem that separates the failed problems from the passed ones."""
+    failed = sorted(failed)
+    if min(len(failed), len(passed)) < _EVIDENCE:
+        return Condition()
+    hits, held = _masks(failed), _masks(passed)
+
+    def gain(features: tuple[str, ...]) -> float:
+        return _share(hits, features, len(failed)) - _share(held, features, len(passed))
+
+    common = [one for one in hits if hits[one].bit_count() >= _COVERED * len(failed)]
+    if not common:
+        return Condition()
+    rank = {one: (len(one.split()), _numbers(one)) for one in common}
+    best: tuple[str, ...] = min(((one,) for one in common), key=lambda some: (-round(gain(some), 2), rank[some[0]]))
+    pairs = [(a, b) for a in common for b in common if rank[a] < rank[b] or (rank[a] == rank[b] and a < b)]
+    if pairs and _share(held, best, len(passed)) > _SECOND:
+        two = min(pairs, key=lambda some: (-round(gain(some), 2), rank[some[0]], rank[some[1]]))
+        best = two if gain(two) > gain(best) + _SECOND else best
+    hit, kept = (round(_share(masks, best, n) * n) for masks, n in ((hits, len(failed)), (held, len(passed))))
+    is_good = hit >= _COVERED * len(failed) and kept <= min(_PASSES * len(passed), hit)
+    return Condition(best, (hit, len(failed), kept, len(passed))) if is_good else Condition()
+
+
+def _masks(keys: Sequence[_Key]) -> dict[str, int]:
+    """For each feature the problems that have it, as bits."""
+    found: dict[str, int] = defaultdict(int)
+    for place, key in enumerate(keys):
+        for feature in _features(key):
+            found[feature] |= 1 << place
+    return found
+
+
+def _share(masks: Mapping[str, int], features: Iterable[str], count: int) -> float:
+    """Of that many problems the share that has all the features."""
+    bits = (1 << count) - 1
+    for feature in features:
+        bits &= masks.get(feature, 0)
+    return bits.bit_count() / count
+
+
+def _numbers(feature: str) -> tuple[int, ...]:
+    """For ties: ``K % 8 > 0`` before ``K % 64 > 0``, which it implies."""
+    return tuple(map(int, re.findall(r"\d+", feature)))
+
+
+@functools.cache
+def _features(key: _Key) -> frozenset[str]:
+    """What is true of a problem and its candidate, each in words."""
+    line, candidate = key
+    found = {f"candidate {candidate}"} if candidate else set()
+    try:
+        problem = Problem.parse(line)
+    except ProblemError:
+        return frozenset(found)
+    shape = problem.shape
+    for name, size in (("M", shape.m), ("N", shape.n), ("K", shape.k)):
+        found |= {f"{name} = {size}"} if size <= 1 else set()
+        for step in (2, 4, 8, 16, 32, 64):
+            rest = size % step
+            found.add(f"{name} % {step} {'> 0' if rest else '= 0'}")
+            found |= {f"{name} % {step} > 1"} if rest > 1 else set()
+        for power in range(4, 14):
+            found.add(f"{name} {'>=' if size >= 1 << power else '<'} {1 << power}")
+    a, out = problem.dtypes.a.name, problem.dtypes.out.name
+    found |= {problem.op.name, str(problem.layout), f"A in {a}", f"result in {out}"}
+    found |= {"result in f16 or bf16"} if out in {"f16", "bf16"} else set()
+    found |= {"a batch"} if shape.batch is not None else set()
+    found |= {step.name for step in problem.steps} | {*problem.flags}
+    return frozenset(found)
+
+
+@functools.cache
+def _plainness(line: str) -> tuple[int, ...]:
+    try:
+        problem = Problem.parse(line)
+    except ProblemError:
+        return (1 << 20,)
+    shape, types = problem.shape, {problem.dtypes.a.name, problem.dtypes.b.name, problem.dtypes.out.name}
+    words = len(problem.steps) + 2 * len(problem.flags) + (problem.op.name != "mm") + (shape.batch is not None)
+    words += min(shape.m, shape.n, shape.k) <= 1  # of which no cause can be seen
+    return words, types != {"f32"}, str(problem.layout) != "nn", shape.m * shape.n * shape.k * (shape.batch or 1)
+
+
+def _complexity(one: Outcome) -> tuple[object, ...]:
+    case = one.case
+    asked = bool(case.mode.value) + bool(case.isa) + bool(case.threads) + bool(case.guard)
+    return (asked, *_plainness(one.problem), one.problem)
+
+
+# -- in words --------------------------------------------------------------------------------------------------
+
+
+def text(finding: Finding, rerun: str, tests: int = 0) -> str:
+    """A finding in at most a dozen lines.
+
+    Args:
+        finding: what failed.
+        rerun: the command that runs :attr:`Finding.simplest` again.
+        tests: how many tests failed of it; 0 where that goes unsaid.
+    """
+    one, problems = finding.simplest, finding.problems
+    reason = one.reason.text if one.reason else ""
+    count = f"{plural(tests, 'test')}, " * bool(tests) + plural(len(problems), "problem")
+    where = f"{one.problem} on {one.who}"
+    lines = [f"{finding.title}: {where}: {reason}" if finding.cause else f"{where}: {one.status}: {reason}"]
+    details = textwrap.dedent(one.details.removeprefix(reason).strip("\n")).splitlines()
+    limit = _LINES if one.status is Status.INCORRECT else None  # a traceback is needed whole
+    lines += [f"  {line}" for line in details[:limit]]
+    of_it = [other for other in finding.outcomes if other.problem == one.problem]
+    kernels = ", ".join(dict.fromkeys(name for other in of_it for name in other.kernels)) or "unknown"
+    distributions = named("distribution", (other.distribution or "-" for other in of_it))
+    examples = ", ".join(problems[1 : 1 + _NAMED]) + (", ..." if len(problems) > 1 + _NAMED else "")
+    facts = [
+        named("candidate", (other.candidate for other in of_it)),
+        f"kernel {kernels}; {distributions}, seed {one.seed}",
+        one.sampled,
+        one.case.guard and f"operands and results {one.case.guard} at guard pages",
+        one.reason and one.reason.remedy and f"remedy: {one.reason.remedy}",
+        finding.condition and f"condition: {finding.condition}",
+        examples and f"in all {count}; further ones: {examples}",
+        f"rerun: {rerun}",
+    ]
+    return "\n".join([*lines, *(f"  {fact}" for fact in facts if fact)])
