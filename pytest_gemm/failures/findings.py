@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import re
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -33,7 +33,11 @@ _EVIDENCE: Final = 4
 # By how much a second feature has to improve the separation, failures covered minus passes covered.
 _SECOND: Final = 0.05
 # Causes that share this part of their problems, in other input distributions, are one bug.
-_SHARED: Final = 0.8
+_SHARED: Final = 0.5
+# Share of a finding's failures that have its cause; a rarer one is chance.
+_NAMES: Final = 0.2
+# A size above which a problem is not simple.
+_LARGE: Final = 4096
 # Further problems that a text names, and lines of a located mismatch.
 _NAMED: Final = 3
 _LINES: Final = 5
@@ -101,8 +105,9 @@ def findings(outcomes: Iterable[Outcome]) -> list[Finding]:
     for who in dict.fromkeys(who for who, *_ in ways):
         passed = sorted(right[who] - wrong[who])
         for group in _merged([some for way, some in ways.items() if way[0] == who], passed):
-            cause = next((one.cause for one in group if one.cause), "")
-            found.append(Finding(group, cause, condition(set(map(_key, group)), passed).text))
+            causes = Counter(one.cause for one in group if one.cause)
+            cause = next((name for name, count in causes.most_common(1) if count >= _NAMES * len(group)), "")
+            found.append(Finding(group, cause, condition(set(map(_key, group)), passed, cause).text))
     return sorted(found, key=lambda one: -len(one.problems))
 
 
@@ -116,30 +121,32 @@ def _unexplained(one: Outcome) -> str:
 
 
 def _merged(groups: Sequence[Sequence[Outcome]], passed: Sequence[_Key]) -> list[list[Outcome]]:
-    """Groups of one backend, joined where one bug explains both; each begins with failures of its own cause.
+    """Groups of one backend, joined where one bug explains both, the largest first.
 
-    A wrong result of which no cause is known joins the cause of the same problem's other input distributions, or
-    else the cause whose condition it fulfils.
+    One bug looks different with other input distributions and sizes.  So a smaller group joins a larger one that has
+    most of its problems too, or, of wrong results, whose condition they fulfil.
     """
-    kept: list[list[Outcome]] = []
-    named_groups = [some for some in groups if some[0].cause]
-    for group in sorted(named_groups, key=lambda some: -len(set(map(_key, some)))):
-        keys = set(map(_key, group))
-        same = [some for some in kept if some[0].status is group[0].status]
-        home = next((some for some in same if len(keys & set(map(_key, some))) >= _SHARED * len(keys)), None)
-        if home is None:
-            kept.append(home := [])
-        home += group
-    conditions = [(set(map(_key, some)), condition(set(map(_key, some)), passed)) for some in kept]
-    for group in (some for some in groups if not some[0].cause):
-        rest = []
-        for one in group:
-            key, status = _key(one), one.status
-            homes = [n for n, (keys, _) in enumerate(conditions) if key in keys and kept[n][0].status is status]
-            homes += [n for n, (_, held) in enumerate(conditions) if held.fits(key) and kept[n][0].status is status]
-            (kept[homes[0]] if homes else rest).append(one)
-        kept += [rest] if rest else []
-    return kept
+    kept: list[tuple[list[Outcome], set[_Key], Condition]] = []
+    for group in sorted(groups, key=lambda some: -len(set(map(_key, some)))):
+        by_home: dict[int, list[Outcome]] = defaultdict(list)
+        keys, is_wrong = set(map(_key, group)), group[0].status is Status.INCORRECT
+        homes = [n for n, (some, *_) in enumerate(kept) if some[0].status is group[0].status]
+        for n in homes:
+            _, theirs, held = kept[n]
+            fits = sum(key in theirs or (is_wrong and held.fits(key)) for key in keys)
+            if len(keys & theirs) >= _SHARED * len(keys) or fits >= _COVERED * len(keys):
+                by_home[n] += group
+                break
+        else:
+            for one in group:
+                fit = (n for n in homes if _key(one) in kept[n][1] or kept[n][2].fits(_key(one)))
+                by_home[-1 if one.cause or not is_wrong else next(fit, -1)].append(one)
+        if rest := by_home.pop(-1, []):
+            rest_keys = set(map(_key, rest))
+            kept.append((rest, rest_keys, condition(rest_keys, passed, rest[0].cause)))
+        for n, joining in by_home.items():
+            kept[n][0].extend(joining)
+    return [some for some, *_ in kept]
 
 
 # -- what separates failed from passed problems --------------------------------------------------------------
@@ -164,8 +171,11 @@ class Condition:
         return bool(self.features) and set(self.features) <= _features(key)
 
 
-def condition(failed: Iterable[_Key], passed: Sequence[_Key]) -> Condition:
-    """The simplest predicate over the facts of a problem that separates the failed problems from the passed ones."""
+def condition(failed: Iterable[_Key], passed: Sequence[_Key], cause: str = "") -> Condition:
+    """The simplest predicate over the facts of a problem that separates the failed problems from the passed ones.
+
+    Of several that separate as well one that the cause names wins: K for a K tail, ``bias`` for a missing bias.
+    """
     failed = sorted(failed)
     if min(len(failed), len(passed)) < _EVIDENCE:
         return Condition()
@@ -177,9 +187,10 @@ def condition(failed: Iterable[_Key], passed: Sequence[_Key]) -> Condition:
     common = [one for one in hits if hits[one].bit_count() >= _COVERED * len(failed)]
     if not common:
         return Condition()
-    rank = {one: (len(one.split()), _numbers(one)) for one in common}
+    named_ones = cause.split()
+    rank = {one: (one.split()[0] not in named_ones, len(one.split()), _numbers(one), one) for one in common}
     best: tuple[str, ...] = min(((one,) for one in common), key=lambda some: (-round(gain(some), 2), rank[some[0]]))
-    pairs = [(a, b) for a in common for b in common if rank[a] < rank[b] or (rank[a] == rank[b] and a < b)]
+    pairs = [(a, b) for a in common for b in common if rank[a] < rank[b]]
     if pairs and _share(held, best, len(passed)) > _SECOND:
         two = min(pairs, key=lambda some: (-round(gain(some), 2), rank[some[0]], rank[some[1]]))
         best = two if gain(two) > gain(best) + _SECOND else best
@@ -229,7 +240,7 @@ def _features(key: _Key) -> frozenset[str]:
         for power in range(4, 14):
             found.add(f"{name} {'>=' if size >= 1 << power else '<'} {1 << power}")
     a, out = problem.dtypes.a.name, problem.dtypes.out.name
-    found |= {problem.op.name, str(problem.layout), f"A in {a}", f"result in {out}"}
+    found |= {problem.op.name, f"layout {problem.layout}", f"A in {a}", f"result in {out}"}
     found |= {"result in f16 or bf16"} if out in {"f16", "bf16"} else set()
     found |= {"a batch"} if shape.batch is not None else set()
     found |= {step.name for step in problem.steps} | {*problem.flags}
@@ -244,6 +255,7 @@ def _plainness(line: str) -> tuple[int, ...]:
         return (1 << 20,)
     shape, types = problem.shape, {problem.dtypes.a.name, problem.dtypes.b.name, problem.dtypes.out.name}
     words = len(problem.steps) + 2 * len(problem.flags) + (problem.op.name != "mm") + (shape.batch is not None)
+    words += max(shape.m, shape.n, shape.k) > _LARGE
     words += min(shape.m, shape.n, shape.k) <= 1  # of which no cause can be seen
     return words, types != {"f32"}, str(problem.layout) != "nn", shape.m * shape.n * shape.k * (shape.batch or 1)
 
@@ -267,7 +279,7 @@ def text(finding: Finding, rerun: str, tests: int = 0) -> str:
     """
     one, problems = finding.simplest, finding.problems
     reason = one.reason.text if one.reason else ""
-    count = f"{plural(tests, 'test')}, " * bool(tests) + plural(len(problems), "problem")
+    count = plural(len(problems), "problem") + (f" in {plural(tests, 'test')}" if tests > len(problems) else "")
     where = f"{one.problem} on {one.who}"
     lines = [f"{finding.title}: {where}: {reason}" if finding.cause else f"{where}: {one.status}: {reason}"]
     details = textwrap.dedent(one.details.removeprefix(reason).strip("\n")).splitlines()
@@ -277,6 +289,7 @@ def text(finding: Finding, rerun: str, tests: int = 0) -> str:
     kernels = ", ".join(dict.fromkeys(name for other in of_it for name in other.kernels)) or "unknown"
     distributions = named("distribution", (other.distribution or "-" for other in of_it))
     examples = ", ".join(problems[1 : 1 + _NAMED]) + (", ..." if len(problems) > 1 + _NAMED else "")
+    others = dict.fromkeys(other.cause for other in finding.outcomes if other.cause not in {"", finding.cause})
     facts = [
         named("candidate", (other.candidate for other in of_it)),
         f"kernel {kernels}; {distributions}, seed {one.seed}",
@@ -284,6 +297,7 @@ def text(finding: Finding, rerun: str, tests: int = 0) -> str:
         one.case.guard and f"operands and results {one.case.guard} at guard pages",
         one.reason and one.reason.remedy and f"remedy: {one.reason.remedy}",
         finding.condition and f"condition: {finding.condition}",
+        others and f"other failures look like: {', '.join(others)}",
         examples and f"in all {count}; further ones: {examples}",
         f"rerun: {rerun}",
     ]

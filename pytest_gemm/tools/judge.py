@@ -233,17 +233,19 @@ class Judgement:
     def text(self) -> str:
         """The screen."""
         lines = [f"{self.verdict}  {self.kernel}"]
-        for one in self.findings[:3]:
-            lines += ["", f"{one.title}: {len(one.outcomes)} of {len(self._judged)} cases"]
-            lines += [f"  where: {one.condition}"] if one.condition else []
+        for one in self.findings[:1]:
             simplest = one.simplest
             values = f"{simplest.distribution}, seed {simplest.seed}" if simplest.distribution else "its first call"
-            lines += [f"  simplest: {simplest.problem}, {values}"]
             reason = simplest.reason.text if simplest.reason else ""
-            details = simplest.details.removeprefix(reason).split("\n") if len(self.findings) == 1 else []
+            details = simplest.details.removeprefix(reason).split("\n")
             details = [line for line in details if line.strip() and f"{os.sep}pytest_gemm{os.sep}" not in line]
+            lines += ["", f"{one.title}: {len(one.outcomes)} of {len(self._judged)} cases"]
+            lines += [f"  where: {one.condition}"] if one.condition else []
+            lines += [f"  simplest: {simplest.problem}, {values}"]
             lines += [f"  {line.strip()}" for line in [reason, *details[:4]]]
-        lines += [f"... and {len(self.findings) - 3} more"] if len(self.findings) > 3 else []
+        for one in self.findings[1:3]:
+            lines += [f"also {one.title}: {plural(len(one.outcomes), 'case')}, simplest {one.simplest.problem}"]
+        lines += [f"also {len(self.findings) - 3} more findings"] if len(self.findings) > 3 else []
         takes, problems = self.takes, dict.fromkeys(one.problem for one in self._judged)
         batch = " and in batches" if takes.batched else ""
         facts = {
