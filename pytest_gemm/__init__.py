@@ -1,6 +1,37 @@
 """A pytest plugin that proves a GEMM backend of PyTorch right and keeps it fast.
 
-Nothing is imported here: pytest loads the plugin in every run, also in those that test no GEMM.
+Nothing else is imported here: pytest loads the plugin in every run, also in those that test no GEMM.
 """
 
+import importlib
+from collections.abc import Callable
+from typing import Any
+
 __version__ = "0.1.0"
+
+
+def check(function: Callable[..., Any], **options: Any) -> Any:
+    """Judge a kernel as ``pytest-gemm judge`` does, from a notebook or a test.
+
+    Example::
+
+        found = pytest_gemm.check(matmul)
+        assert found, found.text
+
+    A function that can be found by its module and its name is called in a process of its own.  A lambda, a closure, and
+    any function once this process has started CUDA are called in this process: a crash of theirs ends it, and no limit
+    ends them.
+
+    Args:
+        function: of A and B, perhaps of a bias, and of a result to write to.
+        options: ``op``, ``dtypes`` (names), ``device``, ``problem`` (a line), ``seed``, and ``limit`` (seconds of a
+            call), as those of the command.
+
+    Returns:
+        What is known of it: true where it is right; ``ok``, ``verdict``, ``text`` (its repr, the screen), ``findings``
+        and ``to_dict()``, what ``--json`` prints.
+
+    Raises:
+        ValueError: when its first calls do not show what it takes.
+    """
+    return importlib.import_module("pytest_gemm.tools.judge").check(function, **options)

@@ -1,0 +1,285 @@
+"""The kernel that ``pytest-gemm judge`` is given: how it is found and called, and the backend that is made of it.
+
+All that needs the user's code happens in the worker: :func:`parameters` and :func:`first_call` are asked of it there,
+and a :class:`Kernel` loads its function when it is first called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from pytest_gemm.api.callable import CallableBackend, CallablePrepared
+from pytest_gemm.api.request import DEFAULT, BuildRequest
+from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.core.text import described
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.problem.problem import Problem
+
+if TYPE_CHECKING:
+    from pytest_gemm.operands.tensors import Operands
+
+SIGNATURE: Final = "void f(int m, int n, int k, const float* a, const float* b, float* c)"
+"""Of a function of a shared library, unless ``--signature`` gives another one."""
+
+# Types of C, of elements that a pointer points to and of what is handed over as a number.
+_ELEMENTS: Final = {
+    **{"float": "f32", "double": "f64", "_Float16": "f16", "__fp16": "f16", "uint16_t": "bf16", "int8_t": "i8"},
+    **{"unsigned short": "bf16", "signed char": "i8", "char": "i8", "int32_t": "i32", "int": "i32"},
+}
+_NUMBERS: Final = {
+    **{"int": ctypes.c_int, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "size_t": ctypes.c_size_t},
+    **{"long": ctypes.c_long, "unsigned": ctypes.c_uint, "float": ctypes.c_float, "double": ctypes.c_double},
+}
+_PARAMETER: Final = re.compile(r"(?:const\s+)?(.+?)\s*(\*?)\s*(?:const\s+|__restrict__\s+|restrict\s+)?(\w+)")
+# Relative error of a result in a half type.
+_NEARLY: Final = 0.01
+# What a function raises for what it does not take.
+_REFUSALS: Final = (ValueError, TypeError, NotImplementedError, AssertionError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What a kernel takes.
+
+    Attributes:
+        roles: its positional arguments in order, of ``a``, ``b``, ``bias`` and ``out``.
+        weight: B is (N, K), as ``torch.nn.Linear`` keeps it.
+        arrays: arguments and result are arrays of NumPy.
+    """
+
+    roles: tuple[str, ...] = ("a", "b")
+    weight: bool = False
+    arrays: bool = False
+
+    def __str__(self) -> str:
+        b = "b of (N, K)" if self.weight else "b"
+        return f"({', '.join(b if role == 'b' else role for role in self.roles)})" + self.arrays * " of NumPy arrays"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A function by its name, called as a product of A and B.
+
+    Attributes:
+        name: ``FILE.py:FUNCTION``, ``MODULE:FUNCTION`` or ``LIBRARY.so:SYMBOL``.
+        form: what it takes.
+        signature: in C, of a symbol.
+        function: the function itself, which is then not looked for.
+    """
+
+    name: str
+    form: Form = Form()
+    signature: str = SIGNATURE
+    function: Callable[..., Any] | None = None
+
+    @property
+    def short(self) -> str:
+        """The function's own name."""
+        return self.name.rpartition(":")[2]
+
+    def load(self) -> Callable[..., Any]:
+        """The function.
+
+        Raises:
+            AttributeError: where there is none of this name.
+            Exception: whatever the import of its file raises.
+        """
+        return self.function or _loaded(self.name, self.signature)
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        """The product of (..., M, K) and (..., K, N), and what the function adds to it."""
+        given = {"a": a, "b": b.mT if self.form.weight else b, "bias": bias}
+        if "out" in self.form.roles:
+            dtype = a.dtype if a.is_floating_point() else torch.int32
+            given["out"] = torch.empty(*a.shape[:-1], b.shape[-1], dtype=dtype, device=a.device)
+        arguments: list[Any] = [given[role] for role in self.form.roles]
+        if self.form.arrays:
+            arguments = [one.numpy() for one in arguments]
+        found = self.load()(*arguments)
+        if "out" in self.form.roles:
+            if found is not None and found is not arguments[self.form.roles.index("out")]:
+                raise TypeError("it returned something, so that its last argument is no result to be written to")
+            return given["out"]
+        return torch.from_numpy(found) if self.form.arrays else found
+
+
+@functools.cache
+def _loaded(name: str, signature: str) -> Callable[..., Any]:
+    where, _, function = name.rpartition(":")
+    if re.search(r"\.so(\.\d+)*$|\.dylib$", where):
+        return _of_library(where, function, signature)
+    if where.endswith(".py"):
+        path = Path(where).absolute()
+        sys.path.insert(0, str(path.parent))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, "")
+        module = pkgutil.resolve_name(f"{where}:")
+    found: Any = functools.reduce(getattr, function.split("."), module)
+    if not callable(found):
+        raise TypeError(f"{function} is {type(found).__name__}, no function")
+    return found  # type: ignore[no-any-return]  # whether it is one shows when it is called
+
+
+def _of_library(path: str, symbol: str, signature: str) -> Callable[..., Any]:
+    """A function of tensors around one of C, on row-major matrices; what is strided is copied before."""
+    parameters = c_parameters(signature)
+    foreign = getattr(ctypes.CDLL(str(Path(path).absolute())), symbol)
+    foreign.argtypes = [ctypes.c_void_p if element else _NUMBERS[kind] for kind, element, _ in parameters]
+    foreign.restype = None if signature.lstrip().startswith("void") else ctypes.c_int
+    dtypes = {name: torch_dtype(DTYPES[element]) for _, element, name in parameters if element}
+
+    def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if (a.dim(), a.dtype, b.dtype) != (2, dtypes["a"], dtypes["b"]):
+            raise TypeError(f"{symbol} takes matrices of {dtypes['a']} and {dtypes['b']}")
+        (m, k), n = a.shape, b.shape[1]
+        tensors = {"a": a.contiguous(), "b": b.contiguous(), "c": a.new_empty(m, n, dtype=dtypes["c"])}
+        if bias is not None:
+            tensors["bias"] = bias.contiguous()
+        values = {"m": m, "n": n, "k": k, "lda": k, "ldb": n, "ldc": n, "alpha": 1, "beta": 0}
+        values |= {name: one.data_ptr() for name, one in tensors.items()}
+        if code := foreign(*(values[name] for _, _, name in parameters)):
+            raise ValueError(f"{symbol} returned {code}")
+        return tensors["c"]
+
+    if "bias" in dtypes:
+        return call
+
+    def plain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return call(a, b)
+
+    return plain
+
+
+def c_parameters(signature: str) -> list[tuple[str, str, str]]:
+    """The parameters of a C function: type, dtype where it is a pointer (else ""), and name.
+
+    Raises:
+        ValueError: for what cannot be handed over.
+    """
+    outline = re.fullmatch(r"\s*(?:void|int)\b[\w\s]*\((.*)\)\s*;?\s*", signature, re.DOTALL)
+    if outline is None:
+        raise ValueError(f"--signature {signature!r}: give a function of C, as {SIGNATURE!r}")
+    known = {"a", "b", "c", "bias"}, {"m", "n", "k", "lda", "ldb", "ldc", "alpha", "beta"}
+    found = []
+    for text in map(str.strip, outline[1].split(",")):
+        parts = _PARAMETER.fullmatch(text)
+        kind, star, name = parts.groups() if parts else ("", "", "")
+        name = {"out": "c", "y": "c"}.get(name.lower(), name.lower())
+        types, names = (_ELEMENTS, known[0]) if star else (_NUMBERS, known[1])
+        if kind not in types or name not in names:
+            allowed = f"pointers {' '.join(sorted(known[0]))} to {', '.join(_ELEMENTS)}"
+            numbers = f"numbers {' '.join(sorted(known[1]))} of {', '.join(_NUMBERS)}"
+            raise ValueError(f"--signature: cannot hand over {text!r}; known are {allowed}, and {numbers}")
+        found.append((kind, _ELEMENTS[kind] if star else "", name))
+    if lacking := {"a", "b", "c"} - {name for _, _, name in found}:
+        raise ValueError(f"--signature lacks the pointer {min(lacking)}")
+    return found
+
+
+# -- asked of the worker -----------------------------------------------------------------------------------------
+
+
+def parameters(_: object, kernel: Kernel) -> list[str]:
+    """Names of the positional parameters without a default, and of a bias with one; empty where they are unknown.
+
+    Raises:
+        TypeError: for a function that cannot be called by itself.
+    """
+    function = kernel.load()
+    if type(function).__module__.startswith("triton."):
+        raise TypeError("a @triton.jit function is started on a grid: name the Python function that starts it")
+    found: list[str] = []
+    with contextlib.suppress(ValueError, TypeError):  # functions of C have no signature
+        for one in inspect.signature(function).parameters.values():
+            is_positional = one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}
+            if is_positional and (one.default is one.empty or one.name == "bias"):
+                found.append(one.name.lower())
+    return found
+
+
+def first_call(_: object, kernel: Kernel, dtype: str, shape: Sequence[int], device: str) -> str:
+    """Call a kernel with ones; returns the dtype of a result of the right shape, else what is wrong with it."""
+    *batch, m, n, k = shape
+    kind = torch_dtype(DTYPES[dtype])
+    a, b = (torch.ones(*batch, *sizes, dtype=kind, device=device) for sizes in ((m, k), (k, n)))
+    b = b.mT.contiguous().mT if kernel.form.weight else b
+    with torch.no_grad():
+        found = kernel(a, b, torch.ones(n, dtype=kind, device=device))
+    if not isinstance(found, torch.Tensor):
+        return f"returned {type(found).__name__}"
+    name = next((one.name for one in DTYPES.values() if one.torch_name == str(found.dtype)[6:]), str(found.dtype))
+    if tuple(found.shape) != (*batch, m, n):
+        return f"returned {name} of shape {tuple(found.shape)}"
+    # Of another type it may be a product, or what comes of reading memory of the wrong type.
+    sums = k + ("bias" in kernel.form.roles)
+    is_product = bool(((found.double() - sums).abs() <= _NEARLY * sums).all())
+    return name if name == dtype or is_product else f"returned {name} that is no product"
+
+
+def has_gpu(_: object) -> bool:
+    """Whether PyTorch sees one."""
+    return torch.cuda.is_available()
+
+
+# -- the backend -------------------------------------------------------------------------------------------------
+
+
+class KernelBackend(CallableBackend):
+    """A :class:`Kernel` as a backend of just those problems that have its form."""
+
+    def contract(self, problem: Problem) -> Contract:
+        """As of any function; what adds a bias may round before it or not."""
+        return dataclasses.replace(super().contract(problem), epilogue="either")
+
+    def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> None:
+        """What it refuses shows when it is called."""
+
+    def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> CallablePrepared:  # noqa: ARG002  # a backend's
+        """Call it once.
+
+        Raises:
+            Unsupported: where it raises what a function raises for arguments that it does not take.
+        """
+        prepared = _Prepared(self, problem)
+        try:
+            prepared.bind(operands)()
+        except Exception as error:
+            of_torch = type(error) is RuntimeError and "CUDA" not in str(error)
+            if isinstance(error, _REFUSALS) or of_torch:
+                raise Unsupported("refused", described(error)) from None
+        return prepared
+
+
+class _Prepared(CallablePrepared):
+    """The function as it is: nothing is computed around it."""
+
+    def __init__(self, backend: KernelBackend, problem: Problem) -> None:
+        super().__init__(backend, problem)
+        self._name = backend.name
+
+    def bind(self, operands: Operands) -> Callable[[], torch.Tensor]:
+        """The call of the function."""
+        given, call = self.arguments(operands), self.own(self._backend.matmul, self._name)
+        b = given["b"].mT if self.problem.op.weight else given["b"]
+        more = (given["bias"],) if "bias" in given else ()
+        return lambda: call(given["a"], b, *more)

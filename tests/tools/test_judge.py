@@ -1,0 +1,201 @@
+"""``pytest-gemm judge``: one kernel on one screen, and ``pytest_gemm.check``."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pytest_gemm
+from pytest_gemm.record.lines import from_record
+from pytest_gemm.tools import cli, judge
+
+KERNELS = """
+import ctypes, time, torch
+
+def right(a, b):
+    return a @ b
+
+def tail(a, b):
+    k = a.shape[-1] // 8 * 8
+    return a[..., :k] @ b[..., :k, :]
+
+def linear(x, weight, bias):
+    return x @ weight.t() + bias
+
+def no_bias(x, weight, bias):
+    return x @ weight.t()
+
+def into(a, b, out):
+    torch.mm(a, b, out=out)
+
+def arrays(a, b):
+    import numpy as np
+    return np.matmul(a, b)
+
+def even(a, b):
+    if a.shape[1] % 2:
+        raise ValueError("K must be even")
+    return a @ b
+
+def wide(a, b):
+    return (a @ b).double()
+
+def writes(a, b):
+    return a.mul_(2) @ b / 2
+
+def tf32(a, b):
+    cut = lambda x: (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+    return cut(a) @ cut(b)
+
+def hangs(a, b):
+    time.sleep(60)
+
+def dies(a, b):
+    ctypes.string_at(0)
+"""
+PROBLEM = "--problem=mm:f32:nn:17x65x127"
+LINEAR = "--problem=linear:f32:nt:17x65x127:bias"
+C = """
+void mine(int m, int n, int k, const double* a, const double* b, double* c) {
+    for (int i = 0; i < m; ++i)
+        for (int j = 0; j < n; ++j) {
+            double sum = 0;
+            for (int p = 0; p < k; ++p) sum += a[i * k + p] * b[p * n + j];
+            c[i * n + j] = sum;
+        }
+}
+"""
+
+Told = dict[str, Any]
+Run = Callable[..., Told]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Judges a function of ``KERNELS``, and returns what is printed as JSON."""
+    (tmp_path / "kernels_of_a_user.py").write_text(KERNELS)
+    monkeypatch.chdir(tmp_path)
+
+    def judged(name: str, *options: str) -> Told:
+        status = cli.main(["judge", f"kernels_of_a_user.py:{name}", "--json", *options])
+        told: Told = json.loads(capsys.readouterr().out)
+        assert told["status"] == status
+        return told
+
+    return judged
+
+
+@pytest.mark.slow
+def test_a_right_kernel_is_timed_and_a_wrong_one_is_one_finding(run: Run) -> None:
+    right = run("right")
+    assert (right["verdict"], right["status"], right["takes"]["batched"]) == ("right", 0, True)
+    assert right["takes"]["dtypes"] == ["f32", "f16", "bf16", "f64"]
+    assert all(one["low"] <= one["ratio"] <= one["high"] for one in right["speed"])
+    assert right["speed"]
+    assert "kernels_of_a_user" not in sys.modules
+    wrong = run("tail")
+    assert (wrong["status"], wrong["speed"], len(wrong["findings"])) == (1, [], 1)
+    assert re.match(r"K % \d+ > [01]: (\d+) of \1 failures, 0 of", wrong["findings"][0]["condition"])
+    assert from_record(wrong["findings"][0]["simplest"]).status.is_failure
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "judge.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE)) == set(right) == set(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "verdict", "takes"),
+    [
+        ("linear", [LINEAR], "right", "(a, b of (N, K), bias)"),
+        ("no_bias", [LINEAR], "incorrect", "(a, b of (N, K), bias)"),
+        ("into", [PROBLEM], "right", "(a, b, out)"),
+        ("arrays", [PROBLEM], "right", "(a, b) of NumPy arrays"),
+        ("even", [PROBLEM], "not judged", "(a, b)"),
+        ("wide", [PROBLEM], "incorrect: wrong-dtype", "(a, b)"),
+        ("writes", [PROBLEM], "incorrect: inputs-written", "(a, b)"),
+        ("tf32", [PROBLEM], "incorrect", "(a, b)"),
+        ("hangs", ["--time-limit=1"], "timed-out", "(a, b)"),
+        ("dies", [], "crashed", "(a, b)"),
+    ],
+)
+def test_what_it_takes_and_what_is_wrong_with_it(
+    run: Run, name: str, options: list[str], verdict: str, takes: str
+) -> None:
+    told = run(name, *options)
+    assert told["verdict"].startswith(verdict)
+    assert told["takes"]["arguments"] == name + takes
+    assert told["status"] == {"right": 0, "not judged": 10}.get(verdict, 1)
+    if name == "even":
+        assert told["refused"]["ValueError: K must be even"] == [PROBLEM.partition("=")[2]]
+    if name == "tf32":
+        assert told["arithmetic"]["tf32"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["right"], "FILE.py:FUNCTION"),
+        (["nothing.py:right"], "nothing.py: there is no such file"),
+        (["kernels_of_a_user.py:missing"], "has no attribute 'missing'"),
+        (["broken.py:f"], "SyntaxError"),
+        (["fails.py:f"], "--op="),
+        (["kernels_of_a_user.py:right", "--dtypes=f33"], "known: f32 f16 bf16 f64 i8"),
+        (["a:f", "--signature=int f(char** a)"], "--signature"),
+    ],
+)
+def test_wrong_input_is_one_message(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("broken.py").write_text("def f(a, b)\n")
+    Path("fails.py").write_text("def f(a, b):\n    raise RuntimeError('not today')\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["judge", *arguments])
+    assert ended.value.code == cli.USAGE_ERROR
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_function_of_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, library = tmp_path / "mine.c", tmp_path / "mine.so"
+    source.write_text(C)
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
+    signature = "--signature=void f(int m, int n, int k, const double* a, const double* b, double* out)"
+    assert cli.main(["judge", f"{library}:mine", signature, "--problem=mm:f64:nt:17x65x127"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"right  {library}:mine"
+    assert any("TypeError: mine takes matrices of torch.float64" in line for line in lines)
+
+
+def _last_row(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    c = a @ b
+    c[-1:] = 0
+    return c
+
+
+@pytest.mark.slow
+def test_check_in_a_test_gives_the_screen() -> None:
+    closure = pytest_gemm.check(lambda a, b: a @ b, problem="mm:f32:nn:17x65x127")
+    assert closure.ok
+    found = pytest_gemm.check(_last_row, problem="mm:f32:nn:17x65x127", dtypes=["f32"])
+    with pytest.raises(AssertionError, match="simplest: mm:f32:nn:17x65x127"):
+        assert found, found.text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("run")
+def test_the_screen_is_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["judge", "kernels_of_a_user.py:wide"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= judge._LINES
+    assert max(map(len, lines)) <= judge._COLUMNS
+    assert lines[0].startswith("incorrect: wrong-dtype")
+    assert lines[-1].startswith("next: pytest-gemm judge ")
