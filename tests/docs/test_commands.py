@@ -273,6 +273,7 @@ def _prepare(place: Place, programs: Programs) -> None:
     shutil.copytree(clone / "baselines" / "torch-2.13", clone / "baselines" / "torch-2.12")
     (clone / "site").mkdir()  # the page makes it in its workflow
     (clone / "site" / ".gitkeep").touch()
+    (clone / "mine.py").write_text("def matmul(a, b):\n    return a @ b\n")
     for name in ("attention.toml", "llama.toml"):
         (clone / name).write_text(SHAPES)
     (clone / "models.py").write_text(MODEL)
