@@ -1978,6 +1978,7 @@ _NAMED: dict[str, str] = {
     "wrong row": "last-row-repeats rows-past-1024 rows-in-16-bits last-rows-of-a-large-result",
     "wrong column": "lane-shifted columns-in-16-bits",
     "wrong tile": "tile-swap",
+    "misplaced elements": "tile-swap fragment-transposed mirrored",
     "wrong batch": "batch-stride-zero batch-off-by-one batch-modulo-64 matrices-past-64 second-batch-dimension-ignored "
     "batch-dimensions-exchanged",
     "wrong group": "group-edge-off-by-one group-stride-zero empty-group-skipped",

@@ -71,7 +71,7 @@ def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[Cause]:
     if whole:
         yield _elsewhere(wrong)
     # Zeros fit much, above all behind a relu; where each element shows few k, they may be what is left without these.
-    if zeros and wrong.operands.distribution not in _FEW_K:
+    if zeros and (wrong.operands.distribution not in _FEW_K or bool(wrong.bad.all())):
         yield _constant(wrong)
     if sample is not None:
         yield from sample.explained(_ranges_of_k(sample))
