@@ -128,7 +128,7 @@ def test_an_incorrect_result_answers_what_where_how_far_and_how_to_rerun(project
         [
             "mm:f32:nn:8x16x32 on off: incorrect: 64 of 128 elements*",
             "*row >= 4*",
-            "*kernel off; distribution *, seed 3",
+            "*kernel off; distributions *, seed 3",
             "*rerun: pytest test_it.py::test_product --gemm-backends=off --gemm-problem=mm:f32:nn:8x16x32*-seed=3*",
         ]
     )
