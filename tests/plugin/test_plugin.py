@@ -172,7 +172,7 @@ def test_an_exception_is_one_crashed_case_and_the_run_goes_on(project: pytest.Py
             "*rerun: pytest *",
         ]
     )
-    assert result.stdout.str().count('raise RuntimeError("out of registers")') == 1  # once for each problem
+    assert result.stdout.str().count('raise RuntimeError("out of registers")') == 1  # one finding
     by_backend = {(r["backend"], r["status"]) for r in records(record)}
     assert by_backend == {("crash", "crashed"), ("mine", "passed")}
 
