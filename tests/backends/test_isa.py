@@ -29,7 +29,8 @@ from pytest_gemm.config import values
 from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core.case_id import CaseId, Device, Mode
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.failures import text as text_module
+from pytest_gemm.failures import findings
+from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.entry import Environment
@@ -158,7 +159,7 @@ def test_a_level_shows_in_id_report_rerun_line_junit_and_record() -> None:
     assert str(CaseId("cpp", MM.line, isa="avx512_vnni")) == f"cpp@avx512_vnni-{MM.line}"
     case = CaseId("cpp", MM.line, mode=Mode.CPP_WRAPPER, isa="avx2")
     assert selection.case_id(f"test_it.py::test_product[{case}]") == case
-    text = text_module.failure(TWIN, text_module.Rerun("test_it.py"))
+    text = findings.text(findings.Finding([TWIN]), Rerun("test_it.py").line(TWIN))
     assert f"{MM.line} on cpp@aoti@avx2: incorrect" in text
     assert text.endswith("--gemm-isa=avx2")
     assert records.from_record(records.to_record(TWIN)) == TWIN

@@ -15,7 +15,7 @@ from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.failures import text
+from pytest_gemm.failures import findings
 from pytest_gemm.judging import lines as lines_module
 from pytest_gemm.judging import sampled
 from pytest_gemm.judging.case import Case
@@ -247,7 +247,7 @@ def test_one_wrong_element_among_all_is_found_and_named(line: str) -> None:
     assert f"1 of {total} elements differ" in str(outcome.reason), outcome
     assert f"worst 1 at {at}" in outcome.details
     assert f"row {at[-2]}, column {at[-1]}" in outcome.details
-    assert text.failure(outcome, text.Rerun("t")).count("Freivalds") == 1
+    assert findings.text(findings.Finding([outcome]), "t").count("Freivalds") == 1
 
 
 @pytest.mark.parametrize("epilogue", ["", ":relu"])

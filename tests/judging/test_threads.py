@@ -20,7 +20,8 @@ from pytest_gemm.backends.inductor.torch_compat import torch_release
 from pytest_gemm.config.values import cores, threads
 from pytest_gemm.core.case_id import CaseId, Device, Mode
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.failures import text as text_module
+from pytest_gemm.failures import findings
+from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Globs
@@ -155,7 +156,7 @@ def test_threads_and_mode_show_in_id_report_rerun_line_and_record(case: CaseId, 
     assert str(case) == f"{who}-{MM.line}"
     assert selection.case_id(f"conformance/test_it.py::test_product[{case}]") == case
     odd = Outcome(case, "rand", 0, Status.INCORRECT)
-    text = text_module.failure(odd, text_module.Rerun("test_it.py", ("--gemm-threads=1",)))
+    text = findings.text(findings.Finding([odd]), Rerun("test_it.py", ("--gemm-threads=1",)).line(odd))
     assert f"{MM.line} on {who}: incorrect" in text
     assert text.count(option.split("=", maxsplit=1)[0]) == text.count(option) == 1
     assert records.from_record(records.to_record(odd)) == odd
