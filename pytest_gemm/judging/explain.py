@@ -626,7 +626,9 @@ def _of_k(first: int, last: int, k: int, *, twice: bool) -> tuple[str, str]:
     slices = (n for n in range(2, 17) for i in range(n) if (first, last) in _slices(k, n, i))
     n, i = next(((n, first * n // (k - 1) if k > 1 else 0) for n in slices), (0, 0))
     which = f"k = {first}" if size == 1 else f"k in [{first}, {last})"
-    if last >= k - 1 and size < k / 2 and not (n and n <= 8 and size > 16):
+    # What is left of K after whole blocks is a tail, though it may be the last of several slices too.
+    is_rest = any(size == k % (1 << power) for power in range(1, 9))
+    if last >= k - 1 and size < k / 2 and (is_rest or not n or n > 8 or size <= 16):
         kind, note = "K tail", ": the K-tail" if last == k else ": the K-tail but for the last k"
     elif n and size > 1:
         kind, note = "slice of K", f": slice {i + 1} of {n} of K"
