@@ -102,11 +102,13 @@ def findings(outcomes: Iterable[Outcome]) -> list[Finding]:
             right[one.who].add(_key(one))
     found = []
     for who in dict.fromkeys(who for who, *_ in ways):
-        passed = sorted(right[who] - wrong[who])
-        for group in _merged([some for way, some in ways.items() if way[0] == who], passed):
+        # A result without elements is right whatever the kernel does.
+        passed = sorted(key for key in right[who] - wrong[who] if not {"M = 0", "N = 0"} & _features(key))
+        for group in _merged([some for way, some in ways.items() if way[0] == who], passed, sorted(wrong[who])):
             causes = Counter(one.cause for one in group if one.cause)
             cause = next((name for name, count in causes.most_common(1) if count >= _NAMES * len(group)), "")
-            found.append(Finding(group, cause, condition(set(map(_key, group)), passed, cause).text))
+            held = condition(set(map(_key, group)), passed, cause, sorted(wrong[who]))
+            found.append(Finding(group, cause, held.text))
     return sorted(found, key=lambda one: -len(one.problems))
 
 
@@ -119,7 +121,7 @@ def _unexplained(one: Outcome) -> str:
     return "" if one.status is Status.INCORRECT else re.sub(r"\d+", "0", f"{one.code} {one.why}")
 
 
-def _merged(groups: Sequence[Sequence[Outcome]], passed: Sequence[_Key]) -> list[list[Outcome]]:
+def _merged(groups: Sequence[Sequence[Outcome]], passed: Sequence[_Key], failed: Sequence[_Key]) -> list[list[Outcome]]:
     """Groups of one backend, joined where one bug explains both, the largest first.
 
     One bug looks different with other input distributions and sizes.  So a smaller group joins a larger one that has
@@ -142,7 +144,7 @@ def _merged(groups: Sequence[Sequence[Outcome]], passed: Sequence[_Key]) -> list
                 by_home[-1 if one.cause or not is_wrong else next(fit, -1)].append(one)
         if rest := by_home.pop(-1, []):
             rest_keys = set(map(_key, rest))
-            kept.append((rest, rest_keys, condition(rest_keys, passed, rest[0].cause)))
+            kept.append((rest, rest_keys, condition(rest_keys, passed, rest[0].cause, failed)))
         for n, joining in by_home.items():
             kept[n][0].extend(joining)
     return [some for some, *_ in kept]
@@ -170,15 +172,18 @@ class Condition:
         return bool(self.features) and set(self.features) <= _features(key)
 
 
-def condition(failed: Iterable[_Key], passed: Sequence[_Key], cause: str = "") -> Condition:
+def condition(
+    failed: Iterable[_Key], passed: Sequence[_Key], cause: str = "", others: Sequence[_Key] = ()
+) -> Condition:
     """The simplest predicate over the facts of a problem that separates the failed problems from the passed ones.
 
-    Of several that separate as well one that the cause names wins: K for a K tail, ``bias`` for a missing bias.
+    Of several that separate as well one that the cause names wins: K for a K tail, ``bias`` for a missing bias; and
+    then the one that holds for most of the ``others``, failures that may look different.
     """
     failed = sorted(failed)
     if min(len(failed), len(passed)) < _EVIDENCE:
         return Condition()
-    hits, held = _masks(failed), _masks(passed)
+    hits, held, beside = _masks(failed), _masks(passed), _masks(others)
 
     def gain(features: tuple[str, ...]) -> float:
         return _share(hits, features, len(failed)) - _share(held, features, len(passed))
@@ -187,7 +192,8 @@ def condition(failed: Iterable[_Key], passed: Sequence[_Key], cause: str = "") -
     if not common:
         return Condition()
     named_ones = cause.split()
-    rank = {one: (one.split()[0] not in named_ones, len(one.split()), _numbers(one), one) for one in common}
+    more = {one: beside.get(one, 0).bit_count() for one in common}
+    rank = {one: (one.split()[0] not in named_ones, len(one.split()), -more[one], _numbers(one), one) for one in common}
     best: tuple[str, ...] = min(((one,) for one in common), key=lambda some: (-round(gain(some), 2), rank[some[0]]))
     pairs = [(a, b) for a in common for b in common if rank[a] < rank[b]]
     if pairs and _share(held, best, len(passed)) > _SECOND:

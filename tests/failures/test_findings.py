@@ -43,7 +43,7 @@ def test_one_bug_is_one_finding_with_its_condition_and_the_simplest_problem_firs
 def test_two_bugs_stay_two_and_an_unexplained_one_joins_by_its_condition() -> None:
     run = [outcome(one) for one in WHOLE] + [outcome(one, "K tail") for one in TAILS]
     run += [outcome(line(8, n), "bias missing") for n in (1, 17, 49, 65)]
-    run += [outcome(line(251), ""), outcome(line(16, 48, 17), "")]
+    run += [outcome(line(251), ""), outcome(line(16, 64, 17), "")]
     found = findings.findings(run)
     assert [(one.title, len(one.problems)) for one in found] == [
         ("incorrect: K tail", 6), ("incorrect: bias missing", 4), ("incorrect: outside-bound", 1)
