@@ -283,8 +283,8 @@ def text(finding: Finding, rerun: str, tests: int = 0) -> str:
     one, problems = finding.simplest, finding.problems
     reason = one.reason.text if one.reason else ""
     count = plural(len(problems), "problem") + (f" in {plural(tests, 'test')}" if tests > len(problems) else "")
-    where = f"{one.problem} on {one.who}"
-    lines = [f"{finding.title}: {where}: {reason}" if finding.cause else f"{where}: {one.status}: {reason}"]
+    said = reason.removeprefix(f"{finding.cause}: ")  # of an exception the cause is its type
+    lines = [f"{finding.title}: {one.problem} on {one.who}: {said}"]
     details = textwrap.dedent(one.details.removeprefix(reason).strip("\n")).splitlines()
     lines += [f"  {line}" for line in details]
     of_it = [other for other in finding.outcomes if other.problem == one.problem]

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -424,7 +425,8 @@ def _named(judged: Judged) -> Judged:
     outcome, reason = judged.outcome, judged.outcome.reason
     if outcome.cause or reason is None or not outcome.status.is_failure:
         return judged
-    raised = reason.text.partition(":")[0] if outcome.status is Status.CRASHED and ": " in reason.text else ""
+    is_raised = outcome.status is Status.CRASHED and re.match(r"\w+ in [\w ]+: ", reason.text)
+    raised = reason.text.partition(":")[0] if is_raised else ""
     cause = _CAUSES.get(reason.code, raised)
     return dataclasses.replace(judged, outcome=dataclasses.replace(outcome, cause=cause))
 

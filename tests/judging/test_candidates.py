@@ -876,7 +876,7 @@ def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytest
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "mm:f32:nn:8x16x32 on fake: incorrect: *",
+            "incorrect: *: mm:f32:nn:8x16x32 on fake: *",
             "  candidate bad-off",
             "  rerun: pytest * --gemm-candidates=bad-off",
             "fake: 3 different candidates and 3 kernels judged, 3 with their problems",
@@ -926,7 +926,7 @@ def test_a_case_of_which_every_candidate_is_pruned_fails(project: pytest.Pyteste
     with_candidates(project, "a-unfit", "b-unfit")
     result = run(project, *FAKE, "--gemm-level=full")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["* on fake: crashed: every candidate that was tried was pruned (2 out-of-resources)*"])
+    result.stdout.fnmatch_lines(["crashed: all-pruned: * on fake: every candidate that was tried was pruned (2 out-of-resources)*"])
     (line,) = (text for text in result.outlines if "rerun: pytest" in text)
     assert "--gemm-level=full" in line
     assert "--gemm-candidates" not in line  # all of them are this level's own

@@ -126,7 +126,7 @@ def test_an_incorrect_result_answers_what_where_how_far_and_how_to_rerun(project
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
-            "mm:f32:nn:8x16x32 on off: incorrect: 64 of 128 elements*",
+            "incorrect: *: mm:f32:nn:8x16x32 on off: 64 of 128 elements*",
             "*row >= 4*",
             "*kernel off; distributions *, seed 3",
             "*rerun: pytest test_it.py::test_product --gemm-backends=off --gemm-problem=mm:f32:nn:8x16x32*-seed=3*",
@@ -141,7 +141,7 @@ def test_a_rerun_line_reproduces_its_failure(project: pytest.Pytester) -> None:
     line = next(text for text in first.outlines if "rerun: pytest" in text).split("rerun: pytest ")[1]
     again = run(project, *line.split())
     again.assert_outcomes(failed=1)
-    again.stdout.fnmatch_lines(["mm:bf16:nt:17x33x65 on off: incorrect*"])
+    again.stdout.fnmatch_lines(["incorrect: *: mm:bf16:nt:17x33x65 on off: *"])
     assert "--gemm-known-failures=none" in line
 
 
@@ -167,7 +167,7 @@ def test_an_exception_is_one_crashed_case_and_the_run_goes_on(project: pytest.Py
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(
         [
-            "*on crash: crashed: RuntimeError in run: out of registers",
+            "crashed: RuntimeError in run: * on crash: out of registers",
             "  kernel crash; distributions int-2, rand, k-cover and specials, seed 0",
             "*rerun: pytest *",
         ]

@@ -213,14 +213,14 @@ def test_each_fault_is_one_case_and_everything_else_is_judged(
         assert mine[1]["kernels"] == ["planted_kernel (planted_choice)"]
     text = result.stdout.str()
     for words in (
-        "mm:f32:nn:16x16x32 on planted: crashed: the kernel's process died in run: SIGSEGV",
+        "crashed: process died: mm:f32:nn:16x16x32 on planted: the kernel's process died in run: SIGSEGV",
         "in segfault",
         "rerun: pytest test_it.py::test_product --gemm-backends=planted --gemm-problem=mm:f32:nn:16x16x32 ",
-        "mm:f32:nn:24x16x32 on planted: crashed: the kernel's process died in compile: SIGABRT",
-        "on planted: crashed: the kernel's process died in run: it ended itself with exit status 7",
-        "mm:f32:nn:40x16x32 on planted: timed-out: no end in run within 1 s",
+        "crashed: process died: mm:f32:nn:24x16x32 on planted: the kernel's process died in compile: SIGABRT",
+        "on planted: the kernel's process died in run: it ended itself with exit status 7",
+        "timed-out: no-end: mm:f32:nn:40x16x32 on planted: no end in run within 1 s",
         "remedy: raise --gemm-timeout=RUN if it is only slow",
-        "mm:f32:nn:48x16x32 on planted: timed-out: no end in compile within 3 s",
+        "timed-out: no-end: mm:f32:nn:48x16x32 on planted: no end in compile within 3 s",
         "remedy: raise --gemm-timeout=RUN,COMPILE if it is only slow",
         "in endless_with_the_lock",
         "out of memory in run: 4 PiB asked for, the machine has ",
