@@ -421,13 +421,17 @@ def _ended(found: Iterator[Judged]) -> Iterator[Judged]:
 
 
 def _named(judged: Judged) -> Judged:
-    """With the name of the reason where the result says no more of the cause; of an exception its type and phase."""
+    """With the name of the reason where the result says no more of the cause.
+
+    Of an exception or the end of a process: what it was, and the phase.
+    """
     outcome, reason = judged.outcome, judged.outcome.reason
     if outcome.cause or reason is None or not outcome.status.is_failure:
         return judged
-    is_raised = outcome.status is Status.CRASHED and re.match(r"\w+ in [\w ]+: ", reason.text)
-    raised = reason.text.partition(":")[0] if is_raised else ""
-    cause = _CAUSES.get(reason.code, raised)
+    raised = re.match(r"(\w+) in ([\w ]+): ", reason.text)
+    died = re.match(r"the kernel's process died in ([\w ]+): (SIG\w+)?", reason.text)
+    crash = f"{raised[1]} in {raised[2]}" if raised else f"{died[2] or 'exit'} in {died[1]}" if died else ""
+    cause = _CAUSES.get(reason.code, crash if outcome.status is Status.CRASHED else "")
     return dataclasses.replace(judged, outcome=dataclasses.replace(outcome, cause=cause))
 
 

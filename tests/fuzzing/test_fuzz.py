@@ -327,7 +327,7 @@ def test_a_run_survives_the_kernels_that_it_finds_and_keeps_what_they_left(pytes
         assert ending in said
         assert next(line for line in out.splitlines() if f"--gemm-backends={name} " in line).strip() in said
     assert (left["doubled"] / "tensors.pt").exists()
-    assert "on deadly: crashed: the kernel's process died in run: SIGSEGV" in out
+    assert "on deadly: the kernel's process died in run: SIGSEGV" in out
     assert re.search(
         r"rerun: pytest --pyargs pytest_gemm.conformance.test_products::test_product --gemm-backends=deadly "
         r"--gemm-problem=mm:f32:\S+ --gemm-seed=\d+ -p no:cacheprovider --gemm-threads=1 "

@@ -926,7 +926,9 @@ def test_a_case_of_which_every_candidate_is_pruned_fails(project: pytest.Pyteste
     with_candidates(project, "a-unfit", "b-unfit")
     result = run(project, *FAKE, "--gemm-level=full")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["crashed: all-pruned: * on fake: every candidate that was tried was pruned (2 out-of-resources)*"])
+    result.stdout.fnmatch_lines(
+        ["crashed: all-pruned: * on fake: every candidate that was tried was pruned (2 out-of-resources)*"]
+    )
     (line,) = (text for text in result.outlines if "rerun: pytest" in text)
     assert "--gemm-level=full" in line
     assert "--gemm-candidates" not in line  # all of them are this level's own
@@ -998,8 +1000,8 @@ DYING = """
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("die", "on dying: crashed: the kernel's process died in compile: it ended itself with exit status 3"),
-        ("raise", "on dying: crashed: KeyError in the process that ran it first: 'planted elsewhere'"),
+        ("die", "on dying: the kernel's process died in compile: it ended itself with exit status 3"),
+        ("raise", "on dying: KeyError in the process that ran it first: 'planted elsewhere'"),
     ],
 )
 def test_a_crash_in_the_other_process_is_one_crashed_case(pytester: pytest.Pytester, how: str, words: str) -> None:

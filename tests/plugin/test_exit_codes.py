@@ -262,10 +262,14 @@ def test_a_run_ends_with_its_status(project: pytest.Pytester, status: int, argum
 PROCESS = [
     (0, "--gemm-backends=mine", "*2 passed*"),
     (0, "--gemm-backends=forks --gemm-timeout=4", "*2 passed*"),
-    (1, "--gemm-backends=other,leaves", "crashed: process died: mm:f32:nn:8x16x32 on leaves: *in run: it ended itself*status 0"),
-    (1, "--gemm-backends=other,segfault", "crashed: process died: mm:f32:nn:8x16x32 on segfault: *in run: SIGSEGV *"),
+    (
+        1,
+        "--gemm-backends=other,leaves",
+        "crashed: exit in run: mm:f32:nn:8x16x32 on leaves: *in run: it ended itself*status 0",
+    ),
+    (1, "--gemm-backends=other,segfault", "crashed: SIGSEGV in run: mm:f32:nn:8x16x32 on segfault: *in run: SIGSEGV *"),
     (0, "--gemm-backends=polls", "*2 passed*"),
-    (1, "--gemm-backends=interrupted", "crashed: process died: * on interrupted: the kernel's process died in run: *"),
+    (1, "--gemm-backends=interrupted", "crashed: * in run: * on interrupted: the kernel's process died in run: *"),
     (1, "--gemm-backends=terminated,mine", "*2 failed, 2 passed*"),
     (0, "--gemm-backends=unraisable -n1", "*2 passed*"),
     (1, "--gemm-backends=surrogate,mine -n1", "crashed: ValueError in run: * on surrogate: \\ud800 \\x1b[[]31m"),

@@ -117,7 +117,7 @@ def test_one_bug_is_told_once_everywhere_and_counted_as_pytest_counts(
     assert len([line for line in lines if not line.startswith("::error")]) <= 40
     assert sum(line.startswith("  rerun: ") for line in lines) == 1
     assert any("AssertionError: a failure of the user" in line for line in lines)
-    (short,) = (line for line in lines if line.startswith("incorrect: "))
+    _, short = (line for line in lines if line.startswith("incorrect: "))
     assert re.fullmatch(rf"incorrect: [\w -]+, {failed} tests: .*test_made\[tail-mm:f32:nn:16x16x9\]", short)
     (command,) = annotated(result)
     assert command.startswith("::error file=test_it.py,line=7,title=tail%3A incorrect%3A ")
@@ -250,7 +250,7 @@ def test_a_backend_that_cannot_run_is_annotated(project: pytest.Pytester) -> Non
     result = run(project, "--gemm-backends=mine,absent", "--gemm-output=out")
     assert result.ret == 10
     said = "absent did not run: there is no board (plug in the board)"
-    assert annotated(result) == [f"::error file=conftest.py,line=14,title=a backend judged nothing::{said}"]
+    assert annotated(result) == [f"::error file=conftest.py,line=18,title=a backend judged nothing::{said}"]
     assert f"- {said}" in (project.path / "out" / "summary.md").read_text()
 
 

@@ -341,7 +341,7 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     display = Lines()
     with pytest.raises(raised):
         controller.measure(config, {SEVERAL: ""}, Project(str(tmp_path)), display)
-    first, then = display.lines
+    first, then, _ = display.lines
     assert "the recording was cut short: 3 of 5 sessions are complete" in first
     _, _, line = then.partition(": to record from these: ")
     program, command, *words = shlex.split(line)

@@ -213,10 +213,10 @@ def test_each_fault_is_one_case_and_everything_else_is_judged(
         assert mine[1]["kernels"] == ["planted_kernel (planted_choice)"]
     text = result.stdout.str()
     for words in (
-        "crashed: process died: mm:f32:nn:16x16x32 on planted: the kernel's process died in run: SIGSEGV",
+        "crashed: SIGSEGV in run: mm:f32:nn:16x16x32 on planted: the kernel's process died in run: SIGSEGV",
         "in segfault",
         "rerun: pytest test_it.py::test_product --gemm-backends=planted --gemm-problem=mm:f32:nn:16x16x32 ",
-        "crashed: process died: mm:f32:nn:24x16x32 on planted: the kernel's process died in compile: SIGABRT",
+        "crashed: SIGABRT in compile: mm:f32:nn:24x16x32 on planted: the kernel's process died in compile: SIGABRT",
         "on planted: the kernel's process died in run: it ended itself with exit status 7",
         "timed-out: no-end: mm:f32:nn:40x16x32 on planted: no end in run within 1 s",
         "remedy: raise --gemm-timeout=RUN if it is only slow",
@@ -315,7 +315,7 @@ def test_memory_that_runs_out_in_the_harness_is_said_to(
     result = pytester.runpytest_inprocess("--gemm-backends=planted", "--gemm-output=.", "-p", "no:cacheprovider")
     result.assert_outcomes(failed=1)
     assert {o["reason"]["code"] for o in statuses(pytester.path / "run.jsonl")} == {"out-of-memory"}
-    result.stdout.fnmatch_lines(["*crashed: out of memory in reference: *"])
+    result.stdout.fnmatch_lines(["crashed: out-of-memory: *: out of memory in reference: *"])
 
 
 @pytest.mark.slow
