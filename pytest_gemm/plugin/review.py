@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -118,15 +119,29 @@ class Review:
         return found
 
 
+@dataclasses.dataclass(frozen=True)
+class _Shown:
+    """The text of a failure, none of which pytest's short summary repeats."""
+
+    text: str
+
+    def toterminal(self, writer: Any) -> None:
+        """As pytest asks for it."""
+        writer.line(self.text)
+
+
 def _grouped(every: Sequence[Any], found: Sequence[tuple[Finding | None, Sequence[Any]]]) -> list[Any]:
     """The reports of failed tests with one for each finding, which has its text; what pytest counts stays as it is."""
     shown, hidden = {}, set()
     for finding, (first, *others) in found:
         made = copy.copy(first)
         made.gemm_word = _word(finding, first) + (f", {plural(1 + len(others), 'test')}:" if others else "")
-        if finding is not None and others:
-            rerun = next(line for line in first.longreprtext.splitlines() if line.startswith("  rerun: "))
-            made.longrepr = findings.text(finding, rerun.removeprefix("  rerun: "), 1 + len(others))
+        if finding is not None:
+            text = first.longreprtext
+            if others:
+                rerun = next(line for line in text.splitlines() if line.startswith("  rerun: "))
+                text = findings.text(finding, rerun.removeprefix("  rerun: "), 1 + len(others))
+            made.longrepr = _Shown(text)
         shown[id(first)] = made
         hidden |= {id(one) for one in others}
     return [shown.get(id(one), one) for one in every if id(one) not in hidden]

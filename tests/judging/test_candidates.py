@@ -1029,5 +1029,5 @@ def test_a_crash_in_the_other_process_is_one_crashed_case(pytester: pytest.Pytes
     )
     result = run(pytester, "--gemm-backends=dying")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"mm:f32:nn:8x16x32 {words}", "  rerun: pytest *"])
+    result.stdout.fnmatch_lines([f"crashed: *: mm:f32:nn:8x16x32 {words}", "  rerun: pytest *"])
     assert "run_in_worker" not in result.stdout.str()

@@ -222,7 +222,7 @@ def test_each_fault_is_one_case_and_everything_else_is_judged(
         "remedy: raise --gemm-timeout=RUN if it is only slow",
         "timed-out: no-end: mm:f32:nn:48x16x32 on planted: no end in compile within 3 s",
         "remedy: raise --gemm-timeout=RUN,COMPILE if it is only slow",
-        "in endless_with_the_lock",
+        "in all 2 problems; further ones: mm:f32:nn:56x16x32",
         "out of memory in run: 4 PiB asked for, the machine has ",
     ):
         assert words in text
