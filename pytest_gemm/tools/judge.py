@@ -29,7 +29,7 @@ from pytest_gemm.config.values import cores
 from pytest_gemm.core.case_id import CaseId, Device
 from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Status, Unsupported
 from pytest_gemm.core.text import show
-from pytest_gemm.core.units import plural, seconds_text
+from pytest_gemm.core.units import plural, seconds_text, three
 from pytest_gemm.failures import findings as grouping
 from pytest_gemm.failures.findings import Finding
 from pytest_gemm.judging.case import Case
@@ -59,11 +59,10 @@ OPS: Final = ("mm", "addmm", "linear", "bmm", "int_mm")
 # Sizes, M x N x K: simple ones, then each dimension 1, odd, and not a multiple of a tile; empty ones; larger ones.
 _SIZES: Final = (
     *("16x16x16", "32x48x64", "32x48x65", "32x65x64", "33x48x64", "1x48x64", "32x1x64", "32x48x1", "1x1x1", "3x5x17"),
-    *("17x65x127", "64x64x1000", "31x1x1000", "8x16x0", "0x16x8", "16x0x8", "128x128x128", "130x258x514"),
+    *("17x65x127", "64x64x1000", "31x1x1004", "8x16x0", "0x16x8", "16x0x8", "128x128x128", "130x258x514"),
 )
 _FEW: Final = ("32x48x64", "1x48x64", "17x65x127", "64x64x1000")
 _LARGE: Final = ("256x512x1000", "512x512x512")
-_STRIDED: Final = ("32x48x64", "17x65x127")
 _BATCHED: Final = ("2x16x32x64", "3x17x65x127")
 # Sizes of first calls, with three different dimensions: small ones, and what a kernel of large tiles takes.
 _FIRST: Final = ((32, 64, 128), (128, 256, 512))
@@ -81,6 +80,8 @@ _DEATHS: Final = 3
 _QUICK: Final = 1 << 23
 _PLAN: Final = paired.Plan(warm_seconds=0.05, max_seconds=1.5, retakes=2)
 _COLUMNS, _LINES = 100, 24
+# Quartiles of a disturbed ratio that lie further apart say nothing.
+_UNCLEAR: Final = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,9 +154,11 @@ class Speed:
     disturbed: str = ""
 
     def __str__(self) -> str:
+        low, ratio, high = map(three, (self.low, self.ratio, self.high))
+        if self.disturbed and self.high > _UNCLEAR * self.low:
+            return f"unclear on {self.problem}, the machine is busy: {low}x to {high}x its time"
         times = f"{seconds_text(self.seconds)} against {seconds_text(self.aten_seconds)}"
-        ratio = f"{self.ratio:.2f}x its time ({self.low:.2f} to {self.high:.2f})"
-        return f"{ratio} on {self.problem}, {times}{self.disturbed and ', disturbed'}"
+        return f"{ratio}x its time ({low} to {high}) on {self.problem}, {times}{self.disturbed and ' (disturbed)'}"
 
 
 @dataclasses.dataclass(repr=False)
@@ -358,9 +361,11 @@ def _progress(text: str) -> None:
 
 
 def _readable(one: Outcome) -> Outcome:
-    """An outcome without this package's frames in its details."""
+    """An outcome without this package's frames in its details, and with the remedy of this command."""
     kept = [line for line in one.details.splitlines() if f"{os.sep}pytest_gemm{os.sep}" not in line]
-    return dataclasses.replace(one, details="\n".join(kept))
+    remedy = "--time-limit=SECONDS gives it more" if one.status is Status.TIMED_OUT else ""
+    reason = one.reason and dataclasses.replace(one.reason, remedy=remedy)
+    return dataclasses.replace(one, details="\n".join(kept), reason=reason)
 
 
 # -- what it takes -------------------------------------------------------------------------------------------------
@@ -450,7 +455,7 @@ def _problems(takes: Takes, form: Form) -> list[Problem]:
         return [] if is_batch else [f"{op}:{dtype}:{layout}:{size}{bias}" for size in sizes]
 
     found = lines(first, _SIZES)
-    found += [line for layout in strided for line in lines(first, _STRIDED, layout)]
+    found += [line for layout in strided for line in lines(first, _FEW[::2], layout)]
     found += [line for dtype in others for line in lines(dtype, _FEW)]
     if takes.batched:
         sizes = (*_BATCHED, *(f"2x{size}" for size in _SIZES)) if is_batch else _BATCHED
@@ -503,12 +508,9 @@ class _Judging:
             self._judge_all(found, backend, problems)
         else:  # it has no end, or ends its process, in any call
             problem = problems[0].resized(dict(zip("mnk", first.size[-3:], strict=True)))
-            status, remedy = Status.CRASHED, ""
-            if first.died.limit:
-                status, remedy = Status.TIMED_OUT, "--time-limit=SECONDS gives it more"
-            reason = dataclasses.replace(first.died.reason, remedy=remedy)
-            one = Outcome(CaseId(name, problem.line), "ones", self.asked.seed, status, reason, kernels=(name,))
-            found.outcomes = [_readable(dataclasses.replace(one, details=first.died.details))]
+            status = Status.TIMED_OUT if first.died.limit else Status.CRASHED
+            one = Outcome(CaseId(name, problem.line), "ones", self.asked.seed, status, first.died.reason)
+            found.outcomes = [_readable(dataclasses.replace(one, details=first.died.details, kernels=(name,)))]
             found.not_judged = [one.line for one in problems]
         found.seconds.setdefault("first verdict", time.time() - self.started)
         found.seconds["judged"] = time.time() - self.started
