@@ -29,8 +29,9 @@ from pytest_gemm.config.values import cores
 from pytest_gemm.core.case_id import CaseId, Device
 from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Status, Unsupported
 from pytest_gemm.core.text import show
-from pytest_gemm.core.units import plural
-from pytest_gemm.failures.findings import Finding, findings
+from pytest_gemm.core.units import plural, seconds_text, three
+from pytest_gemm.failures import findings as grouping
+from pytest_gemm.failures.findings import Finding
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.machine import software
@@ -38,7 +39,6 @@ from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.errors import ProblemError
-from pytest_gemm.problem.layout import Shape
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record.lines import plain, to_record
 from pytest_gemm.speed import bench
@@ -59,17 +59,16 @@ OPS: Final = ("mm", "addmm", "linear", "bmm", "int_mm")
 # Sizes, M x N x K: simple ones, then each dimension 1, odd, and not a multiple of a tile; empty ones; larger ones.
 _SIZES: Final = (
     *("16x16x16", "32x48x64", "32x48x65", "32x65x64", "33x48x64", "1x48x64", "32x1x64", "32x48x1", "1x1x1", "3x5x17"),
-    *("17x65x127", "64x64x1000", "31x1x1000", "8x16x0", "0x16x8", "16x0x8", "128x128x128", "130x258x514"),
+    *("17x65x127", "64x64x1000", "31x1x1004", "8x16x0", "0x16x8", "16x0x8", "128x128x128", "130x258x514"),
 )
 _FEW: Final = ("32x48x64", "1x48x64", "17x65x127", "64x64x1000")
 _LARGE: Final = ("256x512x1000", "512x512x512")
-_STRIDED: Final = ("32x48x64", "17x65x127")
 _BATCHED: Final = ("2x16x32x64", "3x17x65x127")
 # Sizes of first calls, with three different dimensions: small ones, and what a kernel of large tiles takes.
 _FIRST: Final = ((32, 64, 128), (128, 256, 512))
-_FLOATS: Final = ("f32", "f16", "bf16", "f64")
-_DTYPES: Final = (*_FLOATS, "i8")
-_HALVES: Final = ("f16", "bf16")
+# Types that are tried: f64, which a kernel that converts to f32 inside takes by accident, where no other one works.
+_FLOATS: Final = ("f32", "f16", "bf16")
+_DTYPES: Final = (*_FLOATS, "f64", "i8")
 # Names of parameters that a function writes its result to, and of those that it adds.
 _OUT: Final = {"out", "output", "c", "y", "result", "res", "dst", "d"}
 _BIAS: Final = {"bias", "input", "c"}
@@ -77,8 +76,8 @@ _DISTRIBUTIONS: Final = 4
 # Seconds after which no further problem is begun, and how many ends of the worker end the judging.
 _BUDGET: Final = 15.0
 _DEATHS: Final = 3
-# Multiplications of a problem that is judged several times.
-_QUICK: Final = 1 << 22
+# Operations of a problem that is judged several times.
+_QUICK: Final = 1 << 23
 _PLAN: Final = paired.Plan(warm_seconds=0.05, max_seconds=1.5, retakes=2)
 _COLUMNS, _LINES = 100, 24
 # Quartiles of a disturbed ratio that lie further apart say nothing.
@@ -94,14 +93,26 @@ class Asked:
         problem: the only problem line; "" for all of the kernel's form.
         seed: of all values.
         limit: seconds of a call, after which the worker is ended.
+
+    Raises:
+        ValueError: for an unknown dtype, no limit, or a line that is no problem.
     """
 
     op: str = ""
-    dtypes: tuple[str, ...] = ()
+    dtypes: Sequence[str] = ()
     device: str = ""
     problem: str = ""
     seed: int = 0
     limit: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Check what a user writes."""
+        if unknown := [name for name in self.dtypes if name not in _DTYPES]:
+            raise ValueError(f"--dtypes={','.join(self.dtypes)}: unknown {unknown[0]!r}; known: {' '.join(_DTYPES)}")
+        if self.limit <= 0:
+            raise ValueError(f"--time-limit={self.limit:g}: give seconds above 0")
+        if self.problem:
+            Problem.parse(self.problem)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +128,7 @@ class Takes:
     """
 
     op: str
-    dtypes: tuple[str, ...]
+    dtypes: Sequence[str]
     device: str
     batched: bool
     arguments: str
@@ -142,6 +153,13 @@ class Speed:
     high: float
     disturbed: str = ""
 
+    def __str__(self) -> str:
+        low, ratio, high = map(three, (self.low, self.ratio, self.high))
+        if self.disturbed and self.high > _UNCLEAR * self.low:
+            return f"unclear on {self.problem}, the machine is busy: {low}x to {high}x its time"
+        times = f"{seconds_text(self.seconds)} against {seconds_text(self.aten_seconds)}"
+        return f"{ratio}x its time ({low} to {high}) on {self.problem}, {times}{self.disturbed and ' (disturbed)'}"
+
 
 @dataclasses.dataclass(repr=False)
 class Judgement:
@@ -159,7 +177,7 @@ class Judgement:
         deterministic: the same call gave the same bits.
         speed: of some problems.
         untimed: why there is none.
-        seconds: of the whole, until ``first`` verdict and until ``judged``.
+        seconds: of the whole, until ``first verdict`` and until ``judged``.
     """
 
     kernel: str
@@ -191,34 +209,27 @@ class Judgement:
     @property
     def status(self) -> int:
         """The exit status: 0 right, 1 wrong, 10 nothing was judged."""
-        if any(one.status.is_failure for one in self.outcomes):
-            return 1
-        return 0 if self.passed else 10
+        return 1 if self.findings else 0 if self.passed else 10
 
     @property
     def verdict(self) -> str:
         """``right``, ``not judged``, or the title of the first finding."""
-        return self.findings[0].title if self.findings else {0: "right", 10: "not judged"}.get(self.status, "wrong")
+        return self.findings[0].title if self.findings else "right" if self.passed else "not judged"
 
     def to_dict(self) -> dict[str, Any]:
         """What ``--json`` prints; docs/reference/judge.md describes it."""
-        told = {name: plain(getattr(self, name)) for name in ("kernel", "takes", "refused", "not_judged")}
-        told["arithmetic"] = {n: getattr(self, n) for n in ("accumulate", "tf32", "deterministic")}
-        told["arithmetic"]["correctly_rounded"] = self._rounded
-        cases = Counter(str(one.status) for one in self.outcomes)
-        groups = [
-            {"title": f.title, "condition": f.condition, "cases": len(f.outcomes), "simplest": to_record(f.simplest)}
-            for f in self.findings
-        ]
+        arithmetic = {name: getattr(self, name) for name in ("accumulate", "tf32", "deterministic")}
         return {
             "schema": SCHEMA,
-            "verdict": self.verdict,
-            "status": self.status,
-            **told,
-            "cases": dict(cases),
-            "findings": groups,
-            "speed": plain(self.speed),
-            "untimed": self.untimed,
+            **{name: plain(getattr(self, name)) for name in ("verdict", "status", "kernel", "takes", "refused")},
+            **{name: plain(getattr(self, name)) for name in ("not_judged", "speed", "untimed")},
+            "arithmetic": {**arithmetic, "correctly_rounded": self._rounded},
+            "cases": dict(Counter(str(one.status) for one in self.outcomes)),
+            "findings": [
+                {"title": one.title, "condition": one.condition, "cases": len(one.outcomes)}
+                | {"simplest": to_record(one.simplest)}
+                for one in self.findings
+            ],
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
             "versions": software.software("cuda" if self.takes.device == "cuda" else "cpu"),
             "outcomes": [to_record(one) for one in self.outcomes],
@@ -226,109 +237,68 @@ class Judgement:
 
     @property
     def _rounded(self) -> float | None:
+        """The share of the passed cases of which every element is correctly rounded."""
         ratios = [one.ratio for one in self.passed if one.ratio is not None]
         return ratios.count(0.0) / len(ratios) if ratios else None
 
     @property
     def text(self) -> str:
         """The screen."""
-        lines = [f"{self.verdict}  {self.kernel}"]
-        for one in self.findings[:1]:
-            simplest = one.simplest
-            values = f"{simplest.distribution}, seed {simplest.seed}" if simplest.distribution else "its first call"
-            reason = simplest.reason.text if simplest.reason else ""
-            details = simplest.details.removeprefix(reason).split("\n")
-            details = [line for line in details if line.strip() and f"{os.sep}pytest_gemm{os.sep}" not in line]
-            lines += ["", f"{one.title}: {len(one.outcomes)} of {len(self._judged)} cases"]
-            lines += [f"  where: {one.condition}"] if one.condition else []
-            lines += [f"  simplest: {simplest.problem}, {values}"]
-            lines += [f"  {line.strip()}" for line in [reason, *details[:4]]]
-        for one in self.findings[1:3]:
-            lines += [f"also {one.title}: {plural(len(one.outcomes), 'case')}, simplest {one.simplest.problem}"]
-        lines += [f"also {len(self.findings) - 3} more findings"] if len(self.findings) > 3 else []
-        takes, problems = self.takes, dict.fromkeys(one.problem for one in self._judged)
-        batch = " and in batches" if takes.batched else ""
+        lines, takes = [f"{self.verdict}  {self.kernel}", ""], self.takes
+        if self.findings:
+            first, *others = self.findings
+            rerun = ["pytest-gemm", "judge", self.kernel, f"--problem={first.simplest.problem}"]
+            lines += grouping.text(first, shlex.join(rerun)).splitlines()
+            for one in others[:2]:
+                lines += [f"also {one.title}: {plural(len(one.outcomes), 'case')}, simplest {one.simplest.problem}"]
+            lines += [f"also {plural(len(others) - 2, 'more finding')}"] if len(others) > 2 else []
+            lines += [""]
+        judged = [one for one in self.outcomes if one.was_judged]
+        problems = [Problem.parse(line) for line in dict.fromkeys(one.problem for one in judged)]
+        shapes = [str(one.shape) for one in sorted(problems, key=lambda one: one.shape.flops)]
+        layouts = " ".join(dict.fromkeys(str(one.layout) for one in problems))
+        counts = f"{plural(len(problems), 'problem')}, {plural(len(judged), 'case')}; {layouts}"
+        batches = " and in batches" * (takes.batched and takes.op != "bmm")
         facts = {
-            "takes": f"{takes.arguments} as {takes.op}{batch}; {' '.join(takes.dtypes)}; on {takes.device}",
-            "judged": f"{plural(len(problems), 'problem')}, {plural(len(self._judged), 'case')}: {_extent(problems)}"
-            if problems
-            else "",
-            "refused": "; ".join(f"{_few(lines)}: {why}" for why, lines in self.refused.items()),
-            "no time for": _few(self.not_judged),
+            "takes": f"{takes.arguments} as {takes.op}{batches}; {' '.join(takes.dtypes)}; on {takes.device}",
+            "judged": f"{counts}; {shapes[0]} to {shapes[-1]}" if shapes else "",
+            "refused": "; ".join(f"{_first_of(names)}: {why}" for why, names in self.refused.items()),
+            "no time for": _first_of(self.not_judged),
             "arithmetic": self._arithmetic(),
-            "against ATen": "; ".join(map(_speed_text, self.speed)) or f"not timed: {self.untimed}",
+            "against ATen": "; ".join(map(str, self.speed)) or f"not timed: {self.untimed}",
             "seconds": ", ".join(f"{value:.1f} {name}" for name, value in self.seconds.items()),
         }
-        for name, value in facts.items():
-            if value:
-                wrapped = textwrap.wrap(f"{name}: {value}", _COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
-                lines += ["", *wrapped][0 if name == "takes" else 1 :][: 4 if name == "takes" else 3]
-        lines = [line if len(line) <= _COLUMNS else f"{line[: _COLUMNS - 3]}..." for line in lines]
-        return "\n".join([*lines[: _LINES - 1], f"next: {self._next()}"])
+        lines += [f"{name}: {value}" for name, value in facts.items() if value]
+        if not self.passed and not self.findings:
+            lines += ["next: say what it takes: --op, --dtypes, --device"]
+        elif not self.findings:
+            name = self.kernel.rpartition(":")[2]
+            lines += [f"next: register it, then pytest --pyargs pytest_gemm.conformance --gemm-backends={name}"]
+        return "\n".join([short for line in lines for short in _wrapped(line)][:_LINES])
 
     def __repr__(self) -> str:
         return self.text
 
-    @property
-    def _judged(self) -> list[Outcome]:
-        return [one for one in self.outcomes if one.was_judged]
-
     def _arithmetic(self) -> str:
-        if not self.passed and not self.accumulate:
-            return ""
-        if not any(Problem.parse(one.problem).dtypes.out.is_float for one in self.passed):
-            told = []
-        elif not self.accumulate:
-            told = ["no declared one explains every result"]
-        elif self.status:
+        """What is known of the sums and of the rounding; "" where nothing passed."""
+        rounded, told = self._rounded, []
+        if self.accumulate and self.findings:
             told = [f"what failed passes with {'inputs as TF32 and ' * self.tf32}partial sums in {self.accumulate}"]
-        else:
+        elif self.accumulate:
             told = [f"as accurate as partial sums in {self.accumulate}"]
-        rounded = self._rounded
         told += [] if rounded is None else [f"every element correctly rounded in {rounded:.0%} of the passed cases"]
-        return "; ".join([*told, "deterministic" if self.deterministic else "other bits in each call"])
-
-    def _next(self) -> str:
-        if self.findings:
-            line = self.findings[0].simplest.problem
-            return f"pytest-gemm judge {shlex.quote(self.kernel)} --problem={shlex.quote(line)}"
-        if not self.passed:
-            return "say what it takes: --op, --dtypes, --device"
-        name = self.kernel.rpartition(":")[2]
-        return f"register it, then pytest --pyargs pytest_gemm.conformance --gemm-backends={name}"
+        return "; ".join([*told, "deterministic" if self.deterministic else "other bits in each call"] if told else [])
 
 
-def _few(names: Sequence[str]) -> str:
+def _wrapped(line: str) -> list[str]:
+    """A line in at most three of the width of a screen."""
+    indent = "    " if line.startswith(" ") else "  "
+    return textwrap.wrap(line, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False, max_lines=3) or [""]
+
+
+def _first_of(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
-    more = len(names) - 3
-    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
-
-
-def _extent(lines: Iterable[str]) -> str:
-    """What problem lines have in common, and their layouts and sizes."""
-    problems = list(map(Problem.parse, lines))
-    words = [(one.op.name, str(one.dtypes), str(one.layout)) for one in problems]
-    axes = [dict.fromkeys(part) for part in zip(*words, strict=True)]
-    sizes = sorted((p.shape for p in problems), key=_volume)
-    full = [one for one in sizes if _volume(one)] or sizes
-    empty = f", {len(sizes) - len(full)} empty" if len(full) < len(sizes) else ""
-    extent = f"{full[0]} to {full[-1]}{empty}" if len(sizes) > 1 else str(sizes[0])
-    return "; ".join([*map(" ".join, axes), extent])
-
-
-def _volume(shape: Shape) -> int:
-    return shape.m * shape.n * shape.k
-
-
-def _speed_text(one: Speed) -> str:
-    unit, factor = ("ms", 1e3) if one.seconds >= 1e-3 else ("us", 1e6)
-    faster = "faster" if one.ratio < 1 else "slower"
-    shown, *spread = (1 / x if one.ratio < 1 else x for x in (one.ratio, one.low, one.high))
-    text = f"{shown:.2f}x {faster} ({min(spread):.2f} to {max(spread):.2f}) on {one.problem}"
-    if one.disturbed and max(spread) > _UNCLEAR * min(spread):
-        return f"unclear on {one.problem}, the machine is busy: {min(spread):.2g}x to {max(spread):.2g}x {faster}"
-    text += f", {one.seconds * factor:.3g} {unit} against {one.aten_seconds * factor:.3g} {unit}"
-    return f"{text} (disturbed)" if one.disturbed else text
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
@@ -347,15 +317,10 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError(f"{where}: there is no such file")
     kernels.c_parameters(given.signature)
     dtypes = tuple(filter(None, (given.dtypes or "").split(",")))
-    if unknown := [name for name in dtypes if name not in _DTYPES]:
-        raise ValueError(f"--dtypes={given.dtypes}: unknown {unknown[0]!r}; known: {' '.join(_DTYPES)}")
-    if given.time_limit <= 0:
-        raise ValueError(f"--time-limit={given.time_limit:g}: give seconds above 0")
-    problem = Problem.parse(given.problem).line if given.problem else ""
-    asked = Asked(given.op, dtypes, given.device, problem, given.seed, given.time_limit)
+    asked = Asked(given.op, dtypes, given.device, given.problem or "", given.seed, given.time_limit)
     with _worker(asked.limit) as worker:
         started = psutil.Process().create_time()
-        found = judgement(Kernel(given.kernel, signature=given.signature), asked, worker, started, _progress)
+        found = _Judging(Kernel(given.kernel, signature=given.signature), asked, worker, started, _progress).found()
     show((json.dumps(found.to_dict()) if given.json else found.text) + "\n")
     return found.status
 
@@ -366,16 +331,16 @@ def check(function: Callable[..., Any], **options: Any) -> Judgement:
     seen: Any = sys.modules.get(where or "")
     for part in name.split("."):
         seen = getattr(seen, part, None)
-    asked = Asked(**{**options, "dtypes": tuple(options.get("dtypes", ()))})
+    asked = Asked(**options)
     if seen is function and sys.platform == "linux" and not cuda_has_started():
         with _worker(asked.limit) as worker:
-            return judgement(Kernel(f"{where}:{name}"), asked, worker)
-    return judgement(Kernel(name or type(function).__name__, function=function), asked, Inline(_CALLS))
+            return _Judging(Kernel(f"{where}:{name}"), asked, worker).found()
+    return _Judging(Kernel(name or type(function).__name__, function=function), asked, Inline(_CALLS)).found()
 
 
 _CALLS: Final[Mapping[str, Callable[..., Any]]] = {
     **bench.CALLS,
-    **{one.__name__: one for one in (kernels.parameters, kernels.first_call, kernels.has_gpu)},
+    **{one.__name__: one for one in (kernels.parameters, kernels.first_call)},
 }
 
 
@@ -395,207 +360,83 @@ def _progress(text: str) -> None:
         sys.stderr.write(f"\r\x1b[K{text}")
 
 
-def judgement(
-    kernel: Kernel,
-    asked: Asked,
-    worker: Process | Inline,
-    started: float = 0.0,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Judgement:
-    """Find out what a kernel takes, judge it and time it.
-
-    Args:
-        kernel: without its form.
-        asked: what is known of it.
-        worker: where it is called.
-        started: since when seconds count, by ``time.time()``; 0: from now on.
-        tell: is told what is done.
-
-    Raises:
-        ValueError: when its first calls do not show what it takes.
-    """
-    started = started or time.time()
-    tell("first calls")
-    first = _First(kernel, asked, worker)
-    kernel, takes, refused = first.takes()
-    name = kernel.short.replace(".", "-")
-    backend = KernelBackend(name, kernel, [dtype.partition("-")[0] for dtype in takes.dtypes])
-    found = Judgement(kernel.name, takes, refused=refused)
-    problems = [Problem.parse(asked.problem)] if asked.problem else _problems(takes, kernel.form)
-    judging = _Judging(found, backend, worker, asked)
-    if first.ended is None:
-        judging.all(problems, started, tell)
-    else:
-        problem = problems[0].resized(dict(zip("mnk", first.size[-3:], strict=True)))
-        found.outcomes.append(_ended(name, problem, first.ended, asked.seed))
-        found.not_judged = [one.line for one in problems]
-        found.seconds["first verdict"] = time.time() - started
-    found.seconds["judged"] = time.time() - started
-    found.findings = findings(found.outcomes)
-    tell("arithmetic and speed")
-    judging.arithmetic()
-    judging.speed()
-    found.seconds["in all"] = time.time() - started
-    tell("")
-    return found
-
-
-def _ended(name: str, problem: Problem, error: Died, seed: int) -> Outcome:
-    """The outcome of a kernel that has no end, or ends its process, in its first call."""
-    status = Status.TIMED_OUT if error.limit else Status.CRASHED
-    reason = dataclasses.replace(error.reason, remedy="")
-    return Outcome(CaseId(name, problem.line), "", seed, status, reason, details=error.details)
+def _readable(one: Outcome) -> Outcome:
+    """An outcome without this package's frames in its details, and with the remedy of this command."""
+    kept = [line for line in one.details.splitlines() if f"{os.sep}pytest_gemm{os.sep}" not in line]
+    remedy = "--time-limit=SECONDS gives it more" if one.status is Status.TIMED_OUT else ""
+    reason = one.reason and dataclasses.replace(one.reason, remedy=remedy)
+    return dataclasses.replace(one, details="\n".join(kept), reason=reason)
 
 
 # -- what it takes -------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class _First:
-    """First calls of a kernel.
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A first call.
 
     Attributes:
-        said: what each said: the dtype of a right result, else what was wrong.
-        ended: how the process of the only form that can be called has ended in it; ``None`` where it has not.
-        size: of that call.
+        form, device, size, dtype: what was given.
+        said: the dtype of a product, else what was wrong.
+        died: how the process has ended in it.
     """
 
-    kernel: Kernel
-    asked: Asked
-    worker: Process | Inline
-    said: dict[str, str] = dataclasses.field(default_factory=dict)
-    ended: Died | None = None
-    size: tuple[int, ...] = ()
+    form: Form
+    device: str
+    size: tuple[int, ...]
+    dtype: str
+    said: str
+    died: Died | None = None
 
-    def takes(self) -> tuple[Kernel, Takes, dict[str, list[str]]]:
-        """The kernel in the form that it takes, what it takes, and what it has refused.
+    @property
+    def is_right(self) -> bool:
+        """Whether it returned what a product of the dtype is: the same, i32 of i8, f32 of a half but in a linear."""
+        wide = self.dtype in {"f16", "bf16"} and self.said == "f32" and _op(self.form) != "linear"
+        return wide or self.said == ("i32" if self.dtype == "i8" else self.dtype)
 
-        Raises:
-            ValueError: when no first call returned anything.
-        """
-        try:
-            names = self._ask(list[str], "parameters", self.kernel)
-        except (Died, Thrown) as error:
-            raise ValueError(f"{self.kernel.name}: {_why(error)}") from None
-        forms = [form for form in _forms(names) if _may_be(self.asked.op, form)]
-        kernel, device, size, dtype = self._form(forms, names)
-        self.size = size
-        form, refused = kernel.form, dict[str, list[str]]()
-        dtypes = [dtype]
-        if self.ended is not None:
-            return kernel, Takes(_op(form), (dtype,), device, False, f"{kernel.short}{form}"), refused
-        for other in self.asked.dtypes or (() if dtype.startswith("i8") else _FLOATS):
-            if other != dtype.partition("-")[0]:
-                said = self._said(kernel, other, size, device)
-                if _is_right(other, said, form):
-                    dtypes.append(_spelled(other, said))
-                else:
-                    refused.setdefault(_refusal(said), []).append(other)
-        batched = len(size) == 4
-        if not batched and "bias" not in form.roles and self.asked.op in {"", "bmm"}:
-            first = dtype.partition("-")[0]
-            said = self._said(kernel, first, (2, *size), device)
-            batched = _is_right(first, said, form)
-            if not batched:
-                refused.setdefault(_refusal(said), []).append("bmm")
-        op = "bmm" if len(size) == 4 else "int_mm" if dtypes[0].startswith("i8") else _op(form)
-        return kernel, Takes(op, tuple(dtypes), device, batched, f"{kernel.short}{form}"), refused
+    @property
+    def rank(self) -> int:
+        """How well it went: 0 right, 1 a product in a wider type, 2 anything returned, 3 died, 4 refused."""
+        given, said = DTYPES[self.dtype], DTYPES.get(self.said)
+        if self.is_right:
+            return 0
+        if said is not None and said.is_float and said.bits > given.bits:
+            return 1
+        return 2 if said is not None or self.said.startswith("returned") else 3 if self.died is not None else 4
 
-    def _form(self, forms: Sequence[Form], names: Sequence[str]) -> tuple[Kernel, str, tuple[int, ...], str]:
-        """The first form, device, size and dtype of which a first call is right; else the first that returned."""
-        doubtful: tuple[Kernel, str, tuple[int, ...], str] | None = None
-        died = doubtful
-        sizes = [size for size in _FIRST if self.asked.op != "bmm"] + [(2, *size) for size in _FIRST]
-        wanted = self.asked.dtypes or (("i8",) if self.asked.op == "int_mm" else _DTYPES)
-        for device in (self.asked.device,) if self.asked.device else ("cpu", "cuda"):
-            if device == "cuda" and not self.asked.device and not self._ask(bool, "has_gpu"):
-                break
-            for size, dtype, form in itertools.product(sizes, wanted, forms):
-                kernel = dataclasses.replace(self.kernel, form=form)
-                said = self._said(kernel, dtype, size, device)
-                if _is_right(dtype, said, form):
-                    self.ended = None
-                    return kernel, device, size, _spelled(dtype, said)
-                triple = "i8-i8-i32" if dtype == "i8" else dtype
-                if self.ended is not None:
-                    died = died or (kernel, device, size, triple)
-                    if self.ended.limit or self.worker.deaths >= _DEATHS:
-                        return died
-                is_wider = said in DTYPES and DTYPES[said].is_float and DTYPES[said].bits > DTYPES[dtype].bits
-                if is_wider:  # judging it says so
-                    self.ended = None
-                    return kernel, device, size, triple
-                if doubtful is None and (said.startswith("returned") or said in DTYPES):
-                    doubtful = kernel, device, size, triple
-        if doubtful is not None:
-            self.ended = None
-        if (found := doubtful or died) is not None:
-            return found
-        said = "; ".join(f"{why} ({what})" for what, why in list(self.said.items())[:3])
-        text = f"{self.kernel.name} ({', '.join(names) or 'unknown parameters'}): no first call worked: {said}"
-        triton = "; a Triton kernel needs a GPU, or TRITON_INTERPRET=1" if "driver" in said else ""
-        raise ValueError(f"{text}. Say what it takes: --op={'|'.join(OPS)}, --dtypes, --device=cpu|cuda{triton}")
+    @property
+    def types(self) -> str:
+        """The dtypes of a problem line."""
+        result = self.said if self.is_right else "i32" if self.dtype == "i8" else self.dtype
+        return self.dtype if result == self.dtype else f"{self.dtype}-{self.dtype}-{result}"
 
-    def _said(self, kernel: Kernel, dtype: str, size: tuple[int, ...], device: str) -> str:
-        try:
-            said = self._ask(str, "first_call", kernel, dtype, size, device)
-        except (Died, Thrown) as error:
-            said = _why(error)
-            self.ended = error if isinstance(error, Died) else self.ended
-        self.said.setdefault(f"{kernel.form} of {dtype}", said)
-        return said
-
-    def _ask(self, kind: type[T], question: str, *more: object) -> T:
-        with self.worker.watch(Activity(CaseId("judge", ""), Phase.RUN)):
-            return self.worker.call(kind, question, *more)
+    @property
+    def refusal(self) -> str:
+        """Why it is not judged."""
+        return f"returned {self.said}" if self.said in DTYPES else self.said
 
 
 def _why(error: Died | Thrown) -> str:
-    if isinstance(error, Thrown):
-        return f"{error.kind}: {error.line}"
-    return error.reason.text + (" (--time-limit=SECONDS gives it more)" if error.limit else "")
+    return f"{error.kind}: {error.line}" if isinstance(error, Thrown) else error.reason.text
 
 
-def _forms(names: Sequence[str]) -> list[Form]:
-    """The forms that parameters may have, the likeliest first.
+def _forms(names: Sequence[str], op: str) -> list[Form]:
+    """The forms that parameters may have and that compute an op, the likeliest first.
 
     Raises:
-        ValueError: where there are too many.
+        ValueError: where there are too many parameters.
     """
-    roles: list[tuple[str, ...]]
-    a_b, bias, out = ("a", "b"), ("a", "b", "bias"), ("a", "b", "out")
-    if not names:
-        roles = [bias, ("bias", "a", "b"), a_b]
-    elif len(names) == 2:
-        roles = [a_b]
-    elif len(names) == 3:
-        roles = [("bias", "a", "b")] if names[0] in _BIAS else [out, bias] if names[2] in _OUT else [bias, out]
-    elif len(names) == 4:
-        roles = [("a", "b", "bias", "out"), ("a", "b", "out", "bias")]
-    else:
-        raise ValueError(f"a kernel takes a and b, and perhaps bias and out; this one takes {', '.join(names)}")
+    last, first, out = ("a", "b", "bias"), ("bias", "a", "b"), ("a", "b", "out")
+    roles: list[tuple[str, ...]] = [("a", "b")]
+    if len(names) == 3:
+        roles = [first] if names[0] in _BIAS else [out, last] if names[2] in _OUT else [last, out]
+    elif not names:
+        roles = [last, first, *roles]
+    elif len(names) != 2:
+        raise ValueError(f"a kernel takes a and b, and perhaps bias or out; this one takes {', '.join(names)}")
     weights = (True, False) if len(names) > 1 and names[1] in {"w", "weight"} else (False, True)
-    return [Form(*one) for one in itertools.product(roles, weights, (False, True))]
-
-
-def _may_be(op: str, form: Form) -> bool:
-    """Whether a form is one of an op that was asked for."""
-    has_bias = "bias" in form.roles
-    return {"mm": not (has_bias or form.weight), "linear": form.weight, "addmm": has_bias}.get(op, True)
-
-
-def _is_right(dtype: str, said: str, form: Form) -> bool:
-    """Whether a first call has returned what a product of a dtype is: the same, i32 of i8, perhaps f32 of a half."""
-    wide = dtype in _HALVES and said == "f32" and _op(form) != "linear"
-    return said == ("i32" if dtype == "i8" else dtype) or wide
-
-
-def _refusal(said: str) -> str:
-    return f"returned {said}" if said in DTYPES else said
-
-
-def _spelled(dtype: str, said: str) -> str:
-    return dtype if said == dtype else f"{dtype}-{dtype}-{said}"
+    forms = [Form(*one) for one in itertools.product(roles, weights, (False, True))]
+    return [form for form in forms if op in {"", "bmm", "int_mm", _op(form)}]
 
 
 def _op(form: Form) -> str:
@@ -614,7 +455,7 @@ def _problems(takes: Takes, form: Form) -> list[Problem]:
         return [] if is_batch else [f"{op}:{dtype}:{layout}:{size}{bias}" for size in sizes]
 
     found = lines(first, _SIZES)
-    found += [line for layout in strided for line in lines(first, _STRIDED, layout)]
+    found += [line for layout in strided for line in lines(first, _FEW[::2], layout)]
     found += [line for dtype in others for line in lines(dtype, _FEW)]
     if takes.batched:
         sizes = (*_BATCHED, *(f"2x{size}" for size in _SIZES)) if is_batch else _BATCHED
@@ -632,19 +473,112 @@ def _problems(takes: Takes, form: Form) -> list[Problem]:
 
 @dataclasses.dataclass
 class _Judging:
-    """Judges and times a kernel."""
+    """Finds out what a kernel takes, judges it and times it.
 
-    found: Judgement
-    backend: KernelBackend
-    worker: Process | Inline
+    Attributes:
+        kernel: without its form.
+        asked: what is known of it.
+        worker: where it is called.
+        started: since when seconds count, by ``time.time()``.
+        tell: is told what is done.
+    """
+
+    kernel: Kernel
     asked: Asked
+    worker: Process | Inline
+    started: float = dataclasses.field(default_factory=time.time)
+    tell: Callable[[str], None] = lambda _: None
 
-    def __post_init__(self) -> None:
-        self._judge = Judge(lambda *_: "not compared", workers=lambda _: self.worker)
+    def found(self) -> Judgement:
+        """All that is found out of the kernel.
 
-    def all(self, problems: Sequence[Problem], started: float, tell: Callable[[str], None]) -> None:
+        Raises:
+            ValueError: when its first calls do not show what it takes.
+        """
+        self.tell("first calls")
+        first = self._first()
+        found = self._takes(first)
+        kernel = dataclasses.replace(self.kernel, form=first.form)
+        name, own = kernel.short.replace(".", "-"), [dtype.partition("-")[0] for dtype in found.takes.dtypes]
+        whole = kernel if "bias" in first.form.roles else None
+        backend = KernelBackend(name, kernel, own, linear=whole, device=first.device)
+        line = self.asked.problem
+        problems = [Problem.parse(line)] if line else _problems(found.takes, first.form)
+        if first.died is None:
+            self._judge_all(found, backend, problems)
+        else:  # it has no end, or ends its process, in any call
+            problem = problems[0].resized(dict(zip("mnk", first.size[-3:], strict=True)))
+            status = Status.TIMED_OUT if first.died.limit else Status.CRASHED
+            one = Outcome(CaseId(name, problem.line), "ones", self.asked.seed, status, first.died.reason)
+            found.outcomes = [_readable(dataclasses.replace(one, details=first.died.details, kernels=(name,)))]
+            found.not_judged = [one.line for one in problems]
+        found.seconds.setdefault("first verdict", time.time() - self.started)
+        found.seconds["judged"] = time.time() - self.started
+        found.findings = grouping.findings(found.outcomes)
+        self.tell("arithmetic and speed")
+        self._arithmetic(found, backend)
+        self._speed(found, backend)
+        found.seconds["in all"] = time.time() - self.started
+        self.tell("")
+        return found
+
+    def _first(self) -> _Call:
+        """The first right call, or else the first of those that went best.
+
+        Raises:
+            ValueError: when none has returned anything.
+        """
+        try:
+            names = self._ask(list[str], "parameters", self.kernel)
+        except (Died, Thrown) as error:
+            raise ValueError(f"{self.kernel.name}: {_why(error)}") from None
+        asked, made = self.asked, list[_Call]()
+        sizes = [size for size in _FIRST if asked.op != "bmm"] + [(2, *size) for size in _FIRST]
+        dtypes = asked.dtypes or (("i8",) if asked.op == "int_mm" else _DTYPES)
+        devices = (asked.device,) if asked.device else ("cpu", "cuda")
+        for device, size, dtype, form in itertools.product(devices, sizes, dtypes, _forms(names, asked.op)):
+            made.append(self._call(form, device, size, dtype))
+            died = made[-1].died
+            if made[-1].rank <= 1 or (died is not None and (died.limit or self.worker.deaths >= _DEATHS)):
+                break
+        if made and (best := min(made, key=lambda one: one.rank)).rank <= 3:
+            return best
+        said = "; ".join(dict.fromkeys(f"{one.said} ({one.form} of {one.dtype})" for one in made[:3]))
+        text = f"{self.kernel.name} ({', '.join(names) or 'unknown parameters'}): no first call worked: {said}"
+        triton = "; a Triton kernel needs a GPU, or TRITON_INTERPRET=1" if "driver" in said else ""
+        raise ValueError(f"{text}. Say what it takes: --op={'|'.join(OPS)}, --dtypes, --device=cpu|cuda{triton}")
+
+    def _takes(self, first: _Call) -> Judgement:
+        """What it takes in the form of a first call, and what it has refused."""
+        form, own = first.form, first.dtype
+        more = () if first.died is not None else self.asked.dtypes or (() if own == "i8" else _FLOATS)
+        others = {dtype: self._call(form, first.device, first.size, dtype) for dtype in more if dtype != own}
+        is_batch = len(first.size) == 4
+        if first.died is None and not is_batch and "bias" not in form.roles and self.asked.op in {"", "bmm"}:
+            others["bmm"] = self._call(form, first.device, (2, *first.size), own)
+        refused: dict[str, list[str]] = {}
+        for name, one in others.items():
+            if not one.is_right:
+                refused.setdefault(one.refusal, []).append(name)
+        types = [first.types, *(one.types for name, one in others.items() if name != "bmm" and one.is_right)]
+        batched = is_batch or ("bmm" in others and others["bmm"].is_right)
+        op = "bmm" if is_batch else "int_mm" if own == "i8" else _op(form)
+        takes = Takes(op, types, first.device, batched, f"{self.kernel.short}{form}")
+        return Judgement(self.kernel.name, takes, refused=refused)
+
+    def _call(self, form: Form, device: str, size: tuple[int, ...], dtype: str) -> _Call:
+        kernel = dataclasses.replace(self.kernel, form=form)
+        try:
+            return _Call(form, device, size, dtype, self._ask(str, "first_call", kernel, dtype, size, device))
+        except (Died, Thrown) as error:
+            return _Call(form, device, size, dtype, _why(error), error if isinstance(error, Died) else None)
+
+    def _ask(self, kind: type[T], question: str, *more: object) -> T:
+        with self.worker.watch(Activity(CaseId("judge", ""), Phase.RUN)):
+            return self.worker.call(kind, question, *more)
+
+    def _judge_all(self, found: Judgement, backend: KernelBackend, problems: Sequence[Problem]) -> None:
         """Judge problems, until they have taken too long or the worker has ended too often."""
-        found = self.found
         begun, deaths = time.monotonic(), self.worker.deaths
         for number, problem in enumerate(problems):
             late = time.monotonic() - begun > _BUDGET
@@ -652,13 +586,13 @@ class _Judging:
             if late or hangs or self.worker.deaths - deaths >= _DEATHS:
                 found.not_judged.append(problem.line)
                 continue
-            tell(f"{number + 1} of {len(problems)}: {problem.line}")
-            outcomes = self._outcomes(self.backend, problem)
+            self.tell(f"{number + 1} of {len(problems)}: {problem.line}")
+            outcomes = self._outcomes(backend, problem)
             if any(one.code == "not-deterministic" for one in outcomes):
-                found.deterministic, self.backend.deterministic = False, False
-                outcomes = self._outcomes(self.backend, problem)
-            found.seconds.setdefault("first verdict", time.time() - started)
-            found.outcomes += outcomes
+                found.deterministic, backend.deterministic = False, False
+                outcomes = self._outcomes(backend, problem)
+            found.seconds.setdefault("first verdict", time.time() - self.started)
+            found.outcomes += map(_readable, outcomes)
             for one in outcomes:
                 if one.status is Status.UNSUPPORTED and one.reason is not None:
                     found.refused.setdefault(one.reason.text, []).append(one.problem)
@@ -666,58 +600,45 @@ class _Judging:
     def _outcomes(self, backend: KernelBackend, problem: Problem) -> list[Outcome]:
         distributions = distributions_for(problem)[:_DISTRIBUTIONS]
         # One thread: several wait for one another where the cores are busy.
-        case = Case(backend, problem, distributions, self.asked.seed, Device(self.found.takes.device), threads=1)
-        return [
-            dataclasses.replace(one, case=dataclasses.replace(one.case, threads=0))
-            for one in self._judge.outcomes(case)
-        ]
+        case = Case(backend, problem, distributions, self.asked.seed, Device(backend.device), threads=1)
+        made = Judge(lambda *_: "not compared", workers=lambda _: self.worker).outcomes(case)
+        return [dataclasses.replace(one, eager="", case=dataclasses.replace(one.case, threads=0)) for one in made]
 
-    def arithmetic(self) -> None:
+    def _arithmetic(self, found: Judgement, backend: KernelBackend) -> None:
         """The most accurate partial sums with which all is right: of what has failed, or of some long sums."""
-        found = self.found
-        wrong = {one.problem: one for one in found.outcomes if one.status is Status.INCORRECT and one.ratio is not None}
         failed = [one for one in found.outcomes if one.status.is_failure]
-        if failed and len(wrong) < len({one.problem for one in failed}):
+        if any(one.status is not Status.INCORRECT for one in failed):
             return  # a crash is no arithmetic
-        lines = list(wrong) or [one.problem for one in found.passed]
-        problems = [one for one in map(Problem.parse, dict.fromkeys(lines)) if one.dtypes.out.is_float]
-        if not problems:
-            return
-        quick = [one for one in problems if _volume(one.shape) <= _QUICK] or problems
-        problems = quick[:3] if wrong else sorted(quick, key=lambda one: one.shape.k)[-3:]
-        sums: tuple[Literal["f64", "f32", "f16"], ...] = ("f64", "f32", "f16")
-        for accumulate, tf32 in itertools.product(sums, (False, True) if wrong else (False,)):
-            if self._passes(dataclasses.replace(self.backend, accumulate=accumulate), problems, tf32):
-                found.accumulate, found.tf32 = accumulate, tf32
-                return
+        lines = dict.fromkeys(one.problem for one in failed or found.passed)
+        problems = [one for one in map(Problem.parse, lines) if one.dtypes.out.is_float]
+        quick = [one for one in problems if one.shape.flops <= _QUICK] or problems
+        tried = quick[:3] if failed else sorted(quick, key=lambda one: one.shape.k)[-3:]
+        sums: Sequence[Literal["f64", "f32", "f16"]] = ("f64", "f32", "f16")
+        for accumulate, tf32 in itertools.product(sums, (False, True) if failed else (False,)):
+            other = dataclasses.replace(backend, accumulate=accumulate)
+            with contextlib.suppress(ProblemError):  # TF32 is of f32 alone
+                flags = ("math.tf32",) * tf32
+                cases = [dataclasses.replace(one, flags=(*one.flags, *flags)) for one in tried]
+                if cases and all(o.status is Status.PASSED for one in cases for o in self._outcomes(other, one)):
+                    found.accumulate, found.tf32 = accumulate, tf32
+                    return
 
-    def _passes(self, backend: KernelBackend, problems: Iterable[Problem], tf32: bool) -> bool:
-        """Whether all problems are right with a declared arithmetic."""
-        if tf32:
-            try:
-                problems = [dataclasses.replace(one, flags=(*one.flags, "math.tf32")) for one in problems]
-            except ProblemError:  # of another type than f32
-                return False
-        return all(one.status is Status.PASSED for problem in problems for one in self._outcomes(backend, problem))
-
-    def speed(self) -> None:
+    def _speed(self, found: Judgement, backend: KernelBackend) -> None:
         """Time the two largest problems of the first dtype that are right and not slow."""
-        found = self.found
-        if found.status:
-            found.untimed = "it is not right" if found.status == 1 else "nothing was judged"
+        if not found.ok:
+            found.untimed = "it is not right" if found.findings else "nothing was judged"
             return
         quick = {one.problem for one in found.passed if one.seconds.run < self.asked.limit / 100}
-        dtype = found.takes.dtypes[0]
-        problems = [one for one in map(Problem.parse, quick) if str(one.dtypes) == dtype and _volume(one.shape)]
-        for problem in sorted(problems, key=lambda one: _volume(one.shape))[-2:]:
+        problems = [one for one in map(Problem.parse, quick) if str(one.dtypes) == found.takes.dtypes[0]]
+        for problem in sorted(problems, key=lambda one: one.shape.flops)[-2:]:
             with contextlib.suppress(Unsupported, Misconduct, Died, Thrown):  # of ATen too
-                found.speed.append(self._timed(problem))
+                found.speed.append(self._timed(backend, problem))
         found.untimed = "" if found.speed else "each call takes too long, or ATen does not take these problems"
 
-    def _timed(self, problem: Problem) -> Speed:
+    def _timed(self, backend: KernelBackend, problem: Problem) -> Speed:
         """Time the kernel beside ATen, in interleaved blocks of one process."""
-        worker, device = self.worker, Device(self.found.takes.device)
-        case = Case(self.backend, problem, (), self.asked.seed, device)
+        worker, device = self.worker, Device(backend.device)
+        case = Case(backend, problem, (), self.asked.seed, device)
         aten = dataclasses.replace(case, backend=AtenBackend())
         given = tensors.make(problem, "rand", self.asked.seed, device)
         with worker.watch(Activity(case.id(), Phase.TIME)):

@@ -23,6 +23,7 @@ import torch
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.request import DEFAULT, BuildRequest
+from pytest_gemm.backends import tensor_core
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import described
 from pytest_gemm.numerics.contract import Contract
@@ -87,6 +88,10 @@ class Kernel:
     signature: str = SIGNATURE
     function: Callable[..., Any] | None = None
 
+    def __post_init__(self) -> None:
+        """Its name in a proof of what was called is the function's."""
+        object.__setattr__(self, "__qualname__", self.short)
+
     @property
     def short(self) -> str:
         """The function's own name."""
@@ -101,7 +106,7 @@ class Kernel:
         """
         return self.function or _loaded(self.name, self.signature)
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, _: str | None = None) -> Any:
         """The product of (..., M, K) and (..., K, N), and what the function adds to it."""
         given = {"a": a, "b": b.mT if self.form.weight else b, "bias": bias}
         if "out" in self.form.roles:
@@ -111,8 +116,8 @@ class Kernel:
         if self.form.arrays:
             arguments = [one.numpy() for one in arguments]
         found = self.load()(*arguments)
-        if "out" in self.form.roles:
-            if found is not None and found is not arguments[self.form.roles.index("out")]:
+        if "out" in given:
+            if found is not None and found is not arguments[-1]:
                 raise TypeError("it returned something, so that its last argument is no result to be written to")
             return given["out"]
         return torch.from_numpy(found) if self.form.arrays else found
@@ -161,13 +166,7 @@ def _of_library(path: str, symbol: str, signature: str) -> Callable[..., Any]:
             raise ValueError(f"{symbol} returned {code}")
         return tensors["c"]
 
-    if "bias" in dtypes:
-        return call
-
-    def plain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return call(a, b)
-
-    return plain
+    return call if "bias" in dtypes else lambda a, b: call(a, b)  # noqa: PLW0108  # whose parameters are asked for
 
 
 def c_parameters(signature: str) -> list[tuple[str, str, str]]:
@@ -236,31 +235,40 @@ def first_call(_: object, kernel: Kernel, dtype: str, shape: Sequence[int], devi
     return name if name == dtype or is_product else f"returned {name} that is no product"
 
 
-def has_gpu(_: object) -> bool:
-    """Whether PyTorch sees one."""
-    return torch.cuda.is_available()
-
-
 # -- the backend -------------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(eq=False)
 class KernelBackend(CallableBackend):
-    """A :class:`Kernel` as a backend of just those problems that have its form."""
+    """A :class:`Kernel` as a backend of just those problems that have its form, on one device."""
+
+    device: str = "cpu"
 
     def contract(self, problem: Problem) -> Contract:
-        """As of any function; what adds a bias may round before it or not."""
-        return dataclasses.replace(super().contract(problem), epilogue="either")
+        """As of any function; what adds a bias may round before it or not.
+
+        On CUDA the sums are those of tensor cores or of ordinary additions, in slices of K or not: the function may
+        call cuBLAS.  Sums of another declared type than f32 are no tensor core's.
+        """
+        found = super().contract(problem)
+        if self.device == "cuda" and self.accumulate in {None, "f32"}:
+            found = tensor_core.contract(problem, library=True)
+        return dataclasses.replace(found, epilogue="either", deterministic=self.deterministic)
+
+    def fused(self, problem: Problem) -> str | None:  # noqa: ARG002  # a backend's
+        """A kernel that takes a bias adds it in every problem."""
+        return None if self.linear is None else ""
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> None:
         """What it refuses shows when it is called."""
 
-    def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> CallablePrepared:  # noqa: ARG002  # a backend's
+    def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> CallablePrepared:
         """Call it once.
 
         Raises:
             Unsupported: where it raises what a function raises for arguments that it does not take.
         """
-        prepared = _Prepared(self, problem)
+        prepared = super().prepare(problem, operands, request)
         try:
             prepared.bind(operands)()
         except Exception as error:
@@ -268,18 +276,3 @@ class KernelBackend(CallableBackend):
             if isinstance(error, _REFUSALS) or of_torch:
                 raise Unsupported("refused", described(error)) from None
         return prepared
-
-
-class _Prepared(CallablePrepared):
-    """The function as it is: nothing is computed around it."""
-
-    def __init__(self, backend: KernelBackend, problem: Problem) -> None:
-        super().__init__(backend, problem)
-        self._name = backend.name
-
-    def bind(self, operands: Operands) -> Callable[[], torch.Tensor]:
-        """The call of the function."""
-        given, call = self.arguments(operands), self.own(self._backend.matmul, self._name)
-        b = given["b"].mT if self.problem.op.weight else given["b"]
-        more = (given["bias"],) if "bias" in given else ()
-        return lambda: call(given["a"], b, *more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -15,8 +16,12 @@ import pytest
 import torch
 
 import pytest_gemm
+from pytest_gemm.backends import tensor_core
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record.lines import from_record
 from pytest_gemm.tools import cli, judge
+from pytest_gemm.tools.kernel import Kernel, KernelBackend
 
 KERNELS = """
 import ctypes, time, torch
@@ -48,6 +53,14 @@ def even(a, b):
 
 def wide(a, b):
     return (a @ b).double()
+
+def inside(a, b):
+    return (a.float() @ b.float()).to(a.dtype)
+
+def double(a, b):
+    if a.dtype != torch.float64:
+        raise TypeError("only f64")
+    return a @ b
 
 def writes(a, b):
     return a.mul_(2) @ b / 2
@@ -98,7 +111,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_a_right_kernel_is_timed_and_a_wrong_one_is_one_finding(run: Run) -> None:
     right = run("right")
     assert (right["verdict"], right["status"], right["takes"]["batched"]) == ("right", 0, True)
-    assert right["takes"]["dtypes"] == ["f32", "f16", "bf16", "f64"]
+    assert right["takes"]["dtypes"] == ["f32", "f16", "bf16"]
     assert all(one["low"] <= one["ratio"] <= one["high"] for one in right["speed"])
     assert right["speed"]
     assert "kernels_of_a_user" not in sys.modules
@@ -119,8 +132,8 @@ def test_a_right_kernel_is_timed_and_a_wrong_one_is_one_finding(run: Run) -> Non
         ("into", [PROBLEM], "right", "(a, b, out)"),
         ("arrays", [PROBLEM], "right", "(a, b) of NumPy arrays"),
         ("even", [PROBLEM], "not judged", "(a, b)"),
-        ("wide", [PROBLEM], "incorrect: wrong-dtype", "(a, b)"),
-        ("writes", [PROBLEM], "incorrect: inputs-written", "(a, b)"),
+        ("wide", [PROBLEM], "incorrect: wrong dtype", "(a, b)"),
+        ("writes", [PROBLEM], "incorrect: inputs written", "(a, b)"),
         ("tf32", [PROBLEM], "incorrect", "(a, b)"),
         ("hangs", ["--time-limit=1"], "timed-out", "(a, b)"),
         ("dies", [], "crashed", "(a, b)"),
@@ -137,6 +150,29 @@ def test_what_it_takes_and_what_is_wrong_with_it(
         assert told["refused"]["ValueError: K must be even"] == [PROBLEM.partition("=")[2]]
     if name == "tf32":
         assert told["arithmetic"]["tf32"]
+
+
+@pytest.mark.slow
+def test_f64_is_judged_where_no_other_float_works_or_where_it_is_asked_for(run: Run) -> None:
+    by_accident = run("inside", PROBLEM)
+    assert (by_accident["verdict"], by_accident["takes"]["dtypes"]) == ("right", ["f32", "f16", "bf16"])
+    assert run("inside", "--dtypes=f64", PROBLEM.replace("f32", "f64"))["status"] == 1
+    alone = run("double", PROBLEM.replace("f32", "f64"))
+    assert (alone["verdict"], alone["takes"]["dtypes"]) == ("right", ["f64"])
+
+
+def test_on_cuda_the_sums_may_be_those_of_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    problem = Problem.parse("mm:f16:nn:16x16x64")
+
+    def contract(**more: Any) -> Contract:
+        return KernelBackend("mine", Kernel("a.py:mine"), ["f16"], **more).contract(problem)
+
+    assert contract(device="cuda") == dataclasses.replace(
+        tensor_core.contract(problem, library=True), epilogue="either"
+    )
+    assert contract(device="cuda").alignment_bits > 0
+    assert contract(device="cuda", accumulate="f64").alignment_bits == contract().alignment_bits == 0
 
 
 @pytest.mark.slow
@@ -186,7 +222,7 @@ def test_check_in_a_test_gives_the_screen() -> None:
     closure = pytest_gemm.check(lambda a, b: a @ b, problem="mm:f32:nn:17x65x127")
     assert closure.ok
     found = pytest_gemm.check(_last_row, problem="mm:f32:nn:17x65x127", dtypes=["f32"])
-    with pytest.raises(AssertionError, match="simplest: mm:f32:nn:17x65x127"):
+    with pytest.raises(AssertionError, match="never computed: mm:f32:nn:17x65x127"):
         assert found, found.text
 
 
@@ -197,5 +233,5 @@ def test_the_screen_is_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= judge._LINES
     assert max(map(len, lines)) <= judge._COLUMNS
-    assert lines[0].startswith("incorrect: wrong-dtype")
-    assert lines[-1].startswith("next: pytest-gemm judge ")
+    assert lines[0].startswith("incorrect: wrong dtype")
+    assert any(line.startswith("  rerun: pytest-gemm judge kernels_of_a_user.py:wide --problem=") for line in lines)
