@@ -10,7 +10,6 @@ The internals are untyped, so ``Any`` stands wherever a value is one of theirs.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import functools
 import logging
 import os
@@ -40,7 +39,6 @@ from pytest_gemm.backends.inductor.cpu_isa import (
 )
 from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
 from pytest_gemm.backends.inductor.selection import Listed, watch_selection
-from pytest_gemm.core import trace
 from pytest_gemm.core.outcome import Reason
 from pytest_gemm.machine import software
 from pytest_gemm.storage.datafile import document
@@ -131,28 +129,6 @@ def _watch_modules(seen: Session) -> Iterator[None]:
 
     with hooked({"torch._inductor.codecache:PyCodeCache.load_by_key_path": load}, optional=True):
         yield
-
-
-# Where PyTorch notes the end of a step that it times.
-_STEP = "torch._dynamo.utils:ChromiumEventLogger.log_event_end"
-
-
-@functools.cache
-def _counts_as(step: str) -> str:
-    """What a trace counts a step as; "" for the one that it is part of."""
-    kinds: Mapping[str, list[str]] = document(Path(__file__).with_name("pytorch.toml"))["steps"]
-    found = (kind for kind, patterns in kinds.items() if any(fnmatch.fnmatchcase(step, one) for one in patterns))
-    return next((f"compile: {kind}" for kind in found), "")
-
-
-def _watch_steps() -> contextlib.AbstractContextManager[None]:
-    """Keep the steps that PyTorch itself times, where the run is profiled."""
-
-    def ended(call: Any, logger: Any, name: str, at: int, facts: Any, start: int, *args: Any, **kwargs: Any) -> None:
-        trace.add(name, trace.now() - (at - start) / 1e9, _counts_as(name))
-        call(logger, name, at, facts, start, *args, **kwargs)
-
-    return hooked({_STEP: ended}, optional=True) if trace.is_on() else contextlib.nullcontext()
 
 
 # -- pure functions of torch, computed once ----------------------------------------------------------
@@ -260,7 +236,6 @@ def session(spec: CompileSpec, candidate: Wanted = None, listing: bool = False) 
             as_machine.believing(spec.request.machine, spec.multiprocessors),
             as_machine.compiling_only(spec.request),
             watch_libraries(seen),
-            _watch_steps(),
             torch.no_grad(),
         ):
             stack.enter_context(change)

@@ -169,7 +169,6 @@ class GemmConfig:
         limits: in seconds of a kernel's run and of a compile; 0: none.
         allow: what does not fail the run.
         output: folder of all files of the run; ``None``: none is written.
-        profile: show where the time goes.
         compile_only: compile what the selected cases need and run nothing.
         stream: ``default``, or ``side`` to judge on a CUDA stream of its own.
         machine: as on which code is compiled; ``None``: this one.
@@ -207,7 +206,6 @@ class GemmConfig:
     limits: tuple[float, float] = _option("timeout", values.limits)
     allow: tuple[str, ...] = _option("allow", _ALLOWABLE)
     output: Path | None = _option("output", api_settings.folder)
-    profile: bool = _option("profile", values.is_yes)
     compile_only: bool = _option("compile-only", values.is_yes)
     stream: str = "default"
     machine: Machine | None = None
@@ -261,7 +259,7 @@ class GemmConfig:
     @property
     def deciding(self) -> dict[str, str]:
         """The options and settings that decide what is judged and how, as text."""
-        idle = {"output", "shard", "profile", "run.inline", "run.files"}
+        idle = {"output", "shard", "run.inline", "run.files"}
         return {
             name: text
             for name, text in {**self.options, **self.settings}.items()

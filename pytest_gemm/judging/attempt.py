@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.core import trace
 from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Seconds, Status, Unsupported
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.truth import Truth
@@ -34,8 +33,6 @@ _SECONDS: Final = {
     **dict.fromkeys((Phase.RUN, Phase.TIME, Phase.RUN_AGAIN), "run"),
     **dict.fromkeys((Phase.REFERENCE, Phase.EAGER), "reference"),
 }
-# What the trace of a run calls a phase by another name.
-_TRACED: Final = {Phase.PREPARE: "compile", Phase.CANDIDATES: "list candidates", Phase.RUN_AGAIN: "run"}
 # What an outcome reports of a proof, beside the kernels' names.
 _PROVED: Final = ("chosen", "configuration", "fused", "fusions", "composed")
 
@@ -107,10 +104,8 @@ class Attempt:
         seen = _WATCHED.get(phase, phase)
         kernels = ("eager ATen",) if phase is Phase.EAGER else self.kernels
         activity = Activity(case.id(self.candidate), seen, distribution, case.seed, kernels, case.device)
-        told = {"backend": case.id().who, "candidate": self.candidate, "distribution": distribution}
-        traced = trace.span(_TRACED.get(phase, str(phase)), problem=case.problem.line, **told)
         try:
-            with self.watch(activity), traced:
+            with self.watch(activity):
                 yield
         except Ended:
             raise

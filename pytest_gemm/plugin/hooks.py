@@ -21,7 +21,6 @@ import pytest
 from pytest_gemm.config import config as config_module
 from pytest_gemm.config import effect
 from pytest_gemm.config.config import CONFIG, SPEED_WORKER
-from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import CaseId, threads_text
 from pytest_gemm.core.extras import lacking
 from pytest_gemm.core.text import message
@@ -92,8 +91,8 @@ class GemmRun:
         division.register(config, self._writer)
         self._review = review.Review(config, self._writer)
         startup.register(config)
-        timeline.register(config, self._writer)
         if reports_run:
+            timeline.register(config)
             try:
                 cache.tidy()
             except ValueError as error:
@@ -106,9 +105,6 @@ class GemmRun:
     def pytest_unconfigure(self) -> None:
         """End what was started for this run."""
         self._closing.close()
-        running: Any = self._config.pluginmanager.get_plugin("session")
-        if self.totals.lost and getattr(running, "exitstatus", None) == pytest.ExitCode.OK:  # of a trace, for instance
-            running.exitstatus = Red.FILE
 
     def _display(self) -> progress.Display:
         return progress.Display.of(self._config)
@@ -284,10 +280,9 @@ class GemmRun:
     @contextlib.contextmanager
     def judge(self) -> Iterator[Judge]:
         """One judge a process, so that backends share operands and references."""
-        with trace.span("import of torch"):
-            import torch
+        import torch
 
-            from pytest_gemm.judging.judge import Judge
+        from pytest_gemm.judging.judge import Judge
 
         torch.set_num_threads(self.settings.threads)
         # What is loaded by now stays: torch and a compiler are millions of objects that every collection would visit.

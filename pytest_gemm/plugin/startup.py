@@ -25,7 +25,6 @@ from pytest_gemm.backends.inductor import ahead
 from pytest_gemm.config.config import CONFIG, SPEED_WORKER, GemmConfig, workers
 from pytest_gemm.config.options import is_any_given
 from pytest_gemm.config.values import cores
-from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.plugin import selection
 from pytest_gemm.run.progress import Display
@@ -140,7 +139,7 @@ def oversubscribed(settings: GemmConfig, config: pytest.Config) -> str:
 
 def _start_cuda(*, profiled: bool) -> None:
     """Make the CUDA context, and with ``profiled`` load the profiler's library; what fails, fails in the first test."""
-    with trace.span("start of CUDA"), contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):
         import_module("torch").zeros(1, device="cuda")
         if profiled:
             device_kernels.works()
@@ -167,7 +166,7 @@ class _Worker:
         keeper = session.config.stash.get(KEEPER, None)
         if keeper is not None:
             keeper.prepare(cuda=cuda)
-        with trace.span("import of torch"), ThreadPoolExecutor(1) as beside, contextlib.suppress(Exception):
+        with ThreadPoolExecutor(1) as beside, contextlib.suppress(Exception):
             inline = (*_WORKING, *(_COMPILING if compiling else ())) if keeper is None else ()
             for name in (*_JUDGING, *inline):
                 import_module(name)

@@ -26,7 +26,6 @@ import pytest
 from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.config.config import GemmConfig
-from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.machine import gpus
@@ -147,8 +146,7 @@ def run(config: GemmConfig, cases: Sequence[CaseId], display: Display) -> list[H
                 raise pytest.UsageError(f"--gemm-compile-only: {why}; name its architecture, {named}")
             display.line(f"{name}: {why}, so nothing is compiled ahead of the tests")
             continue
-        with trace.span("compile ahead", backend=name):
-            harvest = compile_for(config, backend, problems, architecture, display)
+        harvest = compile_for(config, backend, problems, architecture, display)
         display.line(note(harvest))
         found.append(harvest)
     return found

@@ -20,7 +20,6 @@ import msgspec
 import pytest
 
 from pytest_gemm import __version__
-from pytest_gemm.core import trace
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Verdict
 from pytest_gemm.core.units import plural
@@ -125,13 +124,11 @@ class _Measurement:
         if made.mode != "against":  # a store that cannot be read is an error before anything is measured
             self.made.stored = self.store.load_all(dict.fromkeys(case.backend for case in self._cases))
         try:
-            with trace.span("speed: compile"):
-                for group in self.groups:
-                    runner.compile(group, self._cases)
+            for group in self.groups:
+                runner.compile(group, self._cases)
             if speed.record:
-                with trace.span("speed: record"):
-                    self._take_up(display)
-                    self._sessions(self._cases, self._recorded - len(made.sessions), "recording")
+                self._take_up(display)
+                self._sessions(self._cases, self._recorded - len(made.sessions), "recording")
                 self._record()
                 objection = record.recordable(made.sessions, k=self._recorded, force=speed.force)
                 self._keep(display, made.sessions if objection and objection.code == "disturbed" else [])
@@ -212,20 +209,18 @@ class _Measurement:
                 return {case: one.selected for case, one in self.made.stored.items()}
             return {case: (name,) for case, name in runner.selected[self.groups[-1].name].items()}
 
-        with trace.span("speed: screen"):
-            self._sessions(self._cases, (policy.pairs if is_paired else policy.sessions)[0], "screening")
+        self._sessions(self._cases, (policy.pairs if is_paired else policy.sessions)[0], "screening")
         if not (first := len(made.sessions)):
             return
         how = design.Design(policy, None if is_paired else record.stored(self.made.stored, made.sessions[0]))
 
         def confirming(cases: tuple[CaseId, ...], count: int) -> tuple[design.Readings, design.Readings]:
-            with trace.span("speed: confirm"):
-                if not (done := len(made.sessions) - first):
-                    again = set(cases).intersection(selection.changed(before(), made.sessions))
-                    for group in self.groups:
-                        runner.select_again(group, again)
-                wanted = list(dict.fromkeys(case.whole for case in cases))
-                self._sessions(wanted, count - done, "confirming")
+            if not (done := len(made.sessions) - first):
+                again = set(cases).intersection(selection.changed(before(), made.sessions))
+                for group in self.groups:
+                    runner.select_again(group, again)
+            wanted = list(dict.fromkeys(case.whole for case in cases))
+            self._sessions(wanted, count - done, "confirming")
             return estimates.pair_readings(made.base[first:], made.sessions[first:])
 
         screened = how.screen(*estimates.pair_readings(made.base, made.sessions))

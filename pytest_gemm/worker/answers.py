@@ -48,16 +48,6 @@ class RanForm(msgspec.Struct, frozen=True):
     contract: Contract | None = None
 
 
-class Span(msgspec.Struct, frozen=True):
-    """A span of time, see ``trace.add``."""
-
-    name: str
-    kind: str
-    start: float
-    seconds: float
-    args: dict[str, str | int | float | bool | None] = {}
-
-
 class Answer(msgspec.Struct, frozen=True):
     """What a worker says: one of these, or nothing."""
 
@@ -69,4 +59,3 @@ class Answer(msgspec.Struct, frozen=True):
     ran: RanForm | None = None
     refused: str = ""
     said: Any = None
-    spans: list[Span] = []

@@ -24,7 +24,6 @@ import msgspec
 import torch
 
 from pytest_gemm.api.protocols import Backend, Candidates
-from pytest_gemm.core import trace
 from pytest_gemm.core.outcome import Activity, Misconduct, Phase, Pruned, Reason, Unsupported
 from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.operands.tensors import Operands
@@ -190,7 +189,6 @@ class Process:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             self._gone()
             raise Died(Reason("process-died", "the kernel's process sent what no worker says")) from None
-        trace.extend(msgspec.to_builtins(answer.spans))
         if answer.defect or (answer.failure is not None and answer.failure.lost is not None):
             self._gone()  # it can compute nothing more; another one can
         _raise(answer)

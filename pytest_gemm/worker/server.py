@@ -14,12 +14,11 @@ import msgspec
 import torch
 
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.core import trace
 from pytest_gemm.core.outcome import Misconduct, Pruned, Unsupported
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker import faults, memory
-from pytest_gemm.worker.answers import Answer, Failure, RanForm, Refusal, Span
+from pytest_gemm.worker.answers import Answer, Failure, RanForm, Refusal
 from pytest_gemm.worker.device import Opened, bytes_at
 from pytest_gemm.worker.inline import Inline
 from pytest_gemm.worker.messages import How, Job, Thrown
@@ -43,7 +42,6 @@ def serve(
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     faulthandler.enable(file=stack, all_threads=True)
     process = os.getpid()
-    trace.taken()  # of pytest's process
     worker, encoder = _Server(backends, calls), msgspec.msgpack.Encoder(enc_hook=str)
     while True:
         try:
@@ -61,8 +59,6 @@ def serve(
             answer = Answer(defect=traceback.format_exc())
         if os.getpid() != process:  # a kernel has forked, and this copy would answer too
             os._exit(1)
-        spans = [msgspec.convert(one, Span) for one in trace.taken()] if trace.is_on() else []
-        answer = msgspec.structs.replace(answer, spans=spans)
         memory.send(end, encoder.encode(answer), data)
 
 

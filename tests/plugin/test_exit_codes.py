@@ -316,7 +316,7 @@ def test_the_tables_of_statuses_have_each_and_no_other() -> None:
     assert found == tested | {128 + signal.SIGHUP} | timed
 
 
-@pytest.mark.parametrize("more", [(), ("-n1", "--gemm-profile=yes")], ids=["alone", "worker"])
+@pytest.mark.parametrize("more", [(), ("-n1",)], ids=["alone", "worker"])
 def test_without_the_terminal_plugin_a_run_judges_and_writes(project: pytest.Pytester, more: tuple[str, ...]) -> None:
     options = ("-p", "no:terminal", "-p", "no:cacheprovider", "--gemm-backends=off", "--gemm-output=out")
     result = project.runpytest_subprocess(*options, *more, timeout=300)

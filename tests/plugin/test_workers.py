@@ -154,15 +154,21 @@ def test_the_longest_recorded_case_starts_first(pytester: pytest.Pytester, monke
 
 
 @pytest.mark.slow
-def test_workers_import_torch_before_their_tests(pytester: pytest.Pytester) -> None:
-    run(pytester, "-n4", "--gemm-profile", "--gemm-output=out")
-    events = json.loads((pytester.path / "out" / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
-    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    for lane in ("gw0", "gw1", "gw2", "gw3"):
-        own = sorted((one for one in events if one["ph"] == "X" and lanes[one["tid"]] == lane), key=lambda e: e["ts"])
-        imported = next(event for event in own if event["name"] == "import of torch")
-        tests = [event["ts"] for event in own if event["cat"] == "test"]
-        assert all(imported["ts"] + imported["dur"] <= begun for begun in tests)
+def test_workers_import_torch_before_their_tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytester, "_getpytestargs", lambda: (sys.executable, "-m", "pytest"))  # without torch
+    pytester.makepyfile(
+        noting="""
+        import os, pathlib, sys
+
+        def pytest_runtest_protocol():
+            with open(pathlib.Path.cwd() / "loaded.txt", "a") as file:
+                file.write(f"{os.environ['PYTEST_XDIST_WORKER']} {'torch' in sys.modules}\\n")
+        """
+    )
+    run(pytester, "-n4", "-p", "noting")
+    noted = (pytester.path / "loaded.txt").read_text(encoding="utf-8").splitlines()
+    assert {*noted} == {f"gw{i} True" for i in range(4)}
+    assert len(noted) == len(LINES)
 
 
 @pytest.mark.slow
@@ -171,7 +177,7 @@ def test_workers_have_no_more_threads_than_there_are_cores(
 ) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     cores = len(os.sched_getaffinity(0))
-    found = run(pytester, f"-n{cores}", "--gemm-profile")
+    found = run(pytester, f"-n{cores}")
     assert {policy for _, _, policy, _ in found} == {"passive"}  # the judge's process waits meanwhile
     # Besides its own: that of execnet, that of the watch, and the pool of PyTorch where a worker has several.
     assert max(int(threads) for _, _, _, threads in found) <= 1 + 3
