@@ -92,7 +92,7 @@ class Asked:
         op, dtypes, device: what the kernel takes; "" or empty to find out.
         problem: the only problem line; "" for all of the kernel's form.
         seed: of all values.
-        limit: seconds of a call, after which the worker is ended.
+        limit: seconds of a call, after which the worker is ended; 0: 10, and 90 of a first call, which may compile.
 
     Raises:
         ValueError: for an unknown dtype, no limit, or a line that is no problem.
@@ -103,16 +103,21 @@ class Asked:
     device: str = ""
     problem: str = ""
     seed: int = 0
-    limit: float = 10.0
+    limit: float = 0.0
 
     def __post_init__(self) -> None:
         """Check what a user writes."""
         if unknown := [name for name in self.dtypes if name not in _DTYPES]:
             raise ValueError(f"--dtypes={','.join(self.dtypes)}: unknown {unknown[0]!r}; known: {' '.join(_DTYPES)}")
-        if self.limit <= 0:
+        if self.limit < 0:
             raise ValueError(f"--time-limit={self.limit:g}: give seconds above 0")
         if self.problem:
             Problem.parse(self.problem)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Seconds of a call, and of a first one."""
+        return (self.limit, self.limit) if self.limit else (10.0, 90.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,7 +323,7 @@ def run(given: argparse.Namespace) -> int:
     kernels.c_parameters(given.signature)
     dtypes = tuple(filter(None, (given.dtypes or "").split(",")))
     asked = Asked(given.op, dtypes, given.device, given.problem or "", given.seed, given.time_limit)
-    with _worker(asked.limit) as worker:
+    with _worker(asked.limits) as worker:
         started = psutil.Process().create_time()
         found = _Judging(Kernel(given.kernel, signature=given.signature), asked, worker, started, _progress).found()
     show((json.dumps(found.to_dict()) if given.json else found.text) + "\n")
@@ -333,7 +338,7 @@ def check(function: Callable[..., Any], **options: Any) -> Judgement:
         seen = getattr(seen, part, None)
     asked = Asked(**options)
     if seen is function and sys.platform == "linux" and not cuda_has_started():
-        with _worker(asked.limit) as worker:
+        with _worker(asked.limits) as worker:
             return _Judging(Kernel(f"{where}:{name}"), asked, worker).found()
     return _Judging(Kernel(name or type(function).__name__, function=function), asked, Inline(_CALLS)).found()
 
@@ -345,9 +350,9 @@ _CALLS: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 @contextlib.contextmanager
-def _worker(limit: float) -> Iterator[Process]:
+def _worker(limits: tuple[float, float]) -> Iterator[Process]:
     keeper = Keeper({}, cores(), (), _CALLS)
-    worker = Process(keeper, (limit, limit))
+    worker = Process(keeper, limits)
     try:
         yield worker
     finally:
@@ -574,7 +579,7 @@ class _Judging:
             return _Call(form, device, size, dtype, _why(error), error if isinstance(error, Died) else None)
 
     def _ask(self, kind: type[T], question: str, *more: object) -> T:
-        with self.worker.watch(Activity(CaseId("judge", ""), Phase.RUN)):
+        with self.worker.watch(Activity(CaseId("judge", ""), Phase.COMPILE)):
             return self.worker.call(kind, question, *more)
 
     def _judge_all(self, found: Judgement, backend: KernelBackend, problems: Sequence[Problem]) -> None:
@@ -628,7 +633,7 @@ class _Judging:
         if not found.ok:
             found.untimed = "it is not right" if found.findings else "nothing was judged"
             return
-        quick = {one.problem for one in found.passed if one.seconds.run < self.asked.limit / 100}
+        quick = {one.problem for one in found.passed if one.seconds.run < self.asked.limits[0] / 100}
         problems = [one for one in map(Problem.parse, quick) if str(one.dtypes) == found.takes.dtypes[0]]
         for problem in sorted(problems, key=lambda one: one.shape.flops)[-2:]:
             with contextlib.suppress(Unsupported, Misconduct, Died, Thrown):  # of ATen too
