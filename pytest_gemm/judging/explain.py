@@ -7,6 +7,7 @@ it reproduces them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -340,12 +341,17 @@ class _Sample:
 
         return dataclasses.replace(self, **{f.name: cut(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
-    @property
+    @functools.cached_property
     def sums(self) -> Tensor:
         """The products' sums, (S,)."""
         return (self.a * self.b).sum(1)
 
-    @property
+    @functools.cached_property
+    def good(self) -> _Sample | None:
+        """A sample of the right elements; ``None`` without one."""
+        return _Sample.of(self.wrong, good=True)
+
+    @functools.cached_property
     def running_sums(self) -> Tensor:
         """The sums of the first 0 .. K products, (S, K + 1)."""
         return torch.cat([torch.zeros(len(self.x), 1, dtype=torch.float64), (self.a * self.b).cumsum(1)], 1)
@@ -354,7 +360,7 @@ class _Sample:
         """Whether right elements stay right without some k, on data of which each element shows a few k only."""
         if self.wrong.operands.distribution not in _FEW_K:
             return True  # where all k show, only some tiles may lack products
-        if (good := _Sample.of(self.wrong, good=True)) is None:
+        if (good := self.good) is None:
             return True
         part = good.running_sums[:, last] - good.running_sums[:, first]
         return mostly((good.result(good.sums + sign * part) - good.x).abs() <= good.tolerance)

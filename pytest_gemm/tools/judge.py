@@ -540,7 +540,8 @@ class _Judging:
         asked, made = self.asked, list[_Call]()
         sizes = [size for size in _FIRST if asked.op != "bmm"] + [(2, *size) for size in _FIRST]
         dtypes = asked.dtypes or (("i8",) if asked.op == "int_mm" else _DTYPES)
-        devices = (asked.device,) if asked.device else ("cpu", "cuda")
+        both = ("cuda", "cpu") if self.kernel.is_for_gpus else ("cpu", "cuda")
+        devices = (asked.device,) if asked.device else both
         for device, size, dtype, form in itertools.product(devices, sizes, dtypes, _forms(names, asked.op)):
             made.append(self._call(form, device, size, dtype))
             died = made[-1].died
