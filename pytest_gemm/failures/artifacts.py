@@ -213,7 +213,7 @@ def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candi
     finite = matrix[matrix.isfinite()]
     # Where the bound is 0 or nearly so a ratio means no more than "far".
     top = min(max(10.0, float(finite.max()) if finite.numel() else 10.0), _FAR)
-    no_number = ~actual.detach().cpu().reshape(matrices.shape)[which].isfinite() & (matrix > 1)
+    no_number = ~actual.detach().double().cpu().reshape(matrices.shape)[which].isfinite() & (matrix > 1)
     # A wrong element is never of the colour of a right one; what is beyond the top is no number.
     colour = torch.where(matrix > 1, matrix.clamp(1.2, top), matrix.clamp(_NEAR, 1.0))
     shown, cell = _pooled(colour.masked_fill(no_number, 2 * top))
