@@ -99,7 +99,7 @@ class Kernel:
 
     @property
     def is_for_gpus(self) -> bool:
-        """Whether its file speaks of CUDA or Triton: such a kernel may return anything for tensors of the CPU."""
+        """Whether its file names CUDA or Triton: such a kernel may return anything for tensors of the CPU."""
         path = Path(self.name.rpartition(":")[0])
         return path.suffix == ".py" and re.search("cuda|triton", path.read_text(errors="replace"), re.I) is not None
 

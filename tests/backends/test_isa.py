@@ -160,7 +160,7 @@ def test_a_level_shows_in_id_report_rerun_line_junit_and_record() -> None:
     case = CaseId("cpp", MM.line, mode=Mode.CPP_WRAPPER, isa="avx2")
     assert selection.case_id(f"test_it.py::test_product[{case}]") == case
     text = findings.text(findings.Finding([TWIN]), Rerun("test_it.py").line(TWIN))
-    assert f"{MM.line} on cpp@aoti@avx2: incorrect" in text
+    assert f"incorrect: {MM.line} on cpp@aoti@avx2: " in text
     assert text.endswith("--gemm-isa=avx2")
     assert records.from_record(records.to_record(TWIN)) == TWIN
     assert ("gemm_isa", "avx2") in reports.junit_properties([TWIN])

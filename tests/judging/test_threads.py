@@ -157,7 +157,7 @@ def test_threads_and_mode_show_in_id_report_rerun_line_and_record(case: CaseId, 
     assert selection.case_id(f"conformance/test_it.py::test_product[{case}]") == case
     odd = Outcome(case, "rand", 0, Status.INCORRECT)
     text = findings.text(findings.Finding([odd]), Rerun("test_it.py", ("--gemm-threads=1",)).line(odd))
-    assert f"{MM.line} on {who}: incorrect" in text
+    assert f"incorrect: {MM.line} on {who}: " in text
     assert text.count(option.split("=", maxsplit=1)[0]) == text.count(option) == 1
     assert records.from_record(records.to_record(odd)) == odd
     assert selection.case_id(f"x[cpp@2u-{MM.line}]") is None

@@ -91,6 +91,7 @@ def configured(speed: SpeedConfig, *backends: Any) -> Any:
         wanted_candidates="",
         device_of=lambda _: "cpu",
         options=OPTIONS,
+        deciding={},
     )
 
 
@@ -336,12 +337,13 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(runner_module, "_Open", Answer)
     monkeypatch.setattr(Answer, "left", [None, None, None, end])
+    monkeypatch.setattr(controller.partial, "folder", lambda _: tmp_path / "kept")
     speed = SpeedConfig(record=True, sessions=5, baselines=tmp_path / "b", samples=tmp_path / "mine")
     config = configured(speed, Several())
     display = Lines()
     with pytest.raises(raised):
         controller.measure(config, {SEVERAL: ""}, Project(str(tmp_path)), display)
-    first, then, _ = display.lines
+    first, then, *_ = display.lines
     assert "the recording was cut short: 3 of 5 sessions are complete" in first
     _, _, line = then.partition(": to record from these: ")
     program, command, *words = shlex.split(line)
