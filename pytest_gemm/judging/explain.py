@@ -582,7 +582,7 @@ def _ranges(k: int) -> Iterator[tuple[Tensor, Tensor]]:
     yield k - every, every * 0 + k  # tails, the shortest first
     yield every * 0, every  # heads
     if k > 2:
-        yield k - 1 - every[:-1], every[:-1] * 0 + k - 1  # tails but for the last
+        yield k - 1 - every[:-1], every[:-1] * 0 + k - 1  # tails without the last k
     sizes = {1 << power for power in range(k.bit_length())} | {math.ceil(k / n) for n in range(2, 17)}
     for size in sorted(sizes):
         first = torch.arange(0, k, size)
@@ -635,7 +635,7 @@ def _of_k(first: int, last: int, k: int, *, twice: bool) -> tuple[str, str]:
     # What is left of K after whole blocks is a tail, though it may be the last of several slices too.
     is_rest = any(size == k % (1 << power) for power in range(1, 9))
     if last >= k - 1 and size < k / 2 and (is_rest or not n or n > 8 or size <= 16):
-        kind, note = "K tail", ": the K-tail" if last == k else ": the K-tail but for the last k"
+        kind, note = "K tail", ": the K-tail" if last == k else ": the K-tail without the last k"
     elif n and size > 1:
         kind, note = "slice of K", f": slice {i + 1} of {n} of K"
     else:
@@ -646,7 +646,7 @@ def _of_k(first: int, last: int, k: int, *, twice: bool) -> tuple[str, str]:
 
 
 def _slices(k: int, n: int, i: int) -> set[tuple[int, int]]:
-    """Slice i of n of K: of lengths that differ by one, or of whole lengths but for the last."""
+    """Slice i of n of K: of lengths that differ by one, or of one length with a shorter last slice."""
     size = math.ceil(k / n)
     even = k // n * i + min(i, k % n)
     return {(even, even + k // n + (i < k % n)), (size * i, min(size * (i + 1), k))}
