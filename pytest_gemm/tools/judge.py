@@ -92,10 +92,11 @@ class Asked:
         op, dtypes, device: what the kernel takes; "" or empty to find out.
         problem: the only problem line; "" for all of the kernel's form.
         seed: of all values.
-        limit: seconds of a call, after which the worker is ended; 0: 10, and 90 of a first call, which may compile.
+        limit: seconds of a call, after which the worker is ended; ``None``: 10, and 90 of a first call, which may
+            compile.
 
     Raises:
-        ValueError: for an unknown dtype, no limit, or a line that is no problem.
+        ValueError: for an unknown dtype, a limit that is not above 0, or a line that is no problem.
     """
 
     op: str = ""
@@ -103,13 +104,13 @@ class Asked:
     device: str = ""
     problem: str = ""
     seed: int = 0
-    limit: float = 0.0
+    limit: float | None = None
 
     def __post_init__(self) -> None:
         """Check what a user writes."""
         if unknown := [name for name in self.dtypes if name not in _DTYPES]:
             raise ValueError(f"--dtypes={','.join(self.dtypes)}: unknown {unknown[0]!r}; known: {' '.join(_DTYPES)}")
-        if self.limit < 0:
+        if self.limit is not None and self.limit <= 0:
             raise ValueError(f"--time-limit={self.limit:g}: give seconds above 0")
         if self.problem:
             Problem.parse(self.problem)
@@ -117,7 +118,7 @@ class Asked:
     @property
     def limits(self) -> tuple[float, float]:
         """Seconds of a call, and of a first one."""
-        return (self.limit, self.limit) if self.limit else (10.0, 90.0)
+        return (10.0, 90.0) if self.limit is None else (self.limit, self.limit)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -186,6 +186,7 @@ def test_on_cuda_the_sums_may_be_those_of_tensor_cores(monkeypatch: pytest.Monke
         (["broken.py:f"], "SyntaxError"),
         (["fails.py:f"], "--op="),
         (["kernels_of_a_user.py:right", "--dtypes=f33"], "known: f32 f16 bf16 f64 i8"),
+        (["kernels_of_a_user.py:right", "--time-limit=0"], "--time-limit=0: give seconds above 0"),
         (["a:f", "--signature=int f(char** a)"], "--signature"),
     ],
 )
