@@ -16,7 +16,7 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Verdict
@@ -103,21 +103,12 @@ class Evidence:
     def minimum_effect(self) -> float:
         """The smallest slow-down that this policy sees, as a fraction."""
         share = self.learnt.weights[self.case] if self.then else self.weight
-        priors, policy = self.learnt.priors, self.policy
-        if self.then:
-            spread = self.then[share]
-            return estimates.smallest(spread, priors[share], spread.sessions, policy.sessions, policy)
-        return estimates.smallest(
-            estimates.location(self.values(share), policy.floor), priors[share], 0, policy.pairs, policy
-        )
+        spread = self.then.get(share) or estimates.location(self.values(share), self.policy.floor)
+        return estimates.smallest(spread, self.learnt.priors[share], self.policy, is_paired=not self.then)
 
     def seen(self, view: View, unit: str) -> str:
         """A change with the sessions that it rests on."""
         return f"{view} over {plural(len(self.head), unit)}"
-
-
-Gathered: TypeAlias = Evidence | Judgement
-"""The evidence on a case, or the judgement on a case that has too little of it."""
 
 
 class Claim(NamedTuple):
@@ -141,7 +132,7 @@ class Claim(NamedTuple):
         return all(view.recurs(limit) for view, limit in self.needed)
 
 
-def claims_of(e: Evidence, policy: Policy, move: float, *, both: bool, mirrored: bool = False) -> list[Claim]:
+def claims_of(e: Evidence, move: float, *, both: bool, mirrored: bool) -> list[Claim]:
     """What can make the case slower (or faster): a change beyond delta, and a drift since the first epoch.
 
     An estimate that does not take all of the comparator off is as slow as the machine: that much is added to its limit.
@@ -158,10 +149,11 @@ def claims_of(e: Evidence, policy: Policy, move: float, *, both: bool, mirrored:
         lift = (1 - e.weight) * max(0.0, sign * move)
         return Claim(code, ((turned(e.main), limit + lift - since(e.weight)),), None)
 
-    found = [claim("delta", math.log1p(policy.delta), lambda _: 0.0)]
+    code = "faster-confirmed" if mirrored else "slower-confirmed"
+    found = [claim(code, math.log1p(e.policy.delta), lambda _: 0.0)]
     needed = {1.0, 0.0} if both and e.ratio else {e.weight}
     if not mirrored and needed <= e.since_first.keys():
-        found.append(claim("drift", math.log1p(policy.drift), e.since_first.__getitem__))
+        found.append(claim("drift", math.log1p(e.policy.drift), e.since_first.__getitem__))
     return found
 
 
@@ -219,12 +211,12 @@ def no_baseline(case: CaseId, head: Sequence[Reading], against: str) -> Judgemen
     )
 
 
-def is_beyond_guard(e: Evidence, policy: Policy, move: float) -> bool:
+def is_beyond_guard(e: Evidence, move: float) -> bool:
     """Whether every session is beyond the guard by time and by ratio.
 
     Without a comparator, the slow-down of the machine is added to the limit.
     """
-    limit = math.log1p(policy.guard)
+    limit = math.log1p(e.policy.guard)
     lift = 0.0 if e.ratio else max(0.0, move)
     views = [e.raw, e.ratio] if e.ratio else [e.raw]
     return all(c - lift > limit for v in views for c in v.changes)
@@ -273,54 +265,47 @@ def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
 # -- the screen --------------------------------------------------------------------------------------------------
 
 
-def screened(
-    gathered: Mapping[CaseId, Gathered], policy: Policy, unit: str, learnt: Learnt, anchor: Anchor
-) -> Screened:
+def screened(gathered: Mapping[CaseId, Evidence | Judgement], unit: str, learnt: Learnt, anchor: Anchor) -> Screened:
     """The screen's judgements, and the cases that have to be confirmed.
 
     A case is handed on when the t-test of "at most ``policy.delta`` slower" fails at ``policy.screen_level``.
 
     Args:
-        gathered: by case.
-        policy: the levels and limits.
+        gathered: by case: its evidence, or the judgement where there is too little of it.
         unit: ``session`` or ``pair``; the machine is the same for both of a pair.
         learnt: from all cases; the confirmation uses it too.
         anchor: how the machine moved.
     """
     judgements: dict[CaseId, Judgement] = {}
-    wanted: dict[str, list[CaseId]] = {"slower": [], "faster": [], "": []}
+    wanted: dict[str, tuple[CaseId, ...]] = {"slower": (), "faster": (), "": ()}
     for case, one in gathered.items():
-        direction = ""
-        if isinstance(one, Judgement):
-            judgements[case] = one
-        else:
-            judgements[case], direction = _screened(one, policy, STILL if unit == "pair" else anchor, unit)
-        wanted[direction].append(case)
-    slower, faster = tuple(wanted["slower"]), tuple(wanted["faster"])
-    return Screened(judgements, slower, faster, anchor.reason, anchor.move, learnt)
+        here = STILL if unit == "pair" else anchor
+        judgements[case], direction = (one, "") if isinstance(one, Judgement) else _screened(one, here, unit)
+        wanted[direction] += (case,)
+    return Screened(judgements, wanted["slower"], wanted["faster"], anchor.reason, anchor.move, learnt)
 
 
-def _screened(e: Evidence, policy: Policy, anchor: Anchor, unit: str) -> tuple[Judgement, str]:
+def _screened(e: Evidence, anchor: Anchor, unit: str) -> tuple[Judgement, str]:
     """The screen's judgement on a case, and ``slower`` or ``faster`` when it has to be confirmed."""
-    both = anchor.reason is not None
+    both, policy = anchor.reason is not None, e.policy
     shown = e.ratio or e.raw if e.is_far else e.ratio if both and e.ratio else e.main
     seen = e.seen(shown, unit)
 
     def undecided(why: Reason) -> Judgement:
         return judged(e, Verdict.UNDECIDED, why, shown)
 
-    if e.is_far or is_beyond_guard(e, policy, anchor.move):
+    if e.is_far or is_beyond_guard(e, anchor.move):
         return undecided(reason("to-confirm", seen=seen)), "slower"
     if anchor.raw_moved and not e.ratio:
         return undecided(reason("without-comparator", seen=seen, move=words(anchor.move))), ""
     for direction, mirrored in (("slower", False), ("faster", True)):
-        claims = claims_of(e, policy, anchor.move, both=both, mirrored=mirrored)
+        claims = claims_of(e, anchor.move, both=both, mirrored=mirrored)
         if any(c.p_value < policy.screen_level for c in claims):
             return undecided(reason("to-confirm", seen=seen)), direction
         if any(c.alone and c.alone[0].p_slower(c.alone[1]) < policy.screen_level for c in claims):
             return undecided(_comparator_moved(e, unit)), ""
     if e.minimum_effect > policy.underpowered_from:
-        return undecided(_underpowered(e, policy, seen)), ""
+        return undecided(_underpowered(e, seen)), ""
     return judged(e, Verdict.SAME, reason("within", seen=seen, least=percent(e.minimum_effect)), shown), ""
 
 
@@ -330,97 +315,89 @@ def _comparator_moved(e: Evidence, unit: str) -> Reason:
     return reason("comparator-moved", ratio=e.ratio or "", seen=e.seen(e.raw, unit), comparator=comparator)
 
 
-def _underpowered(e: Evidence, policy: Policy, seen: str) -> Reason:
+def _underpowered(e: Evidence, seen: str) -> Reason:
     """The noise hides a change."""
     least = f"less than {percent(e.minimum_effect)}" if math.isfinite(e.minimum_effect) else "anything"
-    return reason("underpowered", seen=seen, least=least, most=percent(policy.underpowered_from))
+    return reason("underpowered", seen=seen, least=least, most=percent(e.policy.underpowered_from))
+
+
+def _is_explained(e: Evidence, *, mirrored: bool) -> bool:
+    """Whether this case's comparator moved so that the ratio looks slower (or faster): beyond delta, at 5%."""
+    if e.comparator is None or e.weight == 0:
+        return False
+    view = e.comparator if mirrored else e.comparator.mirrored()
+    return view.estimate > math.log1p(e.policy.delta) and view.p_slower(0.0) < 0.05
 
 
 # -- the confirmation --------------------------------------------------------------------------------------------
 
 
-def confirmed(
-    screened: Screened,
-    gather: Callable[[CaseId, int], Evidence | Sequence[Reading] | None],
-    policy: Policy,
-    unit: str,
-    *,
-    last: bool,
-) -> dict[CaseId, Judgement]:
-    """All judgements: those of the screen, replaced by the confirmation's for the cases that ``gather`` has.
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """One look at the sessions of the confirmation.
 
     A case is slower by the t-test over all confirmed cases (Holm, ``policy.confirm_level`` divided by the looks) *and*
     when all sessions but a few repeat it.  Faster by the mirrored rule.  A case that is not clear yet keeps the
     screen's judgement unless this is the last look.
 
-    Args:
+    Attributes:
         screened: what the screen said.
-        gather: the evidence on a case that has to be confirmed, from the sessions of the confirmation alone, by the
-            number that have to be usable; the readings where there are fewer, ``None`` where there are none.
         policy: the levels and limits.
         unit: ``session`` or ``pair``; base and head of a pair alternate on one machine.
         last: no further look follows.
-    """
-    judgements = dict(screened.judgements)
-    looks = policy.looks((policy.pairs if unit == "pair" else policy.sessions)[1])
-    needed = estimates.fewest(looks[-1] if last else looks[0])
-    for cases, mirrored in ((screened.slower, False), (screened.faster, True)):
-        known = []
-        for case in cases:
-            one = gather(case, needed)
-            if one is None:
-                continue
-            if not isinstance(one, Evidence):
-                judgements[case] = without(case, one, needed, f"further {unit}", shown=screened.judgements[case])
-            elif one.is_far:
-                shown = one.ratio or one.raw
-                before = screened.judgements[case].sessions
-                why = reason("far", seen=one.seen(shown, f"further {unit}"), times=1 + policy.far)
-                judgements[case] = judged(one, Verdict.SLOWER, why, shown, before=before)
-            else:
-                known.append(one)
-        look = _Look(screened, policy, unit, policy.confirm_level / len(looks), mirrored, last)
-        judgements.update(look.decide(known))
-    return judgements
-
-
-@dataclasses.dataclass(frozen=True)
-class _Look:
-    """One look at the cases of one direction.
-
-    Attributes:
-        screened, policy, unit, last: as in :func:`confirmed`.
-        level: of significance, of this look.
-        mirrored: look for faster.
     """
 
     screened: Screened
     policy: Policy
     unit: str
-    level: float
-    mirrored: bool
     last: bool
 
-    def decide(self, evidence: Sequence[Evidence]) -> dict[CaseId, Judgement]:
-        """The judgements on those of the cases that are clear."""
+    def judgements(
+        self, gather: Callable[[CaseId, int], Evidence | Sequence[Reading] | None]
+    ) -> dict[CaseId, Judgement]:
+        """All judgements: those of the screen, replaced by the confirmation's for the cases that ``gather`` has.
+
+        Args:
+            gather: the evidence on a case that has to be confirmed, from the sessions of the confirmation alone, by the
+                number that have to be usable; the readings where there are fewer, ``None`` where there are none.
+        """
+        policy, screened, further = self.policy, self.screened, f"further {self.unit}"
+        judgements = dict(screened.judgements)
+        looks = policy.looks((policy.pairs if self.unit == "pair" else policy.sessions)[1])
+        needed = estimates.fewest(looks[-1] if self.last else looks[0])
+        for cases, mirrored in ((screened.slower, False), (screened.faster, True)):
+            known = []
+            for case in cases:
+                one, shown = gather(case, needed), screened.judgements[case]
+                if isinstance(one, Evidence) and one.is_far:
+                    view = one.ratio or one.raw
+                    why = reason("far", seen=one.seen(view, further), times=1 + policy.far)
+                    judgements[case] = judged(one, Verdict.SLOWER, why, view, before=shown.sessions)
+                elif isinstance(one, Evidence):
+                    known.append(one)
+                elif one is not None:
+                    judgements[case] = without(case, one, needed, further, shown=shown)
+            judgements.update(self._decide(known, policy.confirm_level / len(looks), mirrored=mirrored))
+        return judgements
+
+    def _decide(self, evidence: Sequence[Evidence], level: float, *, mirrored: bool) -> dict[CaseId, Judgement]:
+        """The judgements on those of the cases of one direction that are clear; ``mirrored``: look for faster."""
         same_machine = self.unit == "pair"
         moves = [e.comparator.estimate for e in evidence if e.comparator]
         now = statistics.median(moves) if len(moves) >= estimates.FEWEST_CASES else 0.0
         # A few pairs on a noisy machine look like a shift; only what the confirmation itself measures counts there.
         earlier = 0.0 if same_machine else self.screened.move
         shifted = max(abs(now), abs(earlier)) > math.log1p(self.policy.anchor_shift)
-        both = {e.case: shifted or self._is_explained(e) for e in evidence}
-        move = 0.0 if same_machine else min(earlier, now) if self.mirrored else max(earlier, now)
-        claims = [
-            (e, c) for e in evidence for c in claims_of(e, self.policy, move, both=both[e.case], mirrored=self.mirrored)
-        ]
+        both = {e.case: shifted or _is_explained(e, mirrored=mirrored) for e in evidence}
+        move = 0.0 if same_machine else min(earlier, now) if mirrored else max(earlier, now)
+        claims = [(e, c) for e in evidence for c in claims_of(e, move, both=both[e.case], mirrored=mirrored)]
         fallen: dict[CaseId, list[Claim]] = {}
-        for (e, c), falls in zip(claims, _holm([c.p_value for _, c in claims], self.level), strict=True):
+        for (e, c), falls in zip(claims, _holm([c.p_value for _, c in claims], level), strict=True):
             if falls and c.recurs:
                 fallen.setdefault(e.case, []).append(c)
         # What would have fallen if the anchor had stayed: the same procedure on one estimate alone.
         alone = [(e, *(c.alone or c.needed[0])) for e, c in claims]
-        falls_alone = _holm([view.p_slower(limit) for _, view, limit in alone], self.level)
+        falls_alone = _holm([view.p_slower(limit) for _, view, limit in alone], level)
         fallen_alone = {
             e.case for (e, view, limit), falls in zip(alone, falls_alone, strict=True) if falls and view.recurs(limit)
         }
@@ -428,36 +405,35 @@ class _Look:
         for e in evidence:
             moved = both[e.case] and e.case in fallen_alone
             shown = e.ratio if both[e.case] and e.ratio else e.main
-            decided = self._verdict(e, shown, fallen.get(e.case, ()), move, comparator_moved=moved)
+            decided = self._verdict(e, shown, fallen.get(e.case, ()), move, comparator_moved=moved, mirrored=mirrored)
             if decided is not None:
                 found[e.case] = judged(e, *decided, shown, before=self.screened.judgements[e.case].sessions)
         return found
 
-    def _is_explained(self, e: Evidence) -> bool:
-        """Whether this case's comparator moved so that the ratio looks slower (or faster): beyond delta, at 5%."""
-        if e.comparator is None or e.weight == 0:
-            return False
-        view = e.comparator if self.mirrored else e.comparator.mirrored()
-        return view.estimate > math.log1p(self.policy.delta) and view.p_slower(0.0) < 0.05
-
     def _verdict(
-        self, e: Evidence, shown: View, fallen: Sequence[Claim], move: float, *, comparator_moved: bool
+        self,
+        e: Evidence,
+        shown: View,
+        fallen: Sequence[Claim],
+        move: float,
+        *,
+        comparator_moved: bool,
+        mirrored: bool,
     ) -> tuple[Verdict, Reason] | None:
         """The verdict on a case; ``None`` where further sessions may decide it."""
         policy, unit = self.policy, self.unit
-        view = shown.mirrored() if self.mirrored else shown
+        view = shown.mirrored() if mirrored else shown
         seen = e.seen(shown, f"further {unit}")
         if fallen:
-            verdict = Verdict.FASTER if self.mirrored and fallen[0].code != "drift" else Verdict.SLOWER
-            return verdict, self._found(e, fallen[0], seen)
-        if not self.mirrored and is_beyond_guard(e, policy, move):
+            return Verdict.FASTER if mirrored else Verdict.SLOWER, self._found(e, fallen[0], seen)
+        if not mirrored and is_beyond_guard(e, move):
             return Verdict.SLOWER, reason("guard", seen=seen, guard=percent(policy.guard))
         if not self.last and view.p_slower(0.0) < _HOPELESS:
             return None
         if comparator_moved:
             return Verdict.UNDECIDED, _comparator_moved(e, unit)
         if e.minimum_effect > policy.underpowered_from:
-            return Verdict.UNDECIDED, _underpowered(e, policy, seen)
+            return Verdict.UNDECIDED, _underpowered(e, seen)
         if view.estimate > math.log1p(policy.delta) and view.interval()[0] > 0:
             return Verdict.UNDECIDED, reason("perhaps-slower", seen=seen, delta=percent(policy.delta))
         return Verdict.SAME, reason("not-confirmed", seen=seen)
@@ -472,8 +448,7 @@ class _Look:
             total = words(view.estimate + math.log1p(drift) - limit)
             return reason("drift", total=total, drift=percent(drift), often=often, seen=seen)
         alone = f"; by time alone {e.raw}" if len(claim.needed) > 1 else ""
-        code = "faster-confirmed" if self.mirrored else "slower-confirmed"
-        return reason(code, seen=seen, delta=percent(self.policy.delta), often=often, alone=alone)
+        return reason(claim.code, seen=seen, delta=percent(self.policy.delta), often=often, alone=alone)
 
 
 def _holm(p_values: Sequence[float], level: float) -> list[bool]:

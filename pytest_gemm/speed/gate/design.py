@@ -17,7 +17,7 @@ from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.core.units import plural
 from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate import decide, estimates
-from pytest_gemm.speed.gate.decide import Anchor, Evidence, Gathered
+from pytest_gemm.speed.gate.decide import Anchor, Evidence
 from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Share, Spreads, Stored, View, logs, paired
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.gate.sentences import reason
@@ -70,15 +70,26 @@ class Design:
     def look(self, base: Readings, head: Readings, screened: Screened, *, last: bool = True) -> dict[CaseId, Judgement]:
         """Judge all cases: the wanted ones by the sessions of the confirmation alone, the others as screened.
 
-        The rule is that of :func:`decide.confirmed`.  Weight and common variance are those of the screen.  A wanted
+        The rule is that of :class:`decide.Look`.  Weight and common variance are those of the screen.  A wanted
         case that ``head`` lacks stays to be confirmed.
         """
-        gather: Callable[[CaseId, int], Evidence | Sequence[Reading] | None]
-        if self.stored is None:
-            gather = functools.partial(self._further_pairs, base, head, screened)
-        else:
-            gather = functools.partial(self._further_sessions, self.stored, head, screened.learnt)
-        return decide.confirmed(screened, gather, self.policy, "pair" if self.stored is None else "session", last=last)
+        stored, policy, learnt = self.stored, self.policy, screened.learnt
+
+        def of_sessions(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
+            if stored is None or case not in head:
+                return None
+            return _against_stored(stored[case], head[case], learnt, policy, needed) or head[case]
+
+        def of_pairs(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
+            if case not in head or case not in base:
+                return None
+            pairs = _Pairs.of(base[case], head[case])
+            if len(pairs.whole.head) >= needed:
+                return _of_pairs(case, pairs.whole, learnt, policy, comparators_differ=screened.anchor is not None)
+            return _far(case, pairs, learnt, policy, needed) or pairs.merged
+
+        unit, gather = ("pair", of_pairs) if stored is None else ("session", of_sessions)
+        return decide.Look(screened, policy, unit, last).judgements(gather)
 
     # -- against stored baselines: sessions of the head, each against all stored ones -------------------------------
 
@@ -91,23 +102,17 @@ class Design:
         learnt = estimates.learn(_spreads(stored, policy))
         needed = estimates.fewest(policy.screen_sessions)
 
-        def gather(case: CaseId, some: Sequence[Reading]) -> Gathered:
+        def gather(case: CaseId, some: Sequence[Reading]) -> Evidence | Judgement:
             if case not in stored or not stored[case].readings:
                 return decide.no_baseline(case, some, "no baseline is stored for this case")
             if case not in learnt.at:
                 return _thin(case, stored[case], some, policy)
-            found = _against_stored(stored[case], some, learnt, policy, needed, confirming=False)
+            found = _against_stored(stored[case], some, learnt, policy, needed, own_spread=False)
             return found or decide.without(case, some, needed, "session")
 
         gathered = {case: gather(case, some) for case, some in head.items()}
         anchor = decide.anchor_of((e for e in gathered.values() if isinstance(e, Evidence) and not e.is_far), policy)
-        return decide.screened(gathered, policy, "session", learnt, anchor)
-
-    def _further_sessions(
-        self, stored: Mapping[CaseId, Stored], head: Readings, learnt: Learnt, case: CaseId, needed: int
-    ) -> Evidence | Sequence[Reading] | None:
-        some = head.get(case)
-        return some and (_against_stored(stored[case], some, learnt, self.policy, needed, confirming=True) or some)
+        return decide.screened(gathered, "session", learnt, anchor)
 
     # -- two builds side by side: the difference within a pair, which the state of the machine is not in ------------
 
@@ -130,7 +135,7 @@ class Design:
         )
         whole = _median_case((one for one in enough.values() if one.has_comparator), learnt, policy)
         why = reason("comparators-differ", whole=whole) if whole and _differs(whole, policy) else None
-        gathered: dict[CaseId, Gathered] = {}
+        gathered: dict[CaseId, Evidence | Judgement] = {}
         for case, some in head.items():
             if case in enough:
                 gathered[case] = _of_pairs(case, enough[case], learnt, policy, comparators_differ=why is not None)
@@ -142,17 +147,7 @@ class Design:
         weights = {case: one.weight for case, one in gathered.items() if isinstance(one, Evidence) and one.is_far}
         learnt = learnt._replace(weights={**learnt.weights, **weights})
         anchor = Anchor(why, whole.estimate if whole else 0.0, raw_moved=False)
-        return decide.screened(gathered, policy, "pair", learnt, anchor)
-
-    def _further_pairs(
-        self, base: Readings, head: Readings, screened: Screened, case: CaseId, needed: int
-    ) -> Evidence | Sequence[Reading] | None:
-        if case not in head or case not in base:
-            return None
-        pairs, learnt = _Pairs.of(base[case], head[case]), screened.learnt
-        if len(pairs.whole.head) >= needed:
-            return _of_pairs(case, pairs.whole, learnt, self.policy, comparators_differ=screened.anchor is not None)
-        return _far(case, pairs, learnt, self.policy, needed) or pairs.merged
+        return decide.screened(gathered, "pair", learnt, anchor)
 
 
 # -- the evidence against stored baselines ---------------------------------------------------------------------------
@@ -165,9 +160,8 @@ def minimum_effect(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[Case
     """
     learnt = estimates.learn(_spreads(stored, policy))
     return {
-        case: estimates.smallest(by[weight], learnt.priors[weight], by[weight].sessions, policy.sessions, policy)
+        case: estimates.smallest(by[learnt.weights[case]], learnt.priors[learnt.weights[case]], policy)
         for case, by in learnt.at.items()
-        for weight in [learnt.weights[case]]
     }
 
 
@@ -193,7 +187,7 @@ def _thin(case: CaseId, stored: Stored, head: Sequence[Reading], policy: Policy)
 
 
 def _against_stored(
-    stored: Stored, head: Sequence[Reading], learnt: Learnt, policy: Policy, needed: int, *, confirming: bool
+    stored: Stored, head: Sequence[Reading], learnt: Learnt, policy: Policy, needed: int, *, own_spread: bool = True
 ) -> Evidence | None:
     """The evidence on a case; ``None`` with too few undisturbed sessions.
 
@@ -222,7 +216,7 @@ def _against_stored(
         then,
         learnt,
         policy,
-        own_spread=confirming,
+        own_spread=own_spread,
         has_comparator=paired(usable) and 1.0 in then,
         since_first=since_first,
         note=stored.note,
@@ -275,9 +269,8 @@ def _of_pairs(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy, *, co
     found = _compared(case, pairs, learnt, policy)
     if found.comparator is None or not (comparators_differ or _differs(found.comparator, policy)):
         return found
-    return dataclasses.replace(
-        found, differs=True, note="by time alone, for the comparator differs between base and head"
-    )
+    note = "by time alone, for the comparator differs between base and head"
+    return dataclasses.replace(found, differs=True, note=note)
 
 
 def _compared(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy) -> Evidence:
@@ -313,7 +306,5 @@ def _median_case(pairs: Iterable[_Pairs], learnt: Learnt, policy: Policy) -> Vie
 
 def _differs(comparator: View, policy: Policy) -> bool:
     """Whether a comparator differs between base and head: beyond the shift, at 5% on either side."""
-    limit = math.log1p(policy.anchor_shift)
-    return (
-        abs(comparator.estimate) > limit and min(comparator.p_slower(0.0), comparator.mirrored().p_slower(0.0)) < 0.025
-    )
+    p_value = min(comparator.p_slower(0.0), comparator.mirrored().p_slower(0.0))
+    return abs(comparator.estimate) > math.log1p(policy.anchor_shift) and p_value < 0.025

@@ -64,8 +64,7 @@ class Stored:
     note: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Prior:
+class Prior(NamedTuple):
     """What is known of a case's variance from all cases together.
 
     Attributes:
@@ -177,7 +176,8 @@ def location(values: Sequence[float], floor: float) -> Location:
     """
     count = len(values)
     middle = statistics.median(values)
-    centre = middle if count < _FEW else _hodges_lehmann(values)
+    pairs = itertools.combinations_with_replacement(values, 2)  # each value with itself too
+    centre = middle if count < _FEW else statistics.median((a + b) / 2 for a, b in pairs)
     if count >= 3:
         mad = _MAD * statistics.median(abs(v - middle) for v in values)
         variance = mad * mad / _MAD_BIAS.get(count, 1 - 0.5 / count)
@@ -191,11 +191,6 @@ def location(values: Sequence[float], floor: float) -> Location:
 
 # From so many values on the centre is Hodges and Lehmann's.
 _FEW: Final = 5
-
-
-def _hodges_lehmann(values: Sequence[float]) -> float:
-    """The median of the means of all pairs of values, each value with itself too."""
-    return statistics.median((a + b) / 2 for a, b in itertools.combinations_with_replacement(values, 2))
 
 
 def _variance(values: Collection[float]) -> float:
@@ -394,22 +389,22 @@ def change(values: Sequence[float], then: Location | None, prior: Prior, policy:
     return View(now.centre - centre, error, df, tuple(x - centre for x in values))
 
 
-def smallest(spread: Location, prior: Prior, stored: int, counts: tuple[int, int], policy: Policy) -> float:
+def smallest(spread: Location, prior: Prior, policy: Policy, *, is_paired: bool = False) -> float:
     """The slow-down that passes screen and confirmation with a probability of 95%, as a fraction.
 
     Args:
         spread: of the log estimate from session to session.
         prior: of its variance.
-        stored: sessions of the baseline, 0 for pairs.
-        counts: sessions of the screen, and of the confirmation at its last look.
         policy: levels and limit; one case is taken to be confirmed.
+        is_paired: the spread is of differences within pairs; otherwise of the sessions of a baseline.
     """
     variance, df = pooled(prior, spread)
     scale = math.sqrt(max(variance, policy.floor**2))
     if not math.isfinite(scale):
         return math.inf
+    counts = policy.pairs if is_paired else policy.sessions
     level = policy.confirm_level / len(policy.looks(counts[1]))
-    beyond = _needed(df, stored, *counts, policy.screen_level, level)
+    beyond = _needed(df, 0 if is_paired else spread.sessions, *counts, policy.screen_level, level)
     return math.expm1(min(math.log1p(policy.delta) + beyond * scale, 5.0))
 
 
