@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,6 @@ import pytest
 
 from pytest_gemm import __version__
 from pytest_gemm.core.case_id import CaseId
-from pytest_gemm.core.outcome import Reason, Verdict
 from pytest_gemm.core.units import plural
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
@@ -32,7 +32,7 @@ from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline import entry, partial, record
 from pytest_gemm.speed.baseline import store as store_module
 from pytest_gemm.speed.data import Judgement, Peaks, Session, by_case
-from pytest_gemm.speed.gate import design, estimates, selection
+from pytest_gemm.speed.gate import decide, design, estimates, selection
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.speed.report.rows import Run
 from pytest_gemm.speed.request import Group, Project
@@ -95,7 +95,8 @@ class _Measurement:
     def __init__(
         self, config: GemmConfig, runner: Runner, device: str, cases: Sequence[CaseId], groups: Sequence[Group]
     ) -> None:
-        hardware = key_module.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
+        self._device: Device = "cuda" if device == "cuda" else "cpu"
+        hardware = key_module.hardware_key(self._device, config.speed.threads)
         self.policy = policy_module.Policy.for_device(device)
         self.made = Run(
             device=device,
@@ -122,7 +123,7 @@ class _Measurement:
         made, runner, speed = self.made, self._runner, self._config.speed
         made.record = project.recording
         if made.mode != "against":  # a store that cannot be read is an error before anything is measured
-            self.made.stored = self.store.load_all(dict.fromkeys(case.backend for case in self._cases))
+            made.stored = self.store.load_all(dict.fromkeys(case.backend for case in self._cases))
         try:
             for group in self.groups:
                 runner.compile(group, self._cases)
@@ -150,7 +151,7 @@ class _Measurement:
         made.failed, made.lost = runner.failed, runner.lost
         if names := sorted({name for session in made.base for name in session.shared}):
             made.notes.append(
-                f"{self.groups[-1].label} has no {', '.join(names)}: both sides imported the project's own, "
+                f"{made.base_label} has no {', '.join(names)}: both sides imported the project's own, "
                 "so a change of that is not measured"
             )
         made.software = made.sessions[0].software if made.sessions else {}
@@ -162,12 +163,12 @@ class _Measurement:
 
     def _take_up(self, display: Display) -> None:
         """Begin a recording with the good sessions of an earlier one, of the same environment, that was ended."""
-        runner, made, place = self._runner, self.made, self._partial
-        if place is not None and (found := partial.kept(place)[: self._recorded - 1]):
-            made.sessions = [msgspec.structs.replace(one, index=i) for i, one in enumerate(found)]
-            for one in made.sessions:
-                runner.write_session(one)
-            display.line(f"speed: {plural(len(found), 'good session')} of an earlier recording taken up ({place})")
+        if self._partial is None or not (found := partial.kept(self._partial)[: self._recorded - 1]):
+            return
+        self.made.sessions = [msgspec.structs.replace(one, index=i) for i, one in enumerate(found)]
+        for one in self.made.sessions:
+            self._runner.write_session(one)
+        display.line(f"speed: {plural(len(found), 'good session')} of an earlier recording taken up ({self._partial})")
 
     def _keep(self, display: Display, sessions: Sequence[Session]) -> None:
         """Keep the good sessions of a recording that stored nothing for the next one."""
@@ -180,24 +181,13 @@ class _Measurement:
     @functools.cached_property
     def _partial(self) -> Path | None:
         """Where good sessions are kept; ``None`` where the code may change without another commit."""
-        config, commit, made = self._config, self._runner.commit, self.made
+        config, commit = self._config, self._runner.commit
         if not commit or commit.endswith("+dirty"):
             return None
-        device: Device = "cuda" if made.device == "cuda" else "cpu"
         options = {name: text for name, text in config.deciding.items() if name not in {"record", "sessions"}}
-        facts = made.hardware, commit, software.software(device), __version__, options, sorted(map(str, self._cases))
-        return partial.folder((str(config.speed.root), *facts))
-
-    def _end_where_hopeless(self) -> None:
-        """End a recording on a machine that stays busy, and say who keeps it so."""
-        if self._config.speed.force or not partial.is_hopeless(self.made.sessions[self._first :]):
-            return
-        who = partial.busiest(self._before, partial.processor_seconds(), time.perf_counter() - self._started)
-        raise SessionFailed(
-            f"--gemm-record ended after {plural(len(self.made.sessions), 'session')} of {self._recorded}: the machine "
-            f"is busy, and the last ones were disturbed; busiest meanwhile: {who}; end these and record again, or "
-            "give --gemm-record=force"
-        )
+        installed, cases = software.software(self._device), sorted(map(str, self._cases))
+        facts = str(config.speed.root), self.made.hardware, commit, installed, __version__, options, cases
+        return partial.folder(facts)
 
     def judge(self) -> None:
         """Screen, confirm what needs it, and come to verdicts."""
@@ -206,17 +196,17 @@ class _Measurement:
         def before() -> dict[CaseId, tuple[str, ...]]:
             """What was selected for the baselines, or in the base environment."""
             if not is_paired:
-                return {case: one.selected for case, one in self.made.stored.items()}
-            return {case: (name,) for case, name in runner.selected[self.groups[-1].name].items()}
+                return {case: one.selected for case, one in made.stored.items()}
+            return {case: (name,) for case, name in runner.selected["base"].items()}
 
         self._sessions(self._cases, (policy.pairs if is_paired else policy.sessions)[0], "screening")
         if not (first := len(made.sessions)):
             return
-        how = design.Design(policy, None if is_paired else record.stored(self.made.stored, made.sessions[0]))
+        how = design.Design(policy, None if is_paired else record.stored(made.stored, made.sessions[0]))
 
         def confirming(cases: tuple[CaseId, ...], count: int) -> tuple[design.Readings, design.Readings]:
             if not (done := len(made.sessions) - first):
-                again = set(cases).intersection(selection.changed(before(), made.sessions))
+                again = selection.changes(before(), made.sessions).keys() & cases
                 for group in self.groups:
                     runner.select_again(group, again)
             wanted = list(dict.fromkeys(case.whole for case in cases))
@@ -226,54 +216,56 @@ class _Measurement:
         screened = how.screen(*estimates.pair_readings(made.base, made.sessions))
         judgements = how.confirm(screened, confirming)
         made.anchor = screened.anchor
-        made.judgements = self._with_every_case(selection.annotate(judgements, before(), made.sessions))
+        selected = selection.changes(before(), made.sessions)
+        made.judgements = [
+            dataclasses.replace(one, selection=selected.get(one.case, "")) for one in self._with_every_case(judgements)
+        ]
         if is_paired:
             return
-        if not self.made.stored:
-            self.made.notes.append(str(self.store.no_baseline(made.record)))
+        if not made.stored:
+            made.notes.append(str(self.store.no_baseline(made.record)))
         elif other := sum(one.contract != made.sessions[0].contract for one in made.stored.values()):
-            self.made.notes.append(f"{other} baselines were timed in another way and do not compare: record them again")
+            made.notes.append(f"{other} baselines were timed in another way and do not compare: record them again")
 
     def _sessions(self, cases: Sequence[CaseId], count: int, what: str) -> None:
         """Time the cases in ``count`` sessions of each group.
 
-        Which group begins changes from pair to pair, so that a drift hits both alike.
+        Which group begins changes from pair to pair, so that a drift hits both alike.  A recording ends on a machine
+        that stays busy, and says who keeps it so.
         """
         unit = "session" if len(self.groups) == 1 else "pair"
-        self._first, self._started = len(self.made.sessions), time.perf_counter()
-        self._before = partial.processor_seconds() if self._config.speed.record else {}
+        speed, made, first, started = self._config.speed, self.made, len(self.made.sessions), time.perf_counter()
+        before = partial.processor_milliseconds() if speed.record else Counter()
         for number in range(1, count + 1):
             if not self._runner.left(cases):
                 break
-            index = len(self.made.sessions)
+            index = len(made.sessions)
             groups = self.groups[:: 1 if index % 2 else -1]
-            label = f"{what}, {unit} {number} of {count}"
-            found = self._runner.sessions(groups, cases, index, label)
+            found = self._runner.sessions(groups, cases, index, f"{what}, {unit} {number} of {count}")
             for name, session in found.items():
-                (self.made.base if name == "base" else self.made.sessions).append(session)
-            if self._config.speed.record:
-                self._end_where_hopeless()
-        self.made.sessions = roofline.without_impossible(self.made.sessions)
-        for session in self.made.sessions:
+                (made.base if name == "base" else made.sessions).append(session)
+            if speed.record and not speed.force and partial.is_hopeless(made.sessions[first:]):
+                raise SessionFailed(
+                    f"--gemm-record ended after {plural(len(made.sessions), 'session')} of {self._recorded}: the "
+                    "machine is busy, and the last ones were disturbed; busiest meanwhile: "
+                    f"{partial.busiest(before, time.perf_counter() - started)}; end these and record again, or give "
+                    "--gemm-record=force"
+                )
+        made.sessions = roofline.without_impossible(made.sessions)
+        for session in made.sessions:
             self._runner.note_failures(session.samples)
 
     def _with_every_case(self, judgements: Mapping[CaseId, Judgement]) -> list[Judgement]:
-        """The judgements in the order of measurement; a timed case without one has no baseline."""
-        reason = Reason("no-baseline", "nothing is stored for it on this hardware")
-        found = []
-        for key, samples in by_case(self.made.sessions).items():
-            first = samples[0]
-            none = Judgement(key, Verdict.NO_BASELINE, reason, seconds=first.estimate, sessions=len(samples))
-            none = dataclasses.replace(none, comparator_seconds=first.comparator_estimate)
-            found.append(judgements.get(key, none))
-        return found
+        """The judgements on the timed cases; one without a judgement is compared with nothing."""
+        timed = estimates.readings(self.made.sessions).items()
+        return [judgements.get(case) or decide.no_baseline(case, some, "this run records") for case, some in timed]
 
     def _record(self) -> None:
         """Store what was measured; a case that got slower only if it was accepted."""
-        made, speed, head = self.made, self._config.speed, self.made.sessions
+        made, force, head = self.made, self._config.speed.force, self.made.sessions
         if not head:
             return
-        done, made.refused = record.record_sessions(self.store, head, self.policy, k=self._recorded, force=speed.force)
+        done, made.refused = record.record_sessions(self.store, head, self.policy, k=self._recorded, force=force)
         if done:
-            self.made.notes += [f"baselines in {self.store.place}:", *map(str, done)]
-        self.made.stored = self.store.load_all({key.backend for key in by_case(head)})
+            made.notes += [f"baselines in {self.store.place}:", *map(str, done)]
+        made.stored = self.store.load_all({key.backend for key in by_case(head)})

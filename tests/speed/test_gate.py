@@ -12,7 +12,7 @@ import pytest
 from scipy import special, stats
 
 from pytest_gemm.core.case_id import CaseId
-from pytest_gemm.core.outcome import Reason, Status, Verdict
+from pytest_gemm.core.outcome import Status, Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session
 from pytest_gemm.speed.gate import design, estimates, selection
 from pytest_gemm.speed.gate.design import Design
@@ -619,18 +619,6 @@ def test_readings_are_the_figures_numbered_by_session() -> None:
     ],
 )
 def test_a_change_of_selection_is_a_note(selected: list[tuple[str, ...]], expected: str) -> None:
-    given = {
-        FIRST: Judgement(FIRST, Verdict.SAME, Reason("within", "")),
-        CASES[1]: Judgement(CASES[1], Verdict.NO_BASELINE, Reason("no-baseline", "")),
-    }
     sessions = [Session("here", samples=(sample(selected=names),)) for names in selected]
-    found = selection.annotate(given, {FIRST: ("old",)}, sessions)
-    assert found[FIRST].selection == expected
-    assert found[FIRST].verdict is Verdict.SAME
-    assert found[CASES[1]] == given[CASES[1]]
-
-
-def test_cases_with_another_selection_are_known() -> None:
-    now = [Session("here", samples=(sample(selected=("new",)),))] * 3
-    assert selection.changed({FIRST: ("old",)}, now) == [FIRST]
-    assert selection.changed({FIRST: ("new",)}, now) == selection.changed({}, now) == []
+    assert selection.changes({FIRST: ("old",)}, sessions) == ({FIRST: expected} if expected else {})
+    assert selection.changes({}, sessions) == {}

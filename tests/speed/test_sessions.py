@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -559,7 +559,8 @@ def test_a_recording_ends_on_a_busy_machine_and_the_next_one_goes_on_with_its_go
 ) -> None:
     monkeypatch.setattr(runner_module, "_commit", lambda _: commit)
     seconds = iter(range(2))
-    monkeypatch.setattr(partial, "processor_seconds", lambda: {(77, "yes"): next(seconds, 1) * 1e6, (78, "idle"): 3.0})
+    used = "processor_milliseconds"
+    monkeypatch.setattr(partial, used, lambda: Counter({"yes (process 77)": next(seconds, 1) * 10**9, "idle": 3000}))
     begun: list[int] = []
 
     class Disturbed(made_up_sessions.Process):

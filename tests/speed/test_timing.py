@@ -111,7 +111,7 @@ def test_alone_the_subject_is_read_twice_a_block() -> None:
 def test_a_reading_is_a_millisecond_and_whole_cycles(cost: float, cycle: int) -> None:
     timer = VirtualTimer(subject=cost, comparator=10e-3)
     calls = [timer.call("subject") for _ in range(cycle)]
-    readings = paired.measure(calls, [timer.call("comparator")], timer=timer)
+    readings = paired.measure(calls, [timer.call("comparator")], timer=timer, plan=Plan())
     mine = [(calls, seconds) for name, calls, seconds in timer.readings if name == "subject"]
     assert all(calls == readings.calls and calls % cycle == 0 for calls, _ in mine)
     assert all(0.999e-3 <= seconds <= 1.2e-3 + cost * cycle for _, seconds in mine)

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -38,23 +39,22 @@ def is_hopeless(sessions: Sequence[Session]) -> bool:
     return len(sessions) >= _IN_A_ROW and not any(map(is_good, sessions[-_IN_A_ROW:]))
 
 
-def processor_seconds() -> dict[tuple[int, str], float]:
-    """CPU seconds of all processes that can be seen, by number and name; without this one and those that it started."""
+def processor_milliseconds() -> Counter[str]:
+    """CPU time of all processes that can be seen, by name and number; without this one and those that it started."""
     this = psutil.Process()
-    own, found = {this.pid, *(child.pid for child in this.children(recursive=True))}, {}
-    for one in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if one.pid not in own:
-                spent = one.cpu_times()
-                found[one.pid, one.name()] = spent.user + spent.system
-    return found
+    own = {this.pid, *(child.pid for child in this.children(recursive=True))}
+    # What may not be read is None.
+    every = [(one.pid, one.info["name"], one.info["cpu_times"]) for one in psutil.process_iter(["name", "cpu_times"])]
+    return Counter(
+        {f"{name} (process {pid})": round(1e3 * (t.user + t.system)) for pid, name, t in every if t and pid not in own}
+    )
 
 
-def busiest(before: dict[tuple[int, str], float], after: dict[tuple[int, str], float], seconds: float) -> str:
-    """Who used the cores between two calls of :func:`processor_seconds`, the busiest first, in words."""
-    shares = sorted(((spent - before.get(key, 0.0)) / seconds, key) for key, spent in after.items())
-    named = [f"{name} (process {pid}) {share:.2f} cores" for share, (pid, name) in shares[::-1] if share >= _LEAST]
-    return ", ".join(named[:_NAMED]) or "no process that can be seen here: another guest of the host, or short ones"
+def busiest(before: Counter[str], seconds: float) -> str:
+    """Who used the cores in the ``seconds`` since :func:`processor_milliseconds`, the busiest first, in words."""
+    used = (processor_milliseconds() - before).most_common(_NAMED)
+    named = [f"{who} {spent / seconds / 1e3:.2f} cores" for who, spent in used if spent >= 1e3 * _LEAST * seconds]
+    return ", ".join(named) or "no process that can be seen here: another guest of the host, or short ones"
 
 
 def folder(facts: Iterable[object]) -> Path:

@@ -1,57 +1,31 @@
-"""What a change of the selected candidate was."""
+"""What a change of the selected candidate was: a note on a case, no verdict."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from pytest_gemm.core.case_id import CaseId
-from pytest_gemm.speed.data import Judgement, Session, by_case
+from pytest_gemm.speed.data import Session, by_case
 
 
-def changed(before: Mapping[CaseId, tuple[str, ...]], sessions: Iterable[Session]) -> list[CaseId]:
-    """Cases for which another candidate was selected than before, in any of the sessions.
-
-    Args:
-        before: what was selected then, by case.
-        sessions: of now.
-    """
-    return [
-        case
-        for case, some in by_case(sessions).items()
-        if before.get(case) and any(s.selected and set(s.selected) != set(before[case]) for s in some)
-    ]
-
-
-def annotate(
-    judgements: Mapping[CaseId, Judgement], before: Mapping[CaseId, tuple[str, ...]], sessions: Iterable[Session]
-) -> dict[CaseId, Judgement]:
-    """The judgements with ``selection`` filled from the head's samples: a note, no verdict.
+def changes(before: Mapping[CaseId, tuple[str, ...]], sessions: Iterable[Session]) -> dict[CaseId, str]:
+    """What was selected and what is now, with the number of sessions where they disagree; of changed cases only.
 
     Args:
-        judgements: of the head.
-        before: what was selected in the baseline, or in the base environment.
+        before: what was selected in the baseline, or in the base environment, by case.
         sessions: of the head.
     """
-    samples = by_case(sessions)
-    return {
-        case: dataclasses.replace(
-            judgement, selection=_selection(before.get(case, ()), [s.selected for s in samples.get(case, ())])
-        )
-        for case, judgement in judgements.items()
-    }
-
-
-def _selection(before: tuple[str, ...], now: Sequence[tuple[str, ...]]) -> str:
-    """What was selected and what is now, with the number of sessions where they disagree; "" for no change."""
-    counts = Counter(selected for selected in now if selected)
-    changed = {selected: count for selected, count in counts.items() if set(selected) != set(before)}
-    if not before or not changed:
-        return ""
-    total = sum(counts.values())
-    parts = [
-        "+".join(selected) + (f" in {count} of {total} sessions" if count < total else "")
-        for selected, count in changed.items()
-    ]
-    return f"was {'+'.join(before)}, is {', '.join(parts)}"
+    found = {}
+    for case, samples in by_case(sessions).items():
+        then = before.get(case, ())
+        counts = Counter(sample.selected for sample in samples if sample.selected)
+        changed = {selected: count for selected, count in counts.items() if set(selected) != set(then)}
+        if then and changed:
+            total = sum(counts.values())
+            parts = [
+                "+".join(selected) + (f" in {count} of {total} sessions" if count < total else "")
+                for selected, count in changed.items()
+            ]
+            found[case] = f"was {'+'.join(then)}, is {', '.join(parts)}"
+    return found

@@ -118,7 +118,9 @@ def bars(
     first = problems[group[0].problem]
     present = [name for name in colours if any(name in w.seconds_by for w in group)]
     flops = [roofline.work(problems[w.problem]).flops for w in group]
-    scale, unit = _scaled(max(f / w.seconds for f, w in zip(flops, group, strict=True)), operations(first))
+    scale, unit = _scaled(
+        max(f / w.seconds_by[w.entrant] for f, w in zip(flops, group, strict=True)), operations(first)
+    )
     height = 0.8 / len(present)
 
     def draw(figure: Any) -> None:

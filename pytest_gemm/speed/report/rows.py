@@ -321,16 +321,14 @@ class Winner:
     Attributes:
         problem: the problem line.
         entrant: backend (with its candidate), or the comparator.
-        seconds: its time, median over the sessions.
         lead: time of the second over the winner's, ``None`` where no other was timed.
         clear: whether the interval against each of the others excludes a tie; with a single session, which gives no
             interval, whether the lead is at least 2%.  Never where a case has disturbed sessions only.
-        seconds_by: time by entrant, fastest first.
+        seconds_by: time by entrant, median over the sessions, fastest first.
     """
 
     problem: str
     entrant: str
-    seconds: float
     lead: Interval | None
     clear: bool
     seconds_by: Mapping[str, float]
@@ -443,7 +441,6 @@ def _winner(problem: str, entrants: Mapping[str, Mapping[int, Sample]]) -> Winne
     return Winner(
         problem=problem,
         entrant=first,
-        seconds=seconds[first],
         lead=leads[0] if leads else None,
         clear=bool(leads) and all(map(_is_clear, leads)) and not any(map(is_doubtful, entrants.values())),
         seconds_by={who: seconds[who] for who in ranked},

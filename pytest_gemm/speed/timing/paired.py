@@ -146,7 +146,6 @@ class Target(Protocol):
 
     def seconds(self, calls: int) -> float:
         """Seconds that ``calls`` calls took together, right after at least one that does not count."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +166,6 @@ class Timer(Protocol):
 
     def targets(self, works: Mapping[str, Calls]) -> Mapping[str, Target]:
         """Make everything of a case ready to be timed, under the same names."""
-        ...
 
     def clock(self) -> float:
         """Seconds of the wall clock, from any origin."""
@@ -179,7 +177,6 @@ class Timer(Protocol):
 
     def begin(self) -> None:
         """From here on the readings count."""
-        ...
 
     def taken(self, _: str, /) -> None:
         """A reading of the target of this name has just been taken."""
@@ -187,7 +184,6 @@ class Timer(Protocol):
 
     def end(self) -> Conditions:
         """No more readings count; called after :meth:`begin` whatever happens."""
-        ...
 
 
 # -- blocks -------------------------------------------------------------------------------------------------------
@@ -201,7 +197,7 @@ def measure(
     comparator: Calls | None,
     *,
     timer: Timer,
-    plan: Plan | None = None,
+    plan: Plan,
     calls: dict[str, int] | None = None,
 ) -> Readings:
     """Time a call beside another one.
@@ -210,7 +206,7 @@ def measure(
         subject: what is timed; several calls for several sets of operands, one after the other.
         comparator: what is timed beside it; ``None`` for nothing: a block is two readings of the subject then.
         timer: for where the calls compute.
-        plan: ``None`` for the defaults.
+        plan: how.
         calls: how many calls fill a reading, by name.  What it lacks is measured and entered, so that a case that is
             timed in several windows is calibrated in the first one.
 
@@ -220,10 +216,8 @@ def measure(
     Raises:
         TimingError: when a call takes no time, or launches nothing on the device.
     """
-    plan, calls = plan or Plan(), {} if calls is None else calls
-    works = {SUBJECT: subject}
-    if comparator is not None:
-        works[COMPARATOR] = comparator
+    calls = {} if calls is None else calls
+    works = {SUBJECT: subject} | ({} if comparator is None else {COMPARATOR: comparator})
     targets = timer.targets(works)
     started = timer.clock()
     for target in targets.values():
@@ -315,7 +309,7 @@ class _Blocks:
 
     def _block(self) -> _Block:
         """One block: ABBA or BAAB."""
-        pair = [name for name in (SUBJECT, COMPARATOR) if name in self._targets]
+        pair = list(self._targets)
         if self._random.random() < 0.5:
             pair.reverse()
         found: dict[str, list[float]] = defaultdict(list)
