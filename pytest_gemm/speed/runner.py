@@ -197,8 +197,8 @@ class Runner:
 
         A selection is one observation as well: what a confirmation times is to have been selected twice.
         """
-        selected = dict.fromkeys(case for case in (one.whole for one in cases) if case in self.selected[group.name])
-        if todo := self.left(selected):
+        selected = self.selected[group.name].keys() & {case.whole for case in cases}
+        if todo := self.left(sorted(selected)):
             self.compile(group, todo)
 
     def sessions(self, groups: Sequence[Group], cases: Sequence[CaseId], index: int, label: str) -> dict[str, Session]:
@@ -211,26 +211,26 @@ class Runner:
             found = [self.sessions([group], cases, index, f"{label}, {group.label}") for group in groups]
             return {name: session for one in found for name, session in one.items()}
         ends = socket.socketpair() if len(groups) > 1 else ()
-        wanted = []
+        order, wanted = self._shuffled(self.left(cases), index), []
         for group, end in itertools.zip_longest(groups, ends):
-            descriptor = None if end is None else end.fileno()
-            request = self._request(group, cases, index)
-            wanted.append((group, replace(request, socket=descriptor, begins=group is groups[0])))
+            selected = self.selected[group.name]
+            request = Request(
+                tuple(TimedCase(case, self.tests.get(case, ""), selected.get(case, "")) for case in order),
+                self.device,
+                group.name,
+                index,
+                peaks=self.peaks,
+                commit=self.commit if group.name == "head" else "",
+                socket=None if end is None else end.fileno(),
+                begins=group is groups[0],
+            )
+            wanted.append((group, request))
 
         def said(processes: Sequence[_Open]) -> str:
             return f"{label}, {next((now for one in processes if (now := one.now)), 'starting')}"
 
         processes = self._run(wanted, said, ends)
         return {group.name: self._ended(one) for group, one in zip(groups, processes, strict=True)}
-
-    def _request(self, group: Group, cases: Sequence[CaseId], index: int) -> Request:
-        selected = self.selected[group.name]
-        wanted = (
-            TimedCase(case, self.tests.get(case, ""), selected.get(case, ""))
-            for case in self._shuffled(self.left(cases), index)
-        )
-        commit = self.commit if group.name == "head" else ""
-        return Request(tuple(wanted), self.device, group.name, index, peaks=self.peaks, commit=commit)
 
     def _ended(self, one: _Open) -> Session:
         session = one.result()
@@ -242,10 +242,9 @@ class Runner:
 
     def write_session(self, session: Session) -> None:
         """Keep the file of a session that has been read."""
+        file = self.samples / f"{self.device}-{session.group}-{session.index:03}.jsonl"
         try:
-            text = session_text(session)
-            file = self.samples / f"{self.device}-{session.group}-{session.index:03}.jsonl"
-            file.write_text(text, encoding="utf-8")
+            file.write_text(session_text(session), encoding="utf-8")
         except OSError as error:
             self.lost.setdefault(str(self.samples), error.strerror or str(error))
 
@@ -258,11 +257,8 @@ class Runner:
         for case in cases:
             problems.setdefault(case.problem, []).append(case)
         chance = random.Random(f"{self.config.seed} {index}")
-        groups = list(problems.values())
-        chance.shuffle(groups)
-        for group in groups:
-            chance.shuffle(group)
-        return list(itertools.chain.from_iterable(groups))
+        groups = chance.sample(list(problems.values()), len(problems))
+        return [case for group in groups for case in chance.sample(group, len(group))]
 
     def note_failures(self, samples: Iterable[Sample]) -> None:
         """Time the cases that failed no more, and keep the first failure of each."""
@@ -340,11 +336,6 @@ class _Open:
         """The case at work; "" between two cases."""
         return self._text(NOW)
 
-    @property
-    def seconds(self) -> float:
-        """How long it has been at work."""
-        return time.perf_counter() - self._started
-
     def _text(self, name: str) -> str:
         """What is in a file of the process; "" where there is none."""
         try:
@@ -380,7 +371,8 @@ class _Open:
 
     def result(self) -> Session:
         """All that it measured, as of one process."""
-        return replace(self._parts[0], samples=tuple(self._samples), seconds=self.seconds, complete=True)
+        seconds = time.perf_counter() - self._started
+        return replace(self._parts[0], samples=tuple(self._samples), seconds=seconds, complete=True)
 
     def _read(self, status: int) -> Session:
         file = self._folder / SESSION

@@ -16,7 +16,7 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Verdict
@@ -109,6 +109,9 @@ class Evidence:
     def seen(self, view: View, unit: str) -> str:
         """A change with the sessions that it rests on."""
         return f"{view} over {plural(len(self.head), unit)}"
+
+
+Gathered: TypeAlias = "Evidence | Judgement | Sequence[Reading]"
 
 
 class Claim(NamedTuple):
@@ -265,23 +268,26 @@ def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
 # -- the screen --------------------------------------------------------------------------------------------------
 
 
-def screened(gathered: Mapping[CaseId, Evidence | Judgement], unit: str, learnt: Learnt, anchor: Anchor) -> Screened:
+def screened(gathered: Mapping[CaseId, Gathered], unit: str, needed: int, learnt: Learnt, anchor: Anchor) -> Screened:
     """The screen's judgements, and the cases that have to be confirmed.
 
     A case is handed on when the t-test of "at most ``policy.delta`` slower" fails at ``policy.screen_level``.
 
     Args:
-        gathered: by case: its evidence, or the judgement where there is too little of it.
+        gathered: by case: its evidence, its readings where they are too few, or the judgement.
         unit: ``session`` or ``pair``; the machine is the same for both of a pair.
+        needed: how many of them have to be usable.
         learnt: from all cases; the confirmation uses it too.
         anchor: how the machine moved.
     """
     judgements: dict[CaseId, Judgement] = {}
     wanted: dict[str, tuple[CaseId, ...]] = {"slower": (), "faster": (), "": ()}
     for case, one in gathered.items():
-        here = STILL if unit == "pair" else anchor
-        judgements[case], direction = (one, "") if isinstance(one, Judgement) else _screened(one, here, unit)
-        wanted[direction] += (case,)
+        if isinstance(one, Evidence):
+            judgements[case], direction = _screened(one, STILL if unit == "pair" else anchor, unit)
+            wanted[direction] += (case,)
+        else:
+            judgements[case] = one if isinstance(one, Judgement) else without(case, one, needed, unit)
     return Screened(judgements, wanted["slower"], wanted["faster"], anchor.reason, anchor.move, learnt)
 
 

@@ -17,7 +17,7 @@ from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.core.units import plural
 from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate import decide, estimates
-from pytest_gemm.speed.gate.decide import Anchor, Evidence
+from pytest_gemm.speed.gate.decide import Anchor, Evidence, Gathered
 from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Share, Spreads, Stored, View, logs, paired
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.gate.sentences import reason
@@ -78,15 +78,13 @@ class Design:
         def of_sessions(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
             if stored is None or case not in head:
                 return None
-            return _against_stored(stored[case], head[case], learnt, policy, needed) or head[case]
+            return _against_stored(stored[case], head[case], learnt, policy, needed)
 
         def of_pairs(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
             if case not in head or case not in base:
                 return None
             pairs = _Pairs.of(base[case], head[case])
-            if len(pairs.whole.head) >= needed:
-                return _of_pairs(case, pairs.whole, learnt, policy, comparators_differ=screened.anchor is not None)
-            return _far(case, pairs, learnt, policy, needed) or pairs.merged
+            return _of_pairs(case, pairs, learnt, policy, needed, comparators_differ=screened.anchor is not None)
 
         unit, gather = ("pair", of_pairs) if stored is None else ("session", of_sessions)
         return decide.Look(screened, policy, unit, last).judgements(gather)
@@ -102,17 +100,16 @@ class Design:
         learnt = estimates.learn(_spreads(stored, policy))
         needed = estimates.fewest(policy.screen_sessions)
 
-        def gather(case: CaseId, some: Sequence[Reading]) -> Evidence | Judgement:
+        def gather(case: CaseId, some: Sequence[Reading]) -> Gathered:
             if case not in stored or not stored[case].readings:
                 return decide.no_baseline(case, some, "no baseline is stored for this case")
             if case not in learnt.at:
                 return _thin(case, stored[case], some, policy)
-            found = _against_stored(stored[case], some, learnt, policy, needed, own_spread=False)
-            return found or decide.without(case, some, needed, "session")
+            return _against_stored(stored[case], some, learnt, policy, needed, own_spread=False)
 
         gathered = {case: gather(case, some) for case, some in head.items()}
         anchor = decide.anchor_of((e for e in gathered.values() if isinstance(e, Evidence) and not e.is_far), policy)
-        return decide.screened(gathered, "session", learnt, anchor)
+        return decide.screened(gathered, "session", needed, learnt, anchor)
 
     # -- two builds side by side: the difference within a pair, which the state of the machine is not in ------------
 
@@ -135,19 +132,17 @@ class Design:
         )
         whole = _median_case((one for one in enough.values() if one.has_comparator), learnt, policy)
         why = reason("comparators-differ", whole=whole) if whole and _differs(whole, policy) else None
-        gathered: dict[CaseId, Evidence | Judgement] = {}
-        for case, some in head.items():
-            if case in enough:
-                gathered[case] = _of_pairs(case, enough[case], learnt, policy, comparators_differ=why is not None)
-            elif not base.get(case):
-                gathered[case] = decide.no_baseline(case, some, "the base did not run this case")
-            else:
-                far = _far(case, pairs[case], learnt, policy, needed)
-                gathered[case] = far or decide.without(case, pairs[case].merged, needed, "pair")
+
+        def gather(case: CaseId, some: Sequence[Reading]) -> Gathered:
+            if not base.get(case):
+                return decide.no_baseline(case, some, "the base did not run this case")
+            return _of_pairs(case, pairs[case], learnt, policy, needed, comparators_differ=why is not None)
+
+        gathered = {case: gather(case, some) for case, some in head.items()}
         weights = {case: one.weight for case, one in gathered.items() if isinstance(one, Evidence) and one.is_far}
         learnt = learnt._replace(weights={**learnt.weights, **weights})
         anchor = Anchor(why, whole.estimate if whole else 0.0, raw_moved=False)
-        return decide.screened(gathered, "pair", learnt, anchor)
+        return decide.screened(gathered, "pair", needed, learnt, anchor)
 
 
 # -- the evidence against stored baselines ---------------------------------------------------------------------------
@@ -188,8 +183,8 @@ def _thin(case: CaseId, stored: Stored, head: Sequence[Reading], policy: Policy)
 
 def _against_stored(
     stored: Stored, head: Sequence[Reading], learnt: Learnt, policy: Policy, needed: int, *, own_spread: bool = True
-) -> Evidence | None:
-    """The evidence on a case; ``None`` with too few undisturbed sessions.
+) -> Evidence | Sequence[Reading]:
+    """The evidence on a case; its readings where too few sessions are undisturbed.
 
     A case is decided although its sessions are disturbed when each new session is far beyond the slowest stored one,
     by time and as a ratio.  Without a comparator the load and the code cannot be told apart.
@@ -199,10 +194,9 @@ def _against_stored(
     if is_far:
         usable = list(head)
         if len(head) < needed or not (paired(head) and paired(base)):
-            return None
-        changes = [x - max(logs(base, w)) for w in (0.0, 1.0) for x in logs(head, w)]
-        if not estimates.is_far(changes, policy):
-            return None
+            return head
+        if not estimates.is_far((x - max(logs(base, w)) for w in (0.0, 1.0) for x in logs(head, w)), policy):
+            return head
     then, first = learnt.at[case], stored.first
     since_first = {}
     if first is not None:
@@ -264,28 +258,29 @@ class _Pairs(NamedTuple):
         return [h - b for b, h in zip(logs(self.base, share), logs(self.head, share), strict=True)]
 
 
-def _of_pairs(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy, *, comparators_differ: bool) -> Evidence:
-    """The evidence on a case that has enough pairs."""
-    found = _compared(case, pairs, learnt, policy)
+def _of_pairs(
+    case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy, needed: int, *, comparators_differ: bool
+) -> Evidence | Sequence[Reading]:
+    """The evidence on a case; head's readings where too few pairs are undisturbed, unless all of them are far slower.
+
+    The two of a pair meet the same load.
+    """
+    is_far = len(pairs.whole.head) < needed
+    if is_far:
+        weights = (0.0, 1.0) if pairs.has_comparator else (0.0,)
+        changes = [change for weight in weights for change in pairs.differences(weight)]
+        if len(pairs.head) < needed or not estimates.is_far(changes, policy):
+            return pairs.merged
+        learnt = learnt._replace(weights={case: weights[-1]})
+    used = pairs if is_far else pairs.whole
+    has = used.has_comparator
+    found = Evidence(case, *used, used.differences, {}, learnt, policy, own_spread=True, has_comparator=has)
+    if is_far:
+        return dataclasses.replace(found, is_far=True)
     if found.comparator is None or not (comparators_differ or _differs(found.comparator, policy)):
         return found
     note = "by time alone, for the comparator differs between base and head"
     return dataclasses.replace(found, differs=True, note=note)
-
-
-def _compared(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy) -> Evidence:
-    has = pairs.has_comparator
-    return Evidence(case, *pairs, pairs.differences, {}, learnt, policy, own_spread=True, has_comparator=has)
-
-
-def _far(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy, needed: int) -> Evidence | None:
-    """The evidence of disturbed pairs that are all far slower; the two of a pair meet the same load."""
-    weights = (0.0, 1.0) if pairs.has_comparator else (0.0,)
-    changes = [change for weight in weights for change in pairs.differences(weight)]
-    if len(pairs.head) < needed or not estimates.is_far(changes, policy):
-        return None
-    found = _compared(case, pairs, learnt._replace(weights={case: weights[-1]}), policy)
-    return dataclasses.replace(found, is_far=True)
 
 
 def _median_case(pairs: Iterable[_Pairs], learnt: Learnt, policy: Policy) -> View | None:
@@ -295,9 +290,8 @@ def _median_case(pairs: Iterable[_Pairs], learnt: Learnt, policy: Policy) -> Vie
     """
     by_pair: dict[int, list[float]] = {}
     for one in pairs:
-        for before, after in zip(*one, strict=True):
-            change = math.log((after.comparator or math.nan) / (before.comparator or math.nan))
-            by_pair.setdefault(after.session, []).append(change)
+        for reading, change in zip(one.head, one.differences(None), strict=True):
+            by_pair.setdefault(reading.session, []).append(change)
     if len(by_pair) < 2:
         return None
     medians = [statistics.median(some) for some in by_pair.values()]

@@ -118,9 +118,9 @@ def bars(
     first = problems[group[0].problem]
     present = [name for name in colours if any(name in w.seconds_by for w in group)]
     flops = [roofline.work(problems[w.problem]).flops for w in group]
-    scale, unit = _scaled(
-        max(f / w.seconds_by[w.entrant] for f, w in zip(flops, group, strict=True)), operations(first)
-    )
+    highest = max(f / w.seconds_by[w.entrant] for f, w in zip(flops, group, strict=True))
+    scale, prefix = (1e12, "T") if highest >= 1e12 else (1e9, "G")
+    unit = f"{prefix}{operations(first)}"
     height = 0.8 / len(present)
 
     def draw(figure: Any) -> None:
@@ -142,8 +142,3 @@ def bars(
     where = f"{plural(len(group), 'shape')} of {kind_of(first)} from {_rest(first)}"
     label = f"{unit} of {', '.join(present)} at {where}."
     return svg(label, max(_ROW, 0.11 * len(present)) * len(group) + 0.9, draw)
-
-
-def _scaled(rate: float, unit: str) -> tuple[float, str]:
-    """Scale and unit of an axis that reaches up to ``rate``."""
-    return (1e12, f"T{unit}") if rate >= 1e12 else (1e9, f"G{unit}")
