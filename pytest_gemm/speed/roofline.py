@@ -144,23 +144,14 @@ def limit(work: Work, dtype_name: str, peaks: Peaks) -> tuple[float, Literal["co
         peaks: of the machine.
 
     Returns:
-        Seconds and peak; ``None`` where a peak that is needed was not measured.
+        Seconds and peak; ``None`` where a peak that is needed was not measured.  Operands that stay in a cache between
+        the calls can make a problem that is bound by memory faster; :func:`excess` has the limit.
     """
     rate = _measured_rate(dtype_name, peaks)
     if rate is None or peaks.bandwidth <= 0.0:
         return None
     compute, memory = work.flops / rate, work.bytes / peaks.bandwidth
     return (memory, "memory") if memory > compute else (compute, "compute")
-
-
-def share(seconds: float, work: Work, dtype_name: str, peaks: Peaks) -> float | None:
-    """How much of the attainable rate a call of ``seconds`` reached, 1.0 for all of it.
-
-    Operands that stay in a cache between the calls can bring it above 1 for a problem that is bound by memory;
-    :func:`excess` has the limit.
-    """
-    least = limit(work, dtype_name, peaks)
-    return least and least[0] / seconds
 
 
 def excess(seconds: float, work: Work, dtype_name: str, peaks: Peaks, *, cache: int) -> Reason | None:
@@ -207,11 +198,10 @@ _REMEDY: Final = "check that every call computes the whole product; if the peaks
 
 def _by_width(name: str, peaks: Peaks) -> float | None:
     """What units could reach in a narrow type, going by the rates of wider ones."""
-    dtype = DTYPES.get(name)
-    if dtype is None:
+    if name not in DTYPES:
         return None
-    wider = {other: DTYPES[other].bits for other in peaks.flops if other in DTYPES}
-    return max((peaks.flops[o] * bits / dtype.bits for o, bits in wider.items() if bits >= dtype.bits), default=None)
+    ratios = {other: DTYPES[other].bits / DTYPES[name].bits for other in peaks.flops if other in DTYPES}
+    return max((peaks.flops[other] * ratio for other, ratio in ratios.items() if ratio >= 1), default=None)
 
 
 # -- what no kernel can exceed --------------------------------------------------------------------------------

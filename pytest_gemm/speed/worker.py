@@ -341,6 +341,7 @@ class Meter:
         outcome, measured = work.outcome, {}
         if outcome.status is Status.PASSED and work.windows:
             last, wrong = self._last(work)
+            work.worker.call(type(None), "drop", work.number)
             if wrong or not _same(work.first.results, last):
                 candidates = CandidateSelection(outcome.candidate or work.case.candidates.text)
                 again = dataclasses.replace(work.case, candidates=candidates)

@@ -107,7 +107,6 @@ def test_the_later_of_both_peaks_is_what_can_be_attained(
     work: Work, name: str, seconds: float | None, bound: str | None
 ) -> None:
     assert roofline.limit(work, name, PEAKS) == (None if seconds is None else (seconds, bound))
-    assert roofline.share(4.0, work, name, PEAKS) == (None if seconds is None else seconds / 4.0)
     assert roofline.limit(work, name, Peaks(PEAKS.flops)) is None
 
 

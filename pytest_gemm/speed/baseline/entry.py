@@ -8,6 +8,7 @@ import math
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -33,7 +34,6 @@ class BaselineError(FileError):
 
 
 _Time: TypeAlias = Annotated[float, msgspec.Meta(gt=0.0, le=sys.float_info.max)]
-_Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=sys.float_info.max)]
 
 
 class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -103,7 +103,7 @@ class Baseline(
     gbs: _Time | None = None
     roofline: _Time | None = None
     minimum_effect: _Time | None = None
-    spread: _Share
+    spread: Annotated[float, msgspec.Meta(ge=0.0, le=sys.float_info.max)]
     selected: tuple[str, ...] = ()
     subject_us: Annotated[tuple[_Time, ...], msgspec.Meta(min_length=1)]
     comparator_us: tuple[_Time, ...] = ()
@@ -138,10 +138,6 @@ class Baseline(
         """Why the current epoch began: the text of ``--reason`` for an accepted slow-down; "" for the first."""
         return self.start.reason
 
-    @property
-    def _starts_its_epoch(self) -> bool:
-        return self.start == self.beginning(self.start.reason)
-
     def beginning(self, reason: str = "") -> Epoch:
         """The epoch that begins with this recording, because of ``reason``."""
         comparator = _median(self.comparator_us) if self.comparator_us else None
@@ -159,12 +155,10 @@ class Baseline(
             return Reading(subject_us * MICRO, None if comparator_us is None else comparator_us * MICRO)
 
         comparators: Sequence[float | None] = self.comparator_us or [None] * len(self.subject_us)
-        return Stored(
-            case=self.case,
-            readings=tuple(map(reading, self.subject_us, comparators)),
-            first=None if self._starts_its_epoch else reading(self.start.subject_us, self.start.comparator_us),
-            note=note,
-        )
+        readings = tuple(map(reading, self.subject_us, comparators))
+        is_first = self.start == self.beginning(self.start.reason)
+        first = None if is_first else reading(self.start.subject_us, self.start.comparator_us)
+        return Stored(self.case, readings, first, note)
 
     def without_comparator(self) -> Baseline:
         """The same as if the subject had been timed alone."""
@@ -188,7 +182,7 @@ class Baseline(
             subject_us=tuple(map(_short, self.subject_us)),
             comparator_us=tuple(map(_short, self.comparator_us)),
             software=dict(sorted(self.software.items())),
-            epochs=tuple(map(_shortened, self.epochs or (self.beginning(),))),
+            epochs=self.epochs or (self.beginning(),),
         )
         return json.dumps(msgspec.to_builtins(line), ensure_ascii=False)
 
@@ -220,11 +214,10 @@ class Baseline(
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        key = next(key for position, (key, _) in enumerate(pairs) if key in dict(pairs[:position]))
-        raise ValueError(f"duplicate key {key!r}")
-    return found
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"duplicate key {key!r}")
+    return dict(pairs)
 
 
 def _contradiction(line: Baseline) -> str:
@@ -249,11 +242,6 @@ def _short(value: float | None, digits: int = _DIGITS) -> Any:
 def _median(estimates: Sequence[float]) -> float:
     """Median of the estimates as a line shows them, so that it is the same before writing and after reading."""
     return float(_short(statistics.median(_short(one) for one in estimates)))
-
-
-def _shortened(epoch: Epoch) -> Epoch:
-    """An epoch with its times as a line shows them."""
-    return replace(epoch, subject_us=_short(epoch.subject_us), comparator_us=_short(epoch.comparator_us))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -87,12 +87,9 @@ def got_slower(
 
 def _software_note(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """What differs between the software of the baseline and that of the run; "" for nothing."""
-    names = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
-    if not names:
-        return ""
-    return "recorded with " + ", ".join(
-        f"{name} {then.get(name, 'absent')} (now {now.get(name, 'absent')})" for name in names
-    )
+    versions = [(name, then.get(name, "absent"), now.get(name, "absent")) for name in sorted({*then, *now})]
+    differing = [f"{name} {old} (now {new})" for name, old, new in versions if old != new]
+    return f"recorded with {', '.join(differing)}" if differing else ""
 
 
 # -- from sessions -------------------------------------------------------------------------------------------------
@@ -178,9 +175,7 @@ def record_sessions(
     entries = [one for one in baselines if one.case in wanted]
     done = store.record(entries, slower=slower.keys(), accept=accept, reason=reason)
     refused = {key: f"not recorded: {key}: {why}" for key, why in left_out.items() if not accept or key in wanted}
-    for one in done:
-        if one.kind == "refused":
-            refused[one.new.case] = f"not recorded: {one.new.case}: {one.reason}"
+    refused |= {one.new.case: f"not recorded: {one.new.case}: {one.text}" for one in done if one.kind == "refused"}
     return done, refused
 
 
@@ -200,11 +195,10 @@ def from_sessions(
     Returns:
         The baselines, sorted by case, and why the other cases cannot be recorded.
     """
-    samples: dict[CaseId, list[Sample]] = {}
+    samples: dict[CaseId, list[Sample]] = defaultdict(list)
     for session in sessions:
-        last = {sample.case: sample for sample in session.samples}  # one estimate a session, whatever it repeated
-        for case, sample in last.items():
-            samples.setdefault(case, []).append(sample)
+        for case, sample in {sample.case: sample for sample in session.samples}.items():  # one estimate a session
+            samples[case].append(sample)
     baselines: list[Baseline] = []
     left_out: dict[CaseId, Reason] = {}
     for case in sorted(samples):
@@ -217,7 +211,7 @@ def from_sessions(
             left_out[case] = Reason("mixed-comparators", text)
         else:
             baselines.append(_entry(good, sessions[0], Peaks.of(sessions)))
-    if policy is not None and baselines:
+    if policy is not None:
         from pytest_gemm.speed.gate.design import minimum_effect
 
         seen = minimum_effect({one.case: one.stored() for one in baselines}, policy)
@@ -241,6 +235,7 @@ def _entry(samples: Sequence[Sample], session: Session, peaks: Peaks) -> Baselin
     case = samples[0].case
     problem = Problem.parse(case.problem)
     work = roofline.work(problem)
+    least = roofline.limit(work, roofline.dtype_name(problem), peaks)
     comparators = [sample.comparator_estimate for sample in samples]
     subject_us = tuple(sample.estimate / MICRO for sample in samples)
     seconds = statistics.median(subject_us) * MICRO
@@ -255,7 +250,7 @@ def _entry(samples: Sequence[Sample], session: Session, peaks: Peaks) -> Baselin
         selected=tuple(sorted({name for sample in samples for name in sample.selected})),
         tflops=work.flops / seconds / 1e12,
         gbs=work.bytes / seconds / 1e9,
-        roofline=roofline.share(seconds, work, roofline.dtype_name(problem), peaks),
+        roofline=least and least[0] / seconds,
         contract=session.contract,
         software=session.software,
         commit=session.commit,

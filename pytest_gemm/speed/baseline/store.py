@@ -50,26 +50,22 @@ class Change:
     old: Baseline | None = None
 
     @property
-    def reason(self) -> Reason:
-        """Why a slower case is refused, and the command that would store it."""
-        text = f"got slower, {self._times}; its old line stays"
-        return Reason("slower", text, f"to store it: {accept_command([self.new.case])}")
-
-    @property
-    def _times(self) -> str:
-        now, then = self.new.median_us, self.old.median_us if self.old else self.new.median_us
-        times = f"{seconds_text(then * MICRO)} -> {seconds_text(now * MICRO)}"
-        return times if self.kind == "restarted" else f"{times} ({signed(now / then - 1.0)}%)"
+    def text(self) -> str:
+        """What happened to the case; for a refused one with the command that would store it."""
+        now, reason = self.new.median_us, self.new.reason
+        if self.old is None:
+            return seconds_text(now * MICRO)
+        times = f"{seconds_text(self.old.median_us * MICRO)} -> {seconds_text(now * MICRO)}"
+        if self.kind == "restarted":
+            return f"{times}, not comparable: {reason}; epoch {self.new.epoch} begins"
+        times += f" ({signed(now / self.old.median_us - 1.0)}%)"
+        if self.kind == "refused":
+            text = f"got slower, {times}; its old line stays"
+            return str(Reason("slower", text, f"to store it: {accept_command([self.new.case])}"))
+        return f"{times}, accepted: {reason}" if self.kind == "accepted" else times
 
     def __str__(self) -> str:
-        case = f"{self.kind} {self.new.case}: "
-        if self.kind == "new":
-            return f"{case}{seconds_text(self.new.median_us * MICRO)}"
-        if self.kind == "refused":
-            return f"{case}{self.reason}"
-        if self.kind == "restarted":
-            return f"{case}{self._times}, not comparable: {self.new.reason}; epoch {self.new.epoch} begins"
-        return f"{case}{self._times}" + (f", accepted: {self.new.reason}" if self.kind == "accepted" else "")
+        return f"{self.kind} {self.new.case}: {self.text}"
 
 
 def accept_command(cases: Iterable[CaseId]) -> str:
