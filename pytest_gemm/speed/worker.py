@@ -214,7 +214,8 @@ class Meter:
         """The name of the case stands in a file meanwhile, and stays there if the block does not end."""
         if os.getppid() != self._parent:  # the answer has no reader, and the next run may be timing by now
             pytest.exit("the run that started this session is gone", returncode=3)
-        _tell(self.folder / NOW, f"{case.backend.name} {case.problem.line}")
+        # The run may be reading it.
+        files.replace(self.folder / NOW, f"{case.backend.name} {case.problem.line}".encode(), durable=False)
         yield
         (self.folder / NOW).unlink()
 
@@ -252,9 +253,7 @@ class Meter:
             pruned = outcome.status is Status.PRUNED
             if pruned and outcome.candidate and case.candidates.by_backend:
                 continue  # left out by autotuning, which is no case of its own
-            if (
-                wanted.selected
-            ):  # which candidate it was is a fact of the case, as it is where autotuning has selected it
+            if wanted.selected:  # which candidate it was is a fact of the case, as where autotuning has selected it
                 status = Status.CRASHED if pruned else outcome.status
                 outcome = dataclasses.replace(outcome, case=case.id(), status=status)
             work = passed.pop() if passed else None
@@ -267,15 +266,14 @@ class Meter:
         if any(judged.evidence for judged in found):
             # Judged by the conformance suite, which takes any problem: the test that timed it would time it again.
             rerun = effect.rerun_options(self._config, case.backend.name, timed=False)
-            self._lost |= run.keep(
-                case, run.explained(case, found)[0], Rerun("--pyargs pytest_gemm.conformance", rerun)
-            )
-            _tell(self.folder / UNWRITTEN, msgspec.json.encode(self._lost).decode())
-        ranking = tuple(sorted(filter(lambda name: math.isfinite(timings[name]), timings), key=timings.__getitem__))
+            why = run.explained(case, found)[0]
+            self._lost |= run.keep(case, why, Rerun("--pyargs pytest_gemm.conformance", rerun))
+            files.replace(self.folder / UNWRITTEN, msgspec.json.encode(self._lost), durable=False)
+        ranked = sorted((seconds, name) for name, seconds in timings.items() if math.isfinite(seconds))
+        ranking, times = tuple(name for _, name in ranked), tuple(seconds for seconds, _ in ranked)
         phases = spent()
         for outcome in last.values():  # what is not timed: a case that failed, or a session that only judges
-            seconds = tuple(timings[name] for name in ranking)
-            self._keep(case.device, outcome, phases, ranking=ranking, ranking_seconds=seconds)
+            self._keep(case.device, outcome, phases, ranking=ranking, ranking_seconds=times)
 
     def _comparator(self, case: Case, given: Operands) -> tuple[str, int]:
         """The comparator of a case, if one can compute it, and its number; none is timed beside itself."""
@@ -321,20 +319,20 @@ class Meter:
         try:
             with work.worker.watch(Activity(case.id(), Phase.TIME)):
                 readings = work.worker.call(paired.Readings, "window", work.number, plan)
-        except (Thrown, Died) as error:  # it has passed before, and does no longer
-            status = Status.TIMED_OUT if isinstance(error, Died) and error.limit else Status.CRASHED
-            if isinstance(error, Died):
-                reason = error.reason
-            else:
-                reason = Reason(f"time-{error.kind}", f"{error.kind} while it was timed: {error.line}")
-            work.outcome = dataclasses.replace(work.outcome, status=status, reason=reason)
-            if self._worker.deaths:
-                self._works.remove(work)
-                self._finish(work)
-                self._leave_if_lost()
+        except Died as error:  # it has passed before, and does no longer
+            status, reason = Status.TIMED_OUT if error.limit else Status.CRASHED, error.reason
+        except Thrown as error:
+            status = Status.CRASHED
+            reason = Reason(f"time-{error.kind}", f"{error.kind} while it was timed: {error.line}")
+        else:
+            work.windows.append(readings)
+            work.phases["time"] += time.perf_counter() - started
             return
-        work.windows.append(readings)
-        work.phases["time"] += time.perf_counter() - started
+        work.outcome = dataclasses.replace(work.outcome, status=status, reason=reason)
+        if self._worker.deaths:
+            self._works.remove(work)
+            self._finish(work)
+            self._leave_if_lost()
 
     def _finish(self, work: _Work) -> None:
         """Write the case's sample, after its last result has been compared with the one that was judged."""
@@ -393,11 +391,6 @@ def _as_timed(case: Case, wanted: TimedCase) -> Case:
         candidates=CandidateSelection(wanted.selected or case.candidates.text or "winner"),
         spared=frozenset(wanted.spared),
     )
-
-
-def _tell(file: Path, text: str) -> None:
-    """Replace a file that the run may be reading."""
-    files.replace(file, text.encode(), durable=False)
 
 
 def _same(first: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:

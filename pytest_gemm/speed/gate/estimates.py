@@ -273,29 +273,20 @@ def choose(spreads: Spreads) -> dict[CaseId, float]:
     A variance from a dozen sessions is off by a factor of two, so each case's gain is shrunk to the mean gain of all
     cases, by how much of the scatter of the gains is not chance.
     """
-    gains: dict[float, dict[CaseId, float]] = {w: {} for w in WEIGHTS[1:]}
-    for case, by_weight in spreads.items():
-        if 1.0 in by_weight:
-            for w, found in gains.items():
-                found[case] = math.log(by_weight[w].variance / by_weight[1.0].variance)
-    for found in gains.values():
-        if not found:
-            continue
-        mean = statistics.fmean(found.values())
-        # Both variances come from the same sessions, so their errors partly cancel: one's worth of chance, not two.
-        chance = statistics.fmean(_trigamma(spreads[c][1.0].df / 2) for c in found)
-        scatter = _variance(found.values()) if len(found) > 1 else 0.0
+    beside = {case: by_weight for case, by_weight in spreads.items() if 1.0 in by_weight}
+    if not beside:
+        return dict.fromkeys(spreads, 0.0)
+    # Both variances come from the same sessions, so their errors partly cancel: one's worth of chance, not two.
+    chance = statistics.fmean(_trigamma(by_weight[1.0].df / 2) for by_weight in beside.values())
+    best = dict.fromkeys(beside, (0.0, 1.0))
+    for w in WEIGHTS[1:]:
+        gains = {case: math.log(by_weight[w].variance / by_weight[1.0].variance) for case, by_weight in beside.items()}
+        mean = statistics.fmean(gains.values())
+        scatter = _variance(gains.values()) if len(gains) > 1 else 0.0
         share = max(0.0, scatter - chance) / scatter if scatter > 0 else 0.0
-        for case, gain in found.items():
-            found[case] = mean + share * (gain - mean)
-    chosen: dict[CaseId, float] = {}
-    for case, by_weight in spreads.items():
-        if 1.0 not in by_weight:
-            chosen[case] = 0.0
-            continue
-        gain, best = min((found[case], w) for w, found in gains.items())
-        chosen[case] = best if gain < _PREFER else 1.0
-    return chosen
+        best = {case: min(best[case], (mean + share * (gain - mean), w)) for case, gain in gains.items()}
+    chosen = {case: w if gain < _PREFER else 1.0 for case, (gain, w) in best.items()}
+    return dict.fromkeys(spreads, 0.0) | chosen
 
 
 Spreads: TypeAlias = Mapping[CaseId, Mapping[Share, Location]]

@@ -19,8 +19,7 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final, Protocol
 
 Call = Callable[[], object]
@@ -116,14 +115,11 @@ def merged(windows: Sequence[Readings]) -> Readings:
         disturbed = f"{len(windows) - len(good)} of {len(windows)} windows were disturbed: {cause}"
         good = list(windows)
 
-    def joined(each: Callable[[Readings], Sequence[float]]) -> tuple[float, ...]:
-        return tuple(itertools.chain.from_iterable(map(each, good)))
-
     names = dict.fromkeys(name for one in good for name in one.telemetry)
     telemetry = {name: max(one.telemetry.get(name, -math.inf) for one in good) for name in names}
     return Readings(
-        subject=joined(attrgetter("subject")),
-        comparator=joined(attrgetter("comparator")),
+        subject=tuple(seconds for one in good for seconds in one.subject),
+        comparator=tuple(seconds for one in good for seconds in one.comparator),
         windows=tuple(len(one.subject) for one in good),
         calls=good[0].calls,
         retaken=sum(one.retaken for one in windows),
@@ -231,17 +227,16 @@ def measure(
     ):
         for name, target in targets.items():
             target.seconds(calls[name])
-    series = _Blocks({name: (target, calls[name]) for name, target in targets.items()}, timer, plan)
     timer.begin()
     try:
-        retaken = series.take(started)
+        blocks, retaken = _taken(targets, calls, timer, plan, started)
     finally:
         conditions = timer.end()
-    blocks, outliers = series.blocks, len(series.outliers())
+    outliers = len(_outliers(blocks, plan))
     disturbed = [conditions.disturbed] if conditions.disturbed else []
     if 3 * outliers > len(blocks):
         disturbed.append(
-            f"in {outliers} of {len(blocks)} blocks the {series.anchor} took over {plan.guard:.0%} longer than its "
+            f"in {outliers} of {len(blocks)} blocks the {_anchor(works)} took over {plan.guard:.0%} longer than its "
             f"median, after {retaken} retaken"
         )
     found = {name: tuple(itertools.chain.from_iterable(block[name] for block in blocks)) for name in works}
@@ -269,58 +264,45 @@ def _calibrated(name: str, target: Target, plan: Plan) -> int:
         calls = max(calls + target.cycle, math.ceil(min(wanted, _MOST_CALLS) / target.cycle) * target.cycle)
 
 
-class _Blocks:
-    """Takes the blocks of a case.
+def _taken(
+    targets: Mapping[str, Target], calls: Mapping[str, int], timer: Timer, plan: Plan, started: float
+) -> tuple[list[_Block], int]:
+    """All blocks of a case in order of time, and how many were retaken."""
+    chance, first = random.Random(plan.seed), timer.clock()
+    blocks: list[_Block] = []
 
-    Args:
-        targets: what is timed, with the calls of a reading.
-        timer: whose clock limits the time.
-        plan: of the case.
-
-    Attributes:
-        anchor: what tells a disturbed block from a good one; the subject only where nothing else is there.
-        blocks: in order of time.
-    """
-
-    def __init__(self, targets: Mapping[str, tuple[Target, int]], timer: Timer, plan: Plan) -> None:
-        self.anchor = COMPARATOR if COMPARATOR in targets else SUBJECT
-        self.blocks: list[_Block] = []
-        self._targets = targets
-        self._timer = timer
-        self._plan = plan
-        self._random = random.Random(plan.seed)
-
-    def take(self, started: float) -> int:
-        """Take all blocks; returns how many were retaken."""
-        plan, clock, blocks = self._plan, self._timer.clock, self.blocks
-        first = clock()
-        while len(blocks) < plan.blocks:
-            expected = (clock() - first) / len(blocks) if blocks else 0.0
-            if len(blocks) >= _LEAST_BLOCKS and clock() + expected > started + plan.max_seconds:
-                break
-            blocks.append(self._block())
-        for retaken in range(plan.retakes):
-            outliers = self.outliers()
-            if not outliers or clock() >= started + 2.0 * plan.max_seconds:
-                return retaken
-            del blocks[outliers[0]]
-            blocks.append(self._block())
-        return plan.retakes
-
-    def _block(self) -> _Block:
-        """One block: ABBA or BAAB."""
-        pair = list(self._targets)
-        if self._random.random() < 0.5:
+    def block() -> _Block:
+        """ABBA or BAAB."""
+        pair = list(targets)
+        if chance.random() < 0.5:
             pair.reverse()
         found: dict[str, list[float]] = defaultdict(list)
         for name in (*pair, *reversed(pair)):
-            target, calls = self._targets[name]
-            found[name].append(target.seconds(calls) / calls)
-            self._timer.taken(name)
+            found[name].append(targets[name].seconds(calls[name]) / calls[name])
+            timer.taken(name)
         return found
 
-    def outliers(self) -> list[int]:
-        """Which blocks hold a reading of the anchor far above the median of all of them."""
-        readings = [block[self.anchor] for block in self.blocks]
-        limit = (1.0 + self._plan.guard) * statistics.median(itertools.chain.from_iterable(readings))
-        return [index for index, some in enumerate(readings) if max(some) > limit]
+    while len(blocks) < plan.blocks:
+        expected = (timer.clock() - first) / len(blocks) if blocks else 0.0
+        if len(blocks) >= _LEAST_BLOCKS and timer.clock() + expected > started + plan.max_seconds:
+            break
+        blocks.append(block())
+    for retaken in range(plan.retakes):
+        outliers = _outliers(blocks, plan)
+        if not outliers or timer.clock() >= started + 2.0 * plan.max_seconds:
+            return blocks, retaken
+        del blocks[outliers[0]]
+        blocks.append(block())
+    return blocks, plan.retakes
+
+
+def _anchor(some: Container[str]) -> str:
+    """What tells a disturbed block from a good one; the subject only where nothing else is there."""
+    return COMPARATOR if COMPARATOR in some else SUBJECT
+
+
+def _outliers(blocks: Sequence[_Block], plan: Plan) -> list[int]:
+    """Which blocks hold a reading of the anchor far above the median of all of them."""
+    readings = [block[_anchor(block)] for block in blocks]
+    limit = (1.0 + plan.guard) * statistics.median(itertools.chain.from_iterable(readings))
+    return [index for index, some in enumerate(readings) if max(some) > limit]
