@@ -120,8 +120,7 @@ class SpeedCheck:
 
     def _failure(self, made: Run, judgement: Judgement) -> str:
         rerun = self.check.rerun.line(Outcome(judgement.case, "", self.config.seed, Status.PASSED))
-        stored = made.stored.get(judgement.case)
-        return text.failure(judgement, rerun, stored=stored, mode=made.mode, record=made.record)
+        return text.failure(made, judgement, rerun)
 
 
 def _outcome(sample: Sample, seed: int) -> Outcome:

@@ -103,7 +103,7 @@ class _Measurement:
             hardware=hardware,
             mode="none" if config.speed.record else "against" if len(groups) > 1 else "baseline",
             delta=self.policy.delta,
-            base_label=groups[-1].label if len(groups) > 1 else "",
+            base_label=groups[-1].environment.label if len(groups) > 1 else "",
             fatal=config.speed.fatal,
             undecided_share=config.speed.undecided_share if config.speed.gating else 1.0,
         )

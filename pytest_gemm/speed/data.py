@@ -156,14 +156,9 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return [statistics.median(readings[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
 
     @property
-    def median(self) -> float:
-        """Median of all of the subject's readings."""
-        return statistics.median(self.subject)
-
-    @property
     def spread(self) -> float:
         """Relative spread within the process: median absolute deviation of the readings over their median."""
-        middle = self.median
+        middle = statistics.median(self.subject)
         return statistics.median(abs(x - middle) for x in self.subject) / middle
 
 

@@ -43,9 +43,8 @@ class InstalledFirst(MetaPathFinder):
         if path is not None or fullname.startswith(_OF_PROJECT):
             return None
         installed = PathFinder.find_spec(fullname, [entry for entry in sys.path if not self.is_of_project(entry)])
-        others = [
-            finder for finder in sys.meta_path if finder not in (self, BuiltinImporter, FrozenImporter, PathFinder)
-        ]
+        known = (self, BuiltinImporter, FrozenImporter, PathFinder)
+        others = [finder for finder in sys.meta_path if finder not in known]
         # An editable installation has a finder of its own.
         for spec in (installed, *(finder.find_spec(fullname, None, target) for finder in others)):
             if spec is not None and spec.origin and not self.is_of_project(spec.origin):

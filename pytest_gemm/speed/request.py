@@ -160,8 +160,3 @@ class Group:
 
     name: str
     environment: Environment = THIS
-
-    @property
-    def label(self) -> str:
-        """For people."""
-        return self.environment.label

@@ -355,7 +355,7 @@ def _levelled(rates: Mapping[str, float]) -> dict[str, float]:
         return TF32.bits - 0.5 if name == TF32.name else DTYPES[name].bits
 
     return {
-        name: max(rate, *(rate if width(other) <= width(name) else wider for other, wider in rates.items()))
+        name: max([rate, *(wider for other, wider in rates.items() if width(other) > width(name))])
         for name, rate in rates.items()
     }
 

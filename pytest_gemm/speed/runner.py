@@ -164,7 +164,7 @@ class Runner:
 
         def said(processes: Sequence[_Open]) -> str:
             done = sum(one.done for one in processes)
-            return f"{what} {done} of {len(cases)} cases on {group.label}"
+            return f"{what} {done} of {len(cases)} cases on {group.environment.label}"
 
         samples = [s for one in self._run([(group, one) for one in requests], said) for s in one.result().samples]
         self.note_failures(samples)
@@ -208,7 +208,7 @@ class Runner:
         neighbours.  A GPU has none, and two processes would share its memory: there one session follows the other.
         """
         if len(groups) > 1 and self.device != "cpu":
-            found = [self.sessions([group], cases, index, f"{label}, {group.label}") for group in groups]
+            found = [self.sessions([group], cases, index, f"{label}, {group.environment.label}") for group in groups]
             return {name: session for one in found for name, session in one.items()}
         ends = socket.socketpair() if len(groups) > 1 else ()
         order, wanted = self._shuffled(self.left(cases), index), []

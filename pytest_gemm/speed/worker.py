@@ -44,7 +44,7 @@ from pytest_gemm.speed.request import LOST, NOW, SESSION, UNWRITTEN, WORKER, Req
 from pytest_gemm.speed.timing import paired
 from pytest_gemm.storage import files
 from pytest_gemm.worker.keeper import KEEPER, Keeper
-from pytest_gemm.worker.messages import Built, Died, How, Job, Ran, Thrown, Worker
+from pytest_gemm.worker.messages import Built, Died, How, Job, Ran, Thrown
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +60,7 @@ class _Work:
 
     Attributes:
         case: as it was judged, with its one candidate.
-        worker: the process that times it.
-        number: by which that knows it.
+        number: by which the worker knows it.
         comparator: name of what is timed beside it, "" for nothing.
         first: the run that was judged.
         outcome: of the judgement.
@@ -70,7 +69,6 @@ class _Work:
     """
 
     case: Case
-    worker: Worker
     number: int
     comparator: str
     first: Ran
@@ -235,7 +233,7 @@ class Meter:
             ran = self._worker.run(built.number, given, How(Phase.TIME))
             name, comparator = self._comparator(case, given)
             self._worker.call(type(None), "keep", built.number, comparator, given=given)
-            passed.append(functools.partial(_Work, case, self._worker, built.number, name, ran))
+            passed.append(functools.partial(_Work, case, built.number, name, ran))
             return ran
 
         started, compiled = time.perf_counter(), 0.0
@@ -317,8 +315,8 @@ class Meter:
         # The order of the readings is drawn anew in each window.
         plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
         try:
-            with work.worker.watch(Activity(case.id(), Phase.TIME)):
-                readings = work.worker.call(paired.Readings, "window", work.number, plan)
+            with self._worker.watch(Activity(case.id(), Phase.TIME)):
+                readings = self._worker.call(paired.Readings, "window", work.number, plan)
         except Died as error:  # it has passed before, and does no longer
             status, reason = Status.TIMED_OUT if error.limit else Status.CRASHED, error.reason
         except Thrown as error:
@@ -339,7 +337,7 @@ class Meter:
         outcome, measured = work.outcome, {}
         if outcome.status is Status.PASSED and work.windows:
             last, wrong = self._last(work)
-            work.worker.call(type(None), "drop", work.number)
+            self._worker.call(type(None), "drop", work.number)
             if wrong or not _same(work.first.results, last):
                 candidates = CandidateSelection(outcome.candidate or work.case.candidates.text)
                 again = dataclasses.replace(work.case, candidates=candidates)
@@ -362,7 +360,7 @@ class Meter:
     def _last(self, work: _Work) -> tuple[tuple[torch.Tensor, ...], Misconduct | None]:
         """What the last timed call returned, or what is wrong with it."""
         try:
-            return work.worker.results("last", work.number), None
+            return self._worker.results("last", work.number), None
         except Misconduct as wrong:
             return (), wrong
 

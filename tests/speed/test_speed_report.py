@@ -306,12 +306,7 @@ SLOWER = Judgement(
 
 
 def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -> None:
-    text = reports.failure(
-        SLOWER,
-        "pytest rerun",
-        stored=stored(CASE, [117.2]),
-        record="pytest perf --gemm-record",
-    )
+    text = reports.failure(Run(stored={CASE: stored(CASE, [117.2])}), SLOWER, "pytest rerun")
     assert text.splitlines() == [
         f"{LINE} on triton: slower, +5.3% (95% interval +4.1% to +6.5%)",
         "  now 123 us, was 117 us: baseline of 2026-07-01, commit ab12cd3; comparator 130 us",
@@ -328,7 +323,7 @@ def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -
 
 def test_a_missing_baseline_says_how_to_record_it() -> None:
     missing = Judgement(CASE, Verdict.NO_BASELINE, REASONS[Verdict.NO_BASELINE], seconds=1e-3, sessions=1)
-    assert reports.failure(missing, "pytest rerun", record="pytest perf --gemm-record").splitlines() == [
+    assert reports.failure(Run(), missing, "pytest rerun").splitlines() == [
         f"{LINE} on triton: no-baseline",
         "  now 1.00 ms",
         "  no-baseline: nothing is stored for it on this hardware",

@@ -19,10 +19,10 @@ from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.core.templates import Templates
 from pytest_gemm.core.text import code_cell, escaped
 from pytest_gemm.core.text import table as text_table
-from pytest_gemm.speed.baseline.entry import MICRO, SESSIONS, Baseline
+from pytest_gemm.speed.baseline.entry import MICRO, SESSIONS
 from pytest_gemm.speed.baseline.store import accept_command
 from pytest_gemm.speed.data import Judgement, Sample
-from pytest_gemm.speed.report.rows import VERDICTS, Mode, Row, Run, columns, entrant, is_doubtful
+from pytest_gemm.speed.report.rows import VERDICTS, Row, Run, columns, entrant, is_doubtful
 
 TEMPLATES: Final = Templates("pytest_gemm.speed.report")
 
@@ -125,19 +125,15 @@ def _commands(run: Run) -> list[tuple[str, str]]:
 # -- a failure -----------------------------------------------------------------------------------------------
 
 
-def failure(
-    judgement: Judgement, rerun: str, *, stored: Baseline | None = None, mode: Mode = "baseline", record: str = ""
-) -> str:
+def failure(run: Run, judgement: Judgement, rerun: str) -> str:
     """What pytest shows for a case that fails: what, how much, against what, how it was confirmed, how to rerun.
 
     Args:
+        run: that has measured it.
         judgement: ``slower`` or ``no-baseline``, or whatever else the policy makes fail.
         rerun: the command that runs just this case again.
-        stored: the baseline that it was compared with, for its date and commit.
-        mode: what it was compared with.
-        record: the command that records baselines, "" to leave that line out.
     """
-    then = judgement.stored_seconds
+    stored, then = run.stored.get(judgement.case), judgement.stored_seconds
     text = TEMPLATES.render(
         "failure.txt.jinja",
         j=judgement,
@@ -145,8 +141,8 @@ def failure(
         rerun=rerun,
         stored=stored,
         then=stored.median_us * MICRO if then is None and stored else then,
-        mode=mode,
-        record=record,
+        mode=run.mode,
+        record=run.record,
         accept=accept_command([judgement.case]),
     )
     return "\n".join(line for line in text.split("\n") if line.strip())
