@@ -70,9 +70,9 @@ def measure(config: GemmConfig, cases: Mapping[CaseId, str], project: Project, d
         try:
             for device, those in of_device.items():
                 with timed_apart(device, display, config.speed.wait):
-                    runner = Runner(config, project, display, device, scratch, cases)
-                    one = _Measurement(config, runner, device, those, groups)
-                    made = one.measure(display, project)
+                    made = _Measurement(
+                        Runner(config, project, display, device, scratch, cases), those, groups
+                    ).measure()
                     found.append(made)
                     count = len(made.sessions) + len(made.base)
                     display.line(f"speed: {count} sessions on {device} in {made.seconds:.0f} s")
@@ -85,66 +85,60 @@ class _Measurement:
     """The cases of one device.
 
     Args:
-        config: of the run.
         runner: starts the sessions.
-        device: where the cases compute.
         cases: in the suite's order.
         groups: the environment that is timed, and the one to compare with where it is no stored baseline.
     """
 
-    def __init__(
-        self, config: GemmConfig, runner: Runner, device: str, cases: Sequence[CaseId], groups: Sequence[Group]
-    ) -> None:
-        self._device: Device = "cuda" if device == "cuda" else "cpu"
-        hardware = key_module.hardware_key(self._device, config.speed.threads)
-        self.policy = policy_module.Policy.for_device(device)
+    def __init__(self, runner: Runner, cases: Sequence[CaseId], groups: Sequence[Group]) -> None:
+        speed = runner.config.speed
+        self._device: Device = "cuda" if runner.device == "cuda" else "cpu"
+        hardware = key_module.hardware_key(self._device, speed.threads)
+        self.policy = policy_module.Policy.for_device(runner.device)
         self.made = Run(
-            device=device,
+            device=runner.device,
             hardware=hardware,
-            mode="none" if config.speed.record else "against" if len(groups) > 1 else "baseline",
+            mode="none" if speed.record else "against" if len(groups) > 1 else "baseline",
             delta=self.policy.delta,
             base_label=groups[-1].environment.label if len(groups) > 1 else "",
-            fatal=config.speed.fatal,
-            undecided_share=config.speed.undecided_share if config.speed.gating else 1.0,
+            fatal=speed.fatal,
+            undecided_share=speed.undecided_share if speed.gating else 1.0,
+            record=runner.project.recording,
         )
-        self.store = store_module.Store(config.speed.baselines, hardware)
+        self.store = store_module.Store(speed.baselines, hardware)
         self.groups = groups
-        self._config = config
         self._runner = runner
         self._cases = cases
-        if (count := config.speed.sessions) and not config.speed.record:
-            changed = {"screen_sessions": count} if len(groups) == 1 else {"screen_pairs": count}
+        if speed.sessions and not speed.record:
+            changed = {"screen_sessions": speed.sessions} if len(groups) == 1 else {"screen_pairs": speed.sessions}
             self.policy = dataclasses.replace(self.policy, **changed)
-        self._recorded = config.speed.sessions or entry.SESSIONS  # sessions of a recording
+        self._recorded = speed.sessions or entry.SESSIONS  # sessions of a recording
 
-    def measure(self, display: Display, project: Project) -> Run:
+    def measure(self) -> Run:
         """Compile, time and judge."""
         started = time.perf_counter()
-        made, runner, speed = self.made, self._runner, self._config.speed
-        made.record = project.recording
+        made, runner, speed = self.made, self._runner, self._runner.config.speed
         if made.mode != "against":  # a store that cannot be read is an error before anything is measured
             made.stored = self.store.load_all(dict.fromkeys(case.backend for case in self._cases))
         try:
             for group in self.groups:
                 runner.compile(group, self._cases)
             if speed.record:
-                self._take_up(display)
+                self._take_up()
                 self._sessions(self._cases, self._recorded - len(made.sessions), "recording")
                 self._record()
                 objection = record.recordable(made.sessions, k=self._recorded, force=speed.force)
-                self._keep(display, made.sessions if objection and objection.code == "disturbed" else [])
+                self._keep(made.sessions if objection and objection.code == "disturbed" else [])
                 made.judgements = self._with_every_case({})
             else:
                 self.judge()
         except (KeyboardInterrupt, SessionFailed, entry.BaselineError):
             if speed.record and made.sessions:
-                done = len(made.sessions)
+                done, all_of = len(made.sessions), self._recorded
                 if any(map(partial.is_good, made.sessions)):
-                    display.line(
-                        f"speed: the recording was cut short: {done} of {self._recorded} sessions are complete"
-                    )
-                    display.line(f"speed: to record from these: pytest-gemm baseline record --sessions={done}")
-                self._keep(display, made.sessions)
+                    runner.display.line(f"speed: the recording was cut short: {done} of {all_of} sessions are complete")
+                    runner.display.line(f"speed: to record from these: pytest-gemm baseline record --sessions={done}")
+                self._keep(made.sessions)
             raise
         order = {case: place for place, case in enumerate(self._cases)}  # each session has another one
         made.judgements = sorted(made.judgements, key=lambda judgement: order[judgement.case.whole])
@@ -161,17 +155,19 @@ class _Measurement:
         made.seconds = time.perf_counter() - started
         return made
 
-    def _take_up(self, display: Display) -> None:
+    def _take_up(self) -> None:
         """Begin a recording with the good sessions of an earlier one, of the same environment, that was ended."""
         if self._partial is None or not (found := partial.kept(self._partial)[: self._recorded - 1]):
             return
         self.made.sessions = [msgspec.structs.replace(one, index=i) for i, one in enumerate(found)]
         for one in self.made.sessions:
             self._runner.write_session(one)
-        display.line(f"speed: {plural(len(found), 'good session')} of an earlier recording taken up ({self._partial})")
+        said = f"speed: {plural(len(found), 'good session')} of an earlier recording taken up ({self._partial})"
+        self._runner.display.line(said)
 
-    def _keep(self, display: Display, sessions: Sequence[Session]) -> None:
+    def _keep(self, sessions: Sequence[Session]) -> None:
         """Keep the good sessions of a recording that stored nothing for the next one."""
+        display = self._runner.display
         if self._partial is None:
             if sessions:
                 display.line("speed: no session is kept for the next recording: only those of a clean commit can be")
@@ -181,7 +177,7 @@ class _Measurement:
     @functools.cached_property
     def _partial(self) -> Path | None:
         """Where good sessions are kept; ``None`` where the code may change without another commit."""
-        config, commit = self._config, self._runner.commit
+        config, commit = self._runner.config, self._runner.commit
         if not commit or commit.endswith("+dirty"):
             return None
         options = {name: text for name, text in config.deciding.items() if name not in {"record", "sessions"}}
@@ -234,7 +230,7 @@ class _Measurement:
         that stays busy, and says who keeps it so.
         """
         unit = "session" if len(self.groups) == 1 else "pair"
-        speed, made, first, started = self._config.speed, self.made, len(self.made.sessions), time.perf_counter()
+        speed, made, first, started = self._runner.config.speed, self.made, len(self.made.sessions), time.perf_counter()
         before = partial.processor_milliseconds() if speed.record else Counter()
         for number in range(1, count + 1):
             if not self._runner.left(cases):
@@ -262,7 +258,7 @@ class _Measurement:
 
     def _record(self) -> None:
         """Store what was measured; a case that got slower only if it was accepted."""
-        made, force, head = self.made, self._config.speed.force, self.made.sessions
+        made, force, head = self.made, self._runner.config.speed.force, self.made.sessions
         if not head:
             return
         done, made.refused = record.record_sessions(self.store, head, self.policy, k=self._recorded, force=force)

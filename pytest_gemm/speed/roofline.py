@@ -372,12 +372,6 @@ _BUDGET: Final = {"cpu": 1.5, "cuda": 0.5}
 _LEAST_CALLS: Final = 3
 
 
-def _square(name: str, layout: str, size: int) -> Problem | None:
-    """The square product of a dtype; ``None`` where no op multiplies it."""
-    template = _LINES.get(name) or ("mm:" + name + ":{layout}:{size}" if name in OPS["mm"].dtypes else "")
-    return Problem.parse(template.format(layout=layout, size=f"{size}x{size}x{size}")) if template else None
-
-
 class _Rate(NamedTuple):
     """The best rate of some calls.
 
@@ -394,14 +388,15 @@ class _Rate(NamedTuple):
 
 def _peak_rate(device: str, name: str) -> _Rate | None:
     """The highest rate of square products in FLOP/s; ``None`` where PyTorch cannot multiply the type."""
+    line = _LINES.get(name, f"mm:{name}:{{layout}}:{{size}}")
+    if name not in _LINES and name not in OPS["mm"].dtypes:
+        return None
     best: _Rate | None = None
     spent = 0.0
-    layouts = ["nn", "nt"] if "{layout}" in _LINES.get(name, "{layout}") else ["nt"]
+    layouts = ["nn", "nt"] if "{layout}" in line else ["nt"]
     for size in _SIZES[device]:
         for layout in list(layouts):
-            problem = _square(name, layout, size)
-            if problem is None:
-                return None
+            problem = Problem.parse(line.format(layout=layout, size=f"{size}x{size}x{size}"))
             # The next size is expected to run at the best rate so far; one that would take too long is not begun.
             expected = problem.shape.flops / best.value if best else 0.0
             if spent + _LEAST_CALLS * expected > _BUDGET[device]:

@@ -118,10 +118,7 @@ class Meter:
         self._eager_refusal = eager_refusal(config.ledger)
         self._worker: Process | Inline = Inline(bench.CALLS) if keeper is None else Process(keeper, config.limits)
         self._judge = Judge(
-            self._eager_refusal,
-            config.reference,
-            statements=config.ledger.statements,
-            workers=lambda _: self._worker,
+            self._eager_refusal, config.reference, statements=config.ledger.statements, workers=lambda _: self._worker
         )
         self._started = time.perf_counter()
         self._interleaving = Interleaving(request.socket, first=request.begins)

@@ -28,11 +28,11 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import known
 from pytest_gemm.run.progress import Display
-from pytest_gemm.speed import controller
+from pytest_gemm.speed import bench, controller
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import store
 from pytest_gemm.speed.check import SpeedCheck
-from pytest_gemm.speed.data import Sample, Session, read_session
+from pytest_gemm.speed.data import Peaks, Sample, Session, read_session
 from pytest_gemm.speed.report.rows import Run
 from pytest_gemm.speed.request import SESSION, Group, Project, Request, TimedCase
 from pytest_gemm.speed.worker import Meter, _same
@@ -160,6 +160,18 @@ def test_a_candidate_that_was_selected_by_timing_is_the_backend_s_own_way(tmp_pa
     entry = Entry("deadly", "planted", {"backend": Globs(("several",)), "candidate": Globs(("medium",))}, crashes=True)
     (sample,) = judged(tmp_path, case(), entry, selected="medium")
     assert (sample.status, sample.selected, sample.distribution) == (Status.PASSED, ("medium",), "rand")
+
+
+def test_a_case_that_has_been_timed_keeps_no_operands(tmp_path: Path) -> None:
+    timed = TimedCase(SEVERAL)
+    speed = SpeedConfig(windows=2, comparator="")
+    config = GemmConfig(registered(Several()), device="cpu", options=OPTIONS, speed=speed)
+    meter = Meter(Request((timed,), "cpu", peaks=Peaks({"f32": 1e15}, 1e15)), tmp_path, config)
+    meter(case(), timed)
+    assert bench._benches
+    meter.close()
+    assert all(sample.subject for sample in read_session(tmp_path / SESSION).samples)
+    assert not bench._benches
 
 
 def test_why_the_files_of_a_failure_were_not_written_reaches_the_run(tmp_path: Path) -> None:

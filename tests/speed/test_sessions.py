@@ -439,8 +439,8 @@ def test_a_run_that_decides_nothing_is_red_unless_that_is_allowed(
 class Selecting(runner_module.Runner):
     """A runner whose sessions take as long as the last selected candidate: the next of ``selects`` each time."""
 
-    def __init__(self, selects: Sequence[str]) -> None:
-        self.failed = {}
+    def __init__(self, config: Any, selects: Sequence[str]) -> None:
+        self.config, self.project, self.device, self.failed = config, Project("here"), "cuda", {}
         self.selected, self._selects, self.asked = {"head": {}}, iter(selects), 0
         self.compile(Group("head"), [])
 
@@ -471,8 +471,8 @@ def test_a_selection_that_makes_a_case_slower_has_to_recur(
     # Autotuning on a busy machine takes a slow candidate now and then: nothing in the kernels has changed.
     known = stored(CASE, [10.0 + 1e-3 * i for i in range(8)], selected=("old",), contract="")
     config: Any = SimpleNamespace(speed=SpeedConfig(baselines=tmp_path), options=defaultdict(str))
-    runner = Selecting(selects)
-    measurement = controller._Measurement(config, runner, "cuda", [CASE], [Group("head")])
+    runner = Selecting(config, selects)
+    measurement = controller._Measurement(runner, [CASE], [Group("head")])
     measurement.made.stored = {CASE: known}
     measurement.judge()
     (judgement,) = measurement.made.judgements

@@ -97,21 +97,14 @@ def _complete_sessions(folder: Path) -> tuple[list[Session], list[str]]:
     """
     files = sorted(folder.glob("*.jsonl"))
     if not files:
-        raise BaselineError(
-            folder,
-            0,
-            "holds no sessions (*.jsonl)",
-            "record first, or name the samples folder of a run's --gemm-output",
-        )
+        remedy = "record first, or name the samples folder of a run's --gemm-output"
+        raise BaselineError(folder, 0, "holds no sessions (*.jsonl)", remedy)
     read = {file: read_session(file) for file in files}
     lines = [f"{file.name} did not come to its end and is left out" for file, one in read.items() if not one.complete]
     whole = roofline.without_impossible([one for one in read.values() if one.complete])
     if not any(sample.is_timed for one in whole for sample in one.samples):
         raise BaselineError(folder, 0, "holds no session that timed anything", "see why the run ended")
     return whole, lines
-
-
-_TASKS = {"show": _show, "record": _record, "accept": _record}
 
 
 def run(given: argparse.Namespace) -> int:
@@ -121,5 +114,6 @@ def run(given: argparse.Namespace) -> int:
     given.status = 0
     if given.task == "record":
         given.cases, given.reason = (), ""
-    show("\n".join(_TASKS[given.task](given)) + "\n")
+    lines = _show(given) if given.task == "show" else _record(given)
+    show("\n".join(lines) + "\n")
     return int(given.status)

@@ -201,16 +201,14 @@ class Baseline(
         """
         try:
             line = msgspec.convert(json.loads(text, object_pairs_hook=_unique), cls)
-            found = replace(line, backend=backend, problem=canonical_line(line.problem), shown_us=0.0)
+            _check(line)
+            return replace(line, backend=backend, problem=canonical_line(line.problem), shown_us=0.0)
         except json.JSONDecodeError as error:
             what = f"torn or broken at column {error.colno}: {error.msg.removesuffix(' starting at')}"
             raise BaselineError(path, number, what, RESTORE) from None
         except (ValueError, RecursionError) as error:
             remedy = _NEWER if "unknown field" in str(error) else RESTORE
             raise BaselineError(path, number, str(error), remedy) from None
-        if wrong := _contradiction(line):
-            raise BaselineError(path, number, wrong, RESTORE)
-        return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -220,18 +218,21 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _contradiction(line: Baseline) -> str:
-    """How two values of a line contradict each other; "" for a line that is consistent."""
+def _check(line: Baseline) -> None:
+    """See that the values of a line agree.
+
+    Raises:
+        ValueError: when two of them contradict each other.
+    """
     subject, comparator = len(line.subject_us), len(line.comparator_us)
     if line.backend:
-        return "unknown field `backend`, which is the name of the file"
+        raise ValueError("the field `backend` is the name of the file and does not stand in a line")
     if comparator and comparator != subject:
-        return f"subject_us and comparator_us have {subject} and {comparator} sessions"
+        raise ValueError(f"subject_us and comparator_us have {subject} and {comparator} sessions")
     if bool(line.comparator) != bool(comparator):
-        return "comparator and comparator_us need each other"
+        raise ValueError("comparator and comparator_us need each other")
     if not math.isclose(line.shown_us, line.median_us, rel_tol=10.0 ** (1 - _DIGITS)):
-        return f"median_us is {line.shown_us:g}, but the median of subject_us is {line.median_us:g}"
-    return ""
+        raise ValueError(f"median_us is {line.shown_us:g}, but the median of subject_us is {line.median_us:g}")
 
 
 def _short(value: float | None, digits: int = _DIGITS) -> Any:

@@ -120,9 +120,8 @@ def recordable(
     if force and sessions:
         return None
     if len(sessions) < k:
-        return Reason(
-            "too-few-sessions", f"{len(sessions)} of {k} sessions were measured", f"measure the others too, {_FORCE}"
-        )
+        text = f"{len(sessions)} of {k} sessions were measured"
+        return Reason("too-few-sessions", text, f"measure the others too, {_FORCE}")
     if sessions[0].commit.endswith("+dirty"):
         text = f"working tree is dirty ({sessions[0].commit}), so the results would not be reproducible"
         return Reason("dirty-tree", text, f"commit first, {_FORCE}")
@@ -180,10 +179,7 @@ def record_sessions(
 
 
 def from_sessions(
-    sessions: Sequence[Session],
-    *,
-    k: int = SESSIONS,
-    policy: Policy | None = None,
+    sessions: Sequence[Session], *, k: int = SESSIONS, policy: Policy | None = None
 ) -> tuple[list[Baseline], dict[CaseId, Reason]]:
     """Baselines of the cases of several sessions, one estimate a session.
 

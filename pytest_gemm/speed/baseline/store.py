@@ -149,12 +149,7 @@ class Store:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def record(
-        self,
-        entries: Iterable[Baseline],
-        *,
-        slower: Collection[CaseId],
-        accept: Collection[str] = (),
-        reason: str = "",
+        self, entries: Iterable[Baseline], *, slower: Collection[CaseId], accept: Collection[str] = (), reason: str = ""
     ) -> list[Change]:
         """Store baselines, and return what became of each; the lines of all other cases stay as they are.
 

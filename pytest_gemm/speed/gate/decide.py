@@ -417,14 +417,7 @@ class Look:
         return found
 
     def _verdict(
-        self,
-        e: Evidence,
-        shown: View,
-        fallen: Sequence[Claim],
-        move: float,
-        *,
-        comparator_moved: bool,
-        mirrored: bool,
+        self, e: Evidence, shown: View, fallen: Sequence[Claim], move: float, *, comparator_moved: bool, mirrored: bool
     ) -> tuple[Verdict, Reason] | None:
         """The verdict on a case; ``None`` where further sessions may decide it."""
         policy, unit = self.policy, self.unit

@@ -123,13 +123,12 @@ class Run:
         found += [f"{count} {verdict}" for verdict, count in self.counts().items() if verdict in self.fatal]
         if self.decided_too_little and Verdict.UNDECIDED not in self.fatal:
             share = f"more than --gemm-undecided={100 * self.undecided_share:g} allows"
-            undecided = [j.reason.code for j in self.judgements if j.verdict is Verdict.UNDECIDED]
-            is_thin = (
-                2 * sum(code in OF_THE_BASELINE for code in undecided) > len(undecided) and self.mode == "baseline"
-            )
+            undecided, compared = self.undecided
+            codes = [j.reason.code for j in self.judgements if j.verdict is Verdict.UNDECIDED]
+            is_thin = self.mode == "baseline" and 2 * sum(code in OF_THE_BASELINE for code in codes) > undecided
             remedy = "record more sessions of the baselines" if is_thin else "run again on a quiet machine"
             remedy += ", or allow it with --gemm-undecided=100"
-            found.append("{} of {} compared cases undecided, {} ({})".format(*self.undecided, share, remedy))
+            found.append(f"{undecided} of {compared} compared cases undecided, {share} ({remedy})")
         return found
 
     # What follows is derived once, from a run that has come to its end.

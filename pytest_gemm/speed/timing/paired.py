@@ -189,12 +189,7 @@ _Block = Mapping[str, Sequence[float]]
 
 
 def measure(
-    subject: Calls,
-    comparator: Calls | None,
-    *,
-    timer: Timer,
-    plan: Plan,
-    calls: dict[str, int] | None = None,
+    subject: Calls, comparator: Calls | None, *, timer: Timer, plan: Plan, calls: dict[str, int] | None = None
 ) -> Readings:
     """Time a call beside another one.
 
