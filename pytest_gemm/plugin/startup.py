@@ -13,8 +13,6 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from importlib.util import cache_from_source, find_spec
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -28,7 +26,6 @@ from pytest_gemm.config.values import cores
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.plugin import selection
 from pytest_gemm.run.progress import Display
-from pytest_gemm.storage import cache
 from pytest_gemm.worker import confinement
 from pytest_gemm.worker.keeper import ALONE, KEEPER, Keeper, cuda_has_started
 
@@ -46,8 +43,7 @@ _COMPILING: Final = (
 
 
 def register(config: pytest.Config) -> None:
-    """Prepare a process of a run with GEMM tests, and add the hooks of a worker."""
-    keep_bytecode()
+    """Add the hooks of a worker, in a run with GEMM tests."""
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(_Worker(), "gemm-startup")
 
@@ -98,22 +94,6 @@ def shared_keeper(config: pytest.Config) -> str:
     """The address of the controller's keeper, in a worker of pytest-xdist that it has started itself; else ""."""
     address, controller = getattr(config, "workerinput", {}).get("gemm_keeper", ("", 0))
     return str(address) if controller == os.getppid() else ""
-
-
-def keep_bytecode() -> None:
-    """Keep Python's bytecode in the cache where nothing else does: without it every process compiles torch, 6 s.
-
-    So it is where ``PYTHONDONTWRITEBYTECODE`` is set, as images often do, and torch was installed without bytecode, as
-    uv does.  That variable keeps files out of the installation, which this leaves as it is.
-    """
-    if not os.environ.get("PYTHONDONTWRITEBYTECODE") or sys.pycache_prefix:
-        return
-    torch = find_spec("torch")
-    if torch is None or torch.origin is None or Path(cache_from_source(torch.origin)).exists():
-        return
-    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(cache.use() / "bytecode")
-    sys.dont_write_bytecode = False
-    del os.environ["PYTHONDONTWRITEBYTECODE"]
 
 
 def before_workers(settings: GemmConfig, config: pytest.Config, display: Display, specs: Sequence[Any]) -> None:
