@@ -1,12 +1,11 @@
-"""How the workers of pytest-xdist start and end: side by side, with their threads, and ready before their tests.
+"""How the workers of pytest-xdist start: side by side, with their threads, and ready before their tests.
 
-xdist starts one worker after the other, and a worker imports torch when its first test needs it.  The controller waits
-for their ends.  With many workers these seconds decide how long a run takes.
+xdist starts one worker after the other, and a worker imports torch when its first test needs it.  With many workers
+these seconds decide how long a run takes.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -152,18 +151,3 @@ class _Worker:
                 import_module(name)
             if cuda:  # which takes as long as the imports, without Python
                 beside.submit(_start_cuda, profiled=keeper is None)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_unconfigure(self) -> None:
-        """The session is over."""
-        atexit.register(_leave)
-
-
-def _leave() -> None:
-    """Do all that is to be done at the exit, and end: Python would take torch apart first, for a second."""
-    atexit.unregister(_leave)
-    atexit._run_exitfuncs()
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(0)
