@@ -1,20 +1,17 @@
-"""How the workers of pytest-xdist start and end: side by side, with their threads, and ready before their tests.
+"""How the workers of pytest-xdist start: side by side, with their threads, and ready before their tests.
 
-xdist starts one worker after the other, and a worker imports torch when its first test needs it.  The controller waits
-for their ends.  With many workers these seconds decide how long a run takes.
+xdist starts one worker after the other, and a worker imports torch when its first test needs it.  With many workers
+these seconds decide how long a run takes.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from importlib.util import cache_from_source, find_spec
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -28,7 +25,6 @@ from pytest_gemm.config.values import cores
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.plugin import selection
 from pytest_gemm.run.progress import Display
-from pytest_gemm.storage import cache
 from pytest_gemm.worker import confinement
 from pytest_gemm.worker.keeper import ALONE, KEEPER, Keeper, cuda_has_started
 
@@ -46,8 +42,7 @@ _COMPILING: Final = (
 
 
 def register(config: pytest.Config) -> None:
-    """Prepare a process of a run with GEMM tests, and add the hooks of a worker."""
-    keep_bytecode()
+    """Add the hooks of a worker, in a run with GEMM tests."""
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(_Worker(), "gemm-startup")
 
@@ -98,22 +93,6 @@ def shared_keeper(config: pytest.Config) -> str:
     """The address of the controller's keeper, in a worker of pytest-xdist that it has started itself; else ""."""
     address, controller = getattr(config, "workerinput", {}).get("gemm_keeper", ("", 0))
     return str(address) if controller == os.getppid() else ""
-
-
-def keep_bytecode() -> None:
-    """Keep Python's bytecode in the cache where nothing else does: without it every process compiles torch, 6 s.
-
-    So it is where ``PYTHONDONTWRITEBYTECODE`` is set, as images often do, and torch was installed without bytecode, as
-    uv does.  That variable keeps files out of the installation, which this leaves as it is.
-    """
-    if not os.environ.get("PYTHONDONTWRITEBYTECODE") or sys.pycache_prefix:
-        return
-    torch = find_spec("torch")
-    if torch is None or torch.origin is None or Path(cache_from_source(torch.origin)).exists():
-        return
-    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(cache.use() / "bytecode")
-    sys.dont_write_bytecode = False
-    del os.environ["PYTHONDONTWRITEBYTECODE"]
 
 
 def before_workers(settings: GemmConfig, config: pytest.Config, display: Display, specs: Sequence[Any]) -> None:
@@ -172,18 +151,3 @@ class _Worker:
                 import_module(name)
             if cuda:  # which takes as long as the imports, without Python
                 beside.submit(_start_cuda, profiled=keeper is None)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_unconfigure(self) -> None:
-        """The session is over."""
-        atexit.register(_leave)
-
-
-def _leave() -> None:
-    """Do all that is to be done at the exit, and end: Python would take torch apart first, for a second."""
-    atexit.unregister(_leave)
-    atexit._run_exitfuncs()
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(0)

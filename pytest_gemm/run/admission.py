@@ -1,8 +1,7 @@
 """Memory that test processes share: a case of gigabytes begins when what it needs is free.
 
-Each process writes down what its case needs, in a folder of this user's that all test processes of the machine share,
-and waits while the others' cases leave too little.  A case that needs more than there is when no other one has any is
-not run.  Cases of less than a GiB take no part.
+One such case at a time computes on a device.  Those so small that every worker of pytest-xdist could have one share the
+lock.  A case that needs more than is free when it has the lock is not run.  Cases of less than a GiB take no part.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -69,55 +66,24 @@ def admitted(need: int, device: str) -> Iterator[Reason | None]:
     if not need:
         yield None
         return
-    folder = _folder(device)
-    while (found := _entry(folder, need, lambda: free(device))) is None:
-        time.sleep(0.1)
-    if isinstance(found, Reason):
-        yield found
-        return
-    entry, handle = found
-    try:
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    with contextlib.ExitStack() as held:
+        if 1 < workers <= free(device) * _SHARE / need:
+            held.callback(os.close, files.shared(_lock(device)))
+        else:
+            held.enter_context(files.locked(_lock(device)))
+        if need > (there := free(device) * _SHARE):
+            text = f"the case needs {need / _GIB:.1f} GiB of memory, and there are {there / _GIB:.1f} GiB for it"
+            yield Reason("too-little-memory", text)
+            return
+        held.callback(faults.release)
         yield None
-    finally:
-        faults.release()
-        entry.unlink(missing_ok=True)
-        os.close(handle)
 
 
-def _folder(device: str) -> Path:
-    """Where the processes that compute on a device have their entries."""
+def _lock(device: str) -> Path:
+    """The lock of a device's memory, for this user's test processes."""
     name = str(torch.cuda.get_device_properties(0).uuid) if device == "cuda" else device
-    folder = files.private_folder() / "memory" / re.sub(r"[^\w-]", "_", name)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
-
-
-def _entry(folder: Path, need: int, free: Callable[[], int]) -> tuple[Path, int] | Reason | None:
-    """An entry of this process, with its lock; why it cannot have one, and ``None`` where it has to wait."""
-    with files.locked(folder / "lock"):
-        taken = sum(_promised(folder))
-        room = folder / "room"
-        if not taken:
-            room.write_text(str(int(free() * _SHARE)), encoding="ascii")
-        there = int(room.read_text(encoding="ascii"))
-        if taken + need <= there:
-            entry = folder / f"{uuid.uuid4().hex}.entry"
-            handle = files.shared(entry)
-            os.write(handle, str(need).encode())
-            return entry, handle
-    if taken:
-        return None
-    text = f"the case needs {need / _GIB:.1f} GiB of memory, and there are {there / _GIB:.1f} GiB for it"
-    return Reason("too-little-memory", text)
-
-
-def _promised(folder: Path) -> Iterator[int]:
-    """What each living process was promised; the entries of dead ones are deleted."""
-    for entry in folder.glob("*.entry"):
-        with contextlib.suppress(files.LockTimeoutError), files.locked(entry, wait=-1.0):
-            entry.unlink(missing_ok=True)
-        if entry.exists():
-            yield int(entry.read_text(encoding="ascii") or 0)
+    return files.private_folder() / f"memory-{name}.lock"
 
 
 def free(device: str) -> int:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib.machinery import ModuleSpec
-from importlib.util import cache_from_source
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytest_gemm.plugin import startup, xdist
+from pytest_gemm.plugin import xdist
 from pytest_gemm.run import timeline
 
 # A backend that notes when it is asked for which problem, and what its process is like.
@@ -193,27 +190,3 @@ def test_more_threads_than_cores_are_said_and_do_not_spin(pytester: pytest.Pytes
     result.stdout.fnmatch_lines([wanted] if cores > 1 else [])
     begun = (pytester.path / "begun.txt").read_text(encoding="utf-8").splitlines()
     assert {line.split()[2] for line in begun} == {"passive"}
-
-
-# -- bytecode --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("installed", [False, True])
-def test_bytecode_is_kept_where_each_process_would_compile_torch_again(
-    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "pycache_prefix", None)
-    source = tmp_path / "torch" / "__init__.py"
-    compiled = Path(cache_from_source(str(source)))
-    if installed:
-        compiled.parent.mkdir(parents=True)
-        compiled.touch()
-    monkeypatch.setattr(startup, "find_spec", lambda _: ModuleSpec("torch", None, origin=str(source)))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
-    startup.keep_bytecode()
-    assert sys.dont_write_bytecode == installed
-    assert ("PYTHONDONTWRITEBYTECODE" in os.environ) == installed
-    assert bool(sys.pycache_prefix) != installed
-    assert os.environ["PYTHONPYCACHEPREFIX"] == (sys.pycache_prefix or "")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -54,41 +50,24 @@ def test_what_there_never_is_is_refused_with_both_sizes() -> None:
         assert refusal is None
 
 
-def test_a_case_waits_until_another_process_leaves_it_the_memory() -> None:
-    began, order = threading.Event(), []
+@pytest.mark.parametrize(("gib", "expected"), [(8, ["first", "second"]), (2, ["second", "first"])])
+def test_a_large_case_waits_for_another_process_and_small_ones_run_at_once(
+    gib: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "4")
+    order = []
 
     def second() -> None:
-        began.set()
-        with admission.admitted(8 * GIB, "cpu"):
+        with admission.admitted(gib * GIB, "cpu"):
             order.append("second")
 
-    with admission.admitted(4 * GIB, "cpu"):
-        with admission.admitted(6 * GIB, "cpu") as refusal:  # both fit
-            assert refusal is None
-        waiting = threading.Thread(target=second)
-        waiting.start()
-        began.wait()
-        time.sleep(0.3)
+    with admission.admitted(gib * GIB, "cpu"):
+        other = threading.Thread(target=second)
+        other.start()
+        other.join(0.3)
         order.append("first")
-    waiting.join()
-    assert order == ["first", "second"]
-
-
-_HOLD = """\
-import os
-from pytest_gemm.run import admission
-entry = admission._entry(admission._folder("cpu"), 9 << 30, lambda: 10 << 30)
-os._exit(0 if isinstance(entry, tuple) else 1)
-"""
-
-
-@pytest.mark.slow
-def test_what_a_dead_process_was_promised_is_free(tmp_path: Path) -> None:
-    # Not by multiprocessing: its child imports this module, which a console script has not in its path.
-    subprocess.run([sys.executable, "-c", _HOLD], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True)
-    assert len(list(admission._folder("cpu").glob("*.entry"))) == 1
-    with admission.admitted(10 * GIB, "cpu") as refusal:
-        assert refusal is None
+    other.join()
+    assert order == expected
 
 
 def test_a_lost_device_ends_a_large_case_in_no_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
