@@ -95,13 +95,14 @@ def run(given: argparse.Namespace) -> int:
 
 def check(function: Callable[..., Any], **options: Any) -> Judgement:
     """As ``pytest_gemm.check``."""
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__)
-    judging = _Judging(Kernel(f"{module}:{name}", function=function), **options)
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__name__)
+    judging = _Judging(Kernel(":".join(filter(None, (module, name))), function=function), **options)
+    inline = sys.platform != "linux" or cuda_has_started()
     try:
         pickle.dumps(function)
     except Exception:  # pickle raises whatever an object's own methods do
-        return judging.found(inline=True)
-    return judging.found(inline=sys.platform != "linux" or cuda_has_started())
+        inline = True  # no other process can find it
+    return judging.found(inline=inline)
 
 
 @dataclasses.dataclass
