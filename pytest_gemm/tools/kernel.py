@@ -10,9 +10,8 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import importlib.util
+import importlib
 import inspect
-import pkgutil
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -37,16 +36,14 @@ if TYPE_CHECKING:
 SIGNATURE: Final = "void f(int m, int n, int k, const float* a, const float* b, float* c)"
 """Of a function of a shared library, unless ``--signature`` gives another one."""
 
-# Types of C, of elements that a pointer points to and of what is handed over as a number.
+# Types of C that a pointer may point to.
 _ELEMENTS: Final = {
-    **{"float": "f32", "double": "f64", "_Float16": "f16", "__fp16": "f16", "uint16_t": "bf16", "int8_t": "i8"},
-    **{"unsigned short": "bf16", "signed char": "i8", "char": "i8", "int32_t": "i32", "int": "i32"},
+    **{"float": "f32", "double": "f64", "_Float16": "f16", "uint16_t": "bf16", "int8_t": "i8", "int32_t": "i32"},
+    "int": "i32",
 }
-_NUMBERS: Final = {
-    **{"int": ctypes.c_int, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "size_t": ctypes.c_size_t},
-    **{"long": ctypes.c_long, "unsigned": ctypes.c_uint, "float": ctypes.c_float, "double": ctypes.c_double},
-}
-_PARAMETER: Final = re.compile(r"(?:const\s+)?(.+?)\s*(\*?)\s*(?:const\s+|__restrict__\s+|restrict\s+)?(\w+)")
+_PARAMETER: Final = re.compile(r"(?:const\s+)?(\w+)\s*(\*?)\s*(?:const\s+|__restrict__\s+|restrict\s+)?(\w+)")
+_MATRICES: Final = ("a", "b", "c", "bias")
+_NUMBERS: Final = ("m", "n", "k", "lda", "ldb", "ldc", "alpha", "beta")
 # Relative error of a result in a half type.
 _NEARLY: Final = 0.01
 # What a function raises for what it does not take.
@@ -66,6 +63,11 @@ class Form:
     roles: tuple[str, ...] = ("a", "b")
     weight: bool = False
     arrays: bool = False
+
+    @property
+    def op(self) -> str:
+        """The op of two matrices that it computes."""
+        return "linear" if self.weight else "addmm" if "bias" in self.roles else "mm"
 
     def __str__(self) -> str:
         b = "b of (N, K)" if self.weight else "b"
@@ -134,18 +136,12 @@ def _loaded(name: str, signature: str) -> Callable[..., Any]:
     where, _, function = name.rpartition(":")
     if re.search(r"\.so(\.\d+)*$|\.dylib$", where):
         return _of_library(where, function, signature)
+    folder, module = "", where
     if where.endswith(".py"):
-        path = Path(where).absolute()
-        sys.path.insert(0, str(path.parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, "")
-        module = pkgutil.resolve_name(f"{where}:")
-    found: Any = functools.reduce(getattr, function.split("."), module)
+        folder, module = str(Path(where).absolute().parent), Path(where).stem
+        sys.modules.pop(module, None)  # another one of this name
+    sys.path.insert(0, folder)
+    found: Any = functools.reduce(getattr, function.split("."), importlib.import_module(module))
     if not callable(found):
         raise TypeError(f"{function} is {type(found).__name__}, no function")
     return found  # type: ignore[no-any-return]  # whether it is one shows when it is called
@@ -155,9 +151,9 @@ def _of_library(path: str, symbol: str, signature: str) -> Callable[..., Any]:
     """A function of tensors around one of C, on row-major matrices; what is strided is copied before."""
     parameters = c_parameters(signature)
     foreign = getattr(ctypes.CDLL(str(Path(path).absolute())), symbol)
-    foreign.argtypes = [ctypes.c_void_p if element else _NUMBERS[kind] for kind, element, _ in parameters]
+    foreign.argtypes = [ctypes.c_void_p if name in _MATRICES else kind for name, kind in parameters.items()]
     foreign.restype = None if signature.lstrip().startswith("void") else ctypes.c_int
-    dtypes = {name: torch_dtype(DTYPES[element]) for _, element, name in parameters if element}
+    dtypes = {name: torch_dtype(DTYPES[parameters[name]]) for name in _MATRICES if name in parameters}
 
     def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if (a.dim(), a.dtype, b.dtype) != (2, dtypes["a"], dtypes["b"]):
@@ -168,36 +164,32 @@ def _of_library(path: str, symbol: str, signature: str) -> Callable[..., Any]:
             tensors["bias"] = bias.contiguous()
         values = {"m": m, "n": n, "k": k, "lda": k, "ldb": n, "ldc": n, "alpha": 1, "beta": 0}
         values |= {name: one.data_ptr() for name, one in tensors.items()}
-        if code := foreign(*(values[name] for _, _, name in parameters)):
+        if code := foreign(*(values[name] for name in parameters)):
             raise ValueError(f"{symbol} returned {code}")
         return tensors["c"]
 
     return call if "bias" in dtypes else lambda a, b: call(a, b)  # noqa: PLW0108  # whose parameters are asked for
 
 
-def c_parameters(signature: str) -> list[tuple[str, str, str]]:
-    """The parameters of a C function: type, dtype where it is a pointer (else ""), and name.
+def c_parameters(signature: str) -> dict[str, Any]:
+    """The parameters of a C function by name: the dtype of a matrix, the ctypes type of a number.
 
     Raises:
         ValueError: for what cannot be handed over.
     """
-    outline = re.fullmatch(r"\s*(?:void|int)\b[\w\s]*\((.*)\)\s*;?\s*", signature, re.DOTALL)
-    if outline is None:
-        raise ValueError(f"--signature {signature!r}: give a function of C, as {SIGNATURE!r}")
-    known = {"a", "b", "c", "bias"}, {"m", "n", "k", "lda", "ldb", "ldc", "alpha", "beta"}
-    found = []
-    for text in map(str.strip, outline[1].split(",")):
+    outline = re.fullmatch(r"\s*(?:void|int)\s+\w+\s*\((.*)\)\s*;?\s*", signature, re.DOTALL)
+    found: dict[str, Any] = {}
+    for text in map(str.strip, outline[1].split(",") if outline else []):
         parts = _PARAMETER.fullmatch(text)
         kind, star, name = parts.groups() if parts else ("", "", "")
         name = {"out": "c", "y": "c"}.get(name.lower(), name.lower())
-        types, names = (_ELEMENTS, known[0]) if star else (_NUMBERS, known[1])
-        if kind not in types or name not in names:
-            allowed = f"pointers {' '.join(sorted(known[0]))} to {', '.join(_ELEMENTS)}"
-            numbers = f"numbers {' '.join(sorted(known[1]))} of {', '.join(_NUMBERS)}"
-            raise ValueError(f"--signature: cannot hand over {text!r}; known are {allowed}, and {numbers}")
-        found.append((kind, _ELEMENTS[kind] if star else "", name))
-    if lacking := {"a", "b", "c"} - {name for _, _, name in found}:
-        raise ValueError(f"--signature lacks the pointer {min(lacking)}")
+        number = getattr(ctypes, f"c_{re.sub('(?<=[0-9])_t$', '', kind)}", None)  # ctypes names them as C does
+        found[name] = _ELEMENTS.get(kind) if star else number
+        if found[name] is None or name not in (_MATRICES if star else _NUMBERS):
+            known = f"pointers {' '.join(_MATRICES)} to {', '.join(_ELEMENTS)}, and numbers {' '.join(_NUMBERS)}"
+            raise ValueError(f"--signature={signature}: cannot hand over {text!r}; known are {known}")
+    if not {"a", "b", "c"} <= found.keys():
+        raise ValueError(f"--signature={signature}: give a function of C with pointers a, b and c, as {SIGNATURE!r}")
     return found
 
 
@@ -222,23 +214,34 @@ def parameters(_: object, kernel: Kernel) -> list[str]:
     return found
 
 
-def first_call(_: object, kernel: Kernel, dtype: str, shape: Sequence[int], device: str) -> str:
-    """Call a kernel with ones; returns the dtype of a result of the right shape, else what is wrong with it."""
+def first_call(_: object, kernel: Kernel, dtype: str, shape: Sequence[int], device: str) -> tuple[int, str]:
+    """Call a kernel with ones.
+
+    Returns:
+        0 and the dtypes of a problem line for a result as a product has it: of the same type, i32 of i8, f32 of a half
+        but in a linear.  Else what is wrong, after 1 for a product in a wider type, 2 for anything else.
+    """
     *batch, m, n, k = shape
-    kind = torch_dtype(DTYPES[dtype])
+    given, kind = DTYPES[dtype], torch_dtype(DTYPES[dtype])
     a, b = (torch.ones(*batch, *sizes, dtype=kind, device=device) for sizes in ((m, k), (k, n)))
     b = b.mT.contiguous().mT if kernel.form.weight else b
     with torch.no_grad():
         found = kernel(a, b, torch.ones(n, dtype=kind, device=device))
     if not isinstance(found, torch.Tensor):
-        return f"returned {type(found).__name__}"
-    name = next((one.name for one in DTYPES.values() if one.torch_name == str(found.dtype)[6:]), str(found.dtype))
-    if tuple(found.shape) != (*batch, m, n):
-        return f"returned {name} of shape {tuple(found.shape)}"
+        return 2, f"returned {type(found).__name__}"
+    said = next((one for one in DTYPES.values() if one.torch_name == str(found.dtype)[6:]), None)
+    if said is None or tuple(found.shape) != (*batch, m, n):
+        return 2, f"returned {str(found.dtype)[6:]} of shape {tuple(found.shape)}"
     # Of another type it may be a product, or what comes of reading memory of the wrong type.
     sums = k + ("bias" in kernel.form.roles)
     is_product = bool(((found.double() - sums).abs() <= _NEARLY * sums).all())
-    return name if name == dtype or is_product else f"returned {name} that is no product"
+    wide = {"i8": "i32"}.get(dtype, "f32" if given.bits == 16 and kernel.form.op != "linear" else "")
+    if is_product and said.name == wide:
+        return 0, f"{dtype}-{dtype}-{wide}"
+    if said.name == dtype != "i8":
+        return 0, dtype
+    is_wider = is_product and said.is_float and said.bits > given.bits
+    return (1 if is_wider else 2), f"returned {said.name}{'' if is_product else ' that is no product'}"
 
 
 # -- the backend -------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pytest_gemm.backends import tensor_core
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record.lines import from_record
-from pytest_gemm.tools import cli, judge
+from pytest_gemm.tools import cli, judgement
 from pytest_gemm.tools.kernel import Kernel, KernelBackend
 
 KERNELS = """
@@ -187,10 +187,11 @@ def test_on_cuda_the_sums_may_be_those_of_tensor_cores(monkeypatch: pytest.Monke
         (["fails.py:f"], "--op="),
         (["kernels_of_a_user.py:right", "--dtypes=f33"], "known: f32 f16 bf16 f64 i8"),
         (["kernels_of_a_user.py:right", "--time-limit=0"], "--time-limit=0: give seconds above 0"),
-        (["a:f", "--signature=int f(char** a)"], "--signature"),
+        (["lib.so:f", "--signature=int f(char** a)"], "--signature=int f(char** a): cannot hand over 'char** a'"),
     ],
 )
 def test_wrong_input_is_one_message(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("lib.so").touch()
     Path("broken.py").write_text("def f(a, b)\n")
     Path("fails.py").write_text("def f(a, b):\n    raise RuntimeError('not today')\n")
     with pytest.raises(SystemExit) as ended:
@@ -232,7 +233,7 @@ def test_check_in_a_test_gives_the_screen() -> None:
 def test_the_screen_is_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["judge", "kernels_of_a_user.py:wide"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= judge._LINES
-    assert max(map(len, lines)) <= judge._COLUMNS
+    assert len(lines) <= judgement.LINES
+    assert max(map(len, lines)) <= judgement.COLUMNS
     assert lines[0].startswith("incorrect: wrong dtype")
     assert any(line.startswith("  rerun: pytest-gemm judge kernels_of_a_user.py:wide --problem=") for line in lines)
