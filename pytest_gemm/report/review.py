@@ -15,6 +15,7 @@ from pytest_gemm.failures import findings
 from pytest_gemm.failures.findings import Finding
 from pytest_gemm.record.lines import Head
 from pytest_gemm.record.reader import Run
+from pytest_gemm.record.writer import OfTest
 from pytest_gemm.report import github
 from pytest_gemm.report.github import Annotation
 from pytest_gemm.report.model import TEMPLATES, Tally, by, having, statuses
@@ -105,7 +106,7 @@ def _facts(head: Head) -> list[str]:
 def annotation(
     finding: Finding | None,
     tests: Sequence[Any],
-    outcomes: Sequence[Outcome],
+    judged: OfTest,
     root: Path,
     backends: Mapping[str, github.Place],
 ) -> Annotation:
@@ -114,19 +115,17 @@ def annotation(
     Args:
         finding: what failed.
         tests: reports of the tests that failed of it; that of the simplest problem first.
-        outcomes: what the first test judged.
+        judged: what the first test judged.
         root: folder that the ids begin at.
         backends: where backends are defined, by their names.
     """
     first = tests[0]
-    worst = finding.simplest if finding else outcomes[0]
+    worst = finding.simplest if finding else judged.outcomes[0]
     ended = finding.title if finding else next(iter(first.gemm_verdicts), "failed")
-    lines = first.longreprtext.splitlines()
-    rerun = next(line for line in lines if line.startswith("  rerun: "))
     if finding:
-        *lines, _ = findings.text(finding, "", len(tests) if len(tests) > 1 else 0).splitlines()
+        lines = findings.text(finding, judged.rerun, len(tests)).splitlines()
     else:
-        lines = lines[: 1 + _LINES]
+        lines = [*first.longreprtext.splitlines()[: 1 + _LINES], f"rerun: {judged.rerun}"]
     where = (github.place_of_case(first.nodeid, worst.problem, root), backends.get(worst.backend))
-    text = "\n".join(dict.fromkeys(line.strip() for line in [*lines, rerun]))
+    text = "\n".join(dict.fromkeys(line.strip() for line in lines))
     return Annotation(f"{worst.who}: {ended}", text, where, (worst.who, ended))
