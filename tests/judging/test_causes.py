@@ -11,7 +11,7 @@ from mutants import BIAS, BIAS_RELU, PLAIN, SMALL, Control, Planted
 from studies import causes, mutant_study
 
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.judging import explain
+from pytest_gemm.judging import explain, recompute
 from pytest_gemm.judging.case import Case
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
@@ -63,7 +63,7 @@ def test_a_tail_is_a_tail_on_any_data(k: int, *, is_last_kept: bool) -> None:
 
 def test_every_name_is_in_the_table() -> None:
     known = {*TABLE["names"], *TABLE["codes"].values()}
-    text = Path(explain.__file__).read_text(encoding="utf-8")
-    written = set(re.findall(r'(?:yield|Cause\() ?"([^"]+)", ', text))
+    text = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (explain, recompute))
+    written = set(re.findall(r'(?:yield |\()"([^"]+ [^"]+)", f?"', text)) - {"unexpected NaN"}
     assert len(written) > 25
     assert {name for name in written if not name.endswith(" missing")} <= known

@@ -256,7 +256,8 @@ CAUSES: list[tuple[str, Change, str]] = [
         (64, lambda x, _: x.roll(-2, 1), "the columns are shifted"),
         (64, lambda x, _: 2 * x, "2 times what is expected"),
         (64, lambda x, _: 0 * x, "every bad element is 0"),
-        (64, at(slice(0, 4), add=3.0), "too large by 3"),
+        (64, lambda _, o: f32(o.a.t().reshape(o.a.shape).double() @ o.b.double()), "A was read as its transpose"),
+        (64, lambda _, o: f32(o.a.double() @ o.b.reshape(40, 64).t().double()), "B was read as its transpose"),
     ]
 ]
 CAUSES += [
@@ -264,8 +265,8 @@ CAUSES += [
     for factors, change, words in [
         ("alpha-0.5+beta-2", lambda _, o: f32(0.5 * product(o)), "the bias is missing"),
         ("alpha-0.5+beta-4", lambda _, o: f32(0.5 * product(o) + 2 * bias(o)), "alpha was applied to the bias"),
-        ("beta-0", lambda x, o: x + bias(o), "beta = 0 was ignored"),
-        ("alpha-0.5", lambda _, o: f32(product(o) + bias(o)), "alpha was not applied"),
+        ("beta-0", lambda x, o: x + bias(o), "beta = 0 was not applied"),
+        ("alpha-0.5", lambda _, o: f32(product(o) + bias(o)), "alpha = 0.5 was not applied"),
         ("beta-0", lambda x, o: 0 * x + bias(o), "alpha and beta were exchanged"),
         ("beta-2", lambda _, o: f32(2 * product(o) + bias(o)), "alpha and beta were exchanged"),
     ]
@@ -353,7 +354,7 @@ def test_coded_distributions_are_decoded() -> None:
     assert (found.name, found.cause) == ("K tail", "the products with k = 999 of K = 1000 are missing: the K-tail")
 
     def change(x: torch.Tensor, _: ops.Operands) -> torch.Tensor:
-        x[5, 7] = x[9, 11]
+        x[5, 7:12] = x[9, 11:16]
         return x
 
     assert "the value at (5, 7) is that of (9, 11)" in story("mm:f32:nn:24x40x64", change, "tile-map").cause
