@@ -18,7 +18,6 @@ from pytest_gemm.judging import recompute
 from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, inside, mostly
 from pytest_gemm.judging.recompute import FEW_K, Cause, Hypotheses, Sample, toward_zero
 from pytest_gemm.numerics.rounding import round_to, ulp_of
-from pytest_gemm.operands.integers import decode_source, tile_map_period
 from pytest_gemm.problem.dtypes import DTYPES
 
 # Stands for a NaN where right ones count.
@@ -61,8 +60,8 @@ def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[Cause]:
     if comparable:
         yield _precision(wrong, actual)
     yield from recomputed(recompute.narrow_sums, recompute.transposed_operands)
-    if whole and sample is not None:
-        yield _decoded(sample)
+    if whole and wrong.operands.distribution == "tile-map":
+        yield _misplaced(wrong)
     yield from recomputed(recompute.factors)
     yield _some_special(wrong)
 
@@ -72,22 +71,18 @@ def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[Cause]:
 
 def _special(wrong: Wrong) -> Cause:
     """NaN and infinities."""
-    stray = Cause(
-        "stray NaN", "NaN where a number belongs: memory that was never written, or a read outside of an operand"
-    )
-    spread = Cause("NaN spread", "NaN reached elements whose operands are finite, or memory was left unwritten")
+    # Infinities of either sign add up to NaN too, here and there; memory is not read or written in such a way.
+    lines = wrong.bad.reshape(-1, wrong.bad.shape[-1])
+    is_grid = torch.equal(lines, lines.any(1, keepdim=True) & lines.any(0))
+    name, text = "NaN spread", "NaN reached elements whose operands are finite, or memory was left unwritten"
+    if wrong.operands.finite:
+        name, text = "stray NaN", "NaN where a number belongs: memory never written, or a read outside of an operand"
     causes = {
-        "nan": stray if wrong.operands.finite else spread,
+        "nan": Cause(name if is_grid else "", text),
         "missing-nan": Cause("NaN swallowed", "a NaN was swallowed: an operand's NaN or Inf must reach the result"),
         "infinite": Cause("overflow", "an overflow: some partial sum or intermediate result left its type's range"),
     }
-    for code, which in wrong.specials.items():
-        if mostly(which):
-            # Infinities of either sign add up to NaN too, here and there; memory is not read or written in such a way.
-            lines = wrong.bad.reshape(-1, wrong.bad.shape[-1])
-            is_grid = torch.equal(lines, lines.any(1, keepdim=True) & lines.any(0))
-            return causes[code] if code != "nan" or is_grid else Cause("", causes[code].text)
-    return NOTHING
+    return next((causes[code] for code, which in wrong.specials.items() if mostly(which)), NOTHING)
 
 
 def _some_special(wrong: Wrong) -> Cause:
@@ -205,25 +200,13 @@ def _precision(wrong: Wrong, actual: Tensor) -> Cause:
     interval, target = wrong.interval, wrong.problem.result_dtype
     finite = wrong.x.isfinite() & interval.value.isfinite()
     x, value, expected = wrong.x[finite], interval.value[finite], interval.expected[finite]
-    width = (interval.hi - interval.lo)[finite]
-    if len(x) < 8 or not target.is_float:
-        return NOTHING
-    for name in ("bf16", "f16", "f32"):
-        dtype = DTYPES[name]
-        # Of the correct values few fit the narrower type; here all do.
-        narrower = dtype.precision < target.precision and torch.equal(round_to(x, dtype), x)
-        # What is rounded on its way is near the right value: small integers of another computation fit any type.
-        near = narrower and mostly((x - value).abs() <= width + ulp_of(torch.maximum(x.abs(), value.abs()), dtype))
-        if near and int((round_to(expected, dtype) != expected).sum()) > len(x) // 4:
-            text = f"every element of the result is representable in {name}: a detour through {name}"
-            return Cause(f"rounded through {name}", text)
     off = x != expected
-    if int(off.sum()) < 8:
+    if int(off.sum()) < 8 or not target.is_float:
         return NOTHING
     for name in ("f16", "bf16", "f32"):
-        twice = round_to(round_to(value, DTYPES[name]), target)
-        if int((twice != expected).sum()) >= 8 and mostly((x == twice)[off]):
-            return Cause(f"rounded through {name}", f"the result is rounded twice, through {name}")
+        twice, thrice = (round_to(round_to(start, DTYPES[name]), target) for start in (value, expected))
+        if int((twice != expected).sum()) >= 8 and mostly(((x == twice) | (x == thrice))[off]):
+            return Cause(f"rounded through {name}", f"the result is rounded twice: a detour through {name}")
     cut = toward_zero(value, target)
     # Each element is either the truncated reference or, where errors of the sum blur it, next to it.
     if mostly(x == cut) and int((expected == cut).sum()) < 0.9 * len(x):
@@ -234,18 +217,12 @@ def _precision(wrong: Wrong, actual: Tensor) -> Cause:
     return NOTHING
 
 
-def _decoded(s: Sample) -> Cause:
-    """With the distribution that encodes positions in its values: which element."""
-    operands, problem = s.wrong.operands, s.wrong.problem
-    if problem.passes or s.scale is not None:
+def _misplaced(wrong: Wrong) -> Cause:
+    """With the distribution whose results are all different: where the values belong."""
+    values, places = wrong.interval.expected.flatten().sort()
+    found = torch.searchsorted(values, wrong.values).clamp(max=len(values) - 1)
+    if len(found) < FEW or not torch.equal(values[found], wrong.values):
         return NOTHING
-    filled = operands.problem  # with more steps, where the result is an intermediate value: they decide the digits
-    if operands.distribution == "tile-map" and s.bias is None and problem.alpha == 1.0:
-        sources, period = [decode_source(filled, float(x)) for x in s.x], tile_map_period(filled)
-        places = [(int(i) % period[0], int(j) % period[1]) for i, j in zip(*s.at[-2:], strict=True)]
-        pairs = [(here, there) for here, there in zip(places, sources, strict=True) if there not in {None, here}]
-        if len(pairs) == len(places):
-            whole = period == (problem.shape.m, problem.shape.n)
-            text = f"the value at {pairs[0][0]} is that of {pairs[0][1]}" + ("" if whole else f" modulo {period}")
-            return Cause("misplaced elements", text)
-    return NOTHING
+    here, there = wrong.bad.nonzero()[0], torch.stack(torch.unravel_index(places[found[0]], wrong.x.shape))
+    text = f"the value at {tuple(here.tolist())} is that of {tuple(there.tolist())}"
+    return Cause("misplaced elements", text)

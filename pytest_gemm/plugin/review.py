@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import re
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -79,8 +78,12 @@ class Review:
                 terminalreporter.stats["failed"] = every  # pytest's last line counts them
             if after:
                 terminalreporter.write_line(after)
-                root = github.repository(self._config.rootpath)
-                for line in github.commands([*self._of_tests(found), *self._of_run()], root):
+                root = self._config.rootpath
+                of_tests = [
+                    review.annotation(finding, tests, self._failed[tests[0].nodeid][1], root, self._backends)
+                    for finding, tests in found
+                ]
+                for line in github.commands([*of_tests, *self._of_run()], github.repository(root)):
                     terminalreporter.write_line(line)
 
     def _findings(self) -> list[tuple[Finding | None, list[Any]]]:
@@ -107,17 +110,10 @@ class Review:
             made.gemm_word = _word(finding, first) + (f", {plural(1 + len(others), 'test')}:" if others else "")
             if finding is not None:
                 rerun, tests = self._failed[first.nodeid][1].rerun, 1 + len(others)
-                made.longrepr = _Shown(findings.text(finding, rerun, tests) if others else first.longreprtext)
+                made.longrepr = findings.text(finding, rerun, tests) if others else first.longreprtext
             shown[id(first)] = made
             hidden |= {id(one) for one in others}
         return [shown.get(id(one), one) for one in every if id(one) not in hidden]
-
-    def _of_tests(self, found: Sequence[tuple[Finding | None, Sequence[Any]]]) -> list[Annotation]:
-        root = self._config.rootpath
-        return [
-            review.annotation(finding, tests, self._failed[tests[0].nodeid][1], root, self._backends)
-            for finding, tests in found
-        ]
 
     def _of_run(self) -> list[Annotation]:
         backends, ledger = self._backends, self._settings.ledger
@@ -129,17 +125,6 @@ class Review:
                 where = github.Place(str(ledger.path), lines[cause.name])
             found.append(Annotation(_TITLES[cause.red], cause.text, (where,), (cause.red.name,)))
         return found
-
-
-@dataclasses.dataclass(frozen=True)
-class _Shown:
-    """The text of a failure, none of which pytest's short summary repeats."""
-
-    text: str
-
-    def toterminal(self, writer: Any) -> None:
-        """As pytest asks for it."""
-        writer.line(self.text)
 
 
 def _word(finding: Finding | None, report: Any) -> str:

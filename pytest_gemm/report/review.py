@@ -67,7 +67,7 @@ def markdown(runs: Sequence[Run], title: str) -> str:
         most=_OTHERS,
         known=sorted(known.items()),
         left=sorted(by(left, "who", "status.value", "reason.text").items(), key=lambda item: -len(item[1])),
-        facts=list(dict.fromkeys(", ".join(_facts(run.head)) for run in runs)),
+        facts=list(dict.fromkeys(_facts(run.head) for run in runs)),
         short=lambda text: escaped(printable(text, _REASON)),
         code=code_cell,
     )
@@ -85,19 +85,15 @@ def _row(found: Finding) -> list[object]:
 def _counts(outcomes: Sequence[Outcome]) -> list[list[object]]:
     """Problems by backend, op and status; by backend alone where that would be long."""
     used = statuses(outcomes)
-    groups: Mapping[Any, list[Outcome]] = by(outcomes, "who", "op")
-    if len(groups) > _OTHERS:
-        groups = {(who, "all"): group for who, group in by(outcomes, "who").items()}
-    rows: list[list[object]] = [["backend", "op", *used, "correctly rounded"]]
-    for (who, op), group in list(groups.items())[: 2 * _OTHERS]:
-        tally = Tally.of(group)
-        rows.append([code_cell(who), op, *(tally.counts.get(status, "") for status in used), tally.nearest])
-    return rows
+    rows: list[list[object]] = [
+        [code_cell(who), op, *(tally.counts.get(status, "") for status in used), tally.nearest]
+        for (who, op), tally in Tally.by_op(outcomes, _OTHERS).items()
+    ]
+    return [["backend", "op", *used, "correctly rounded"], *rows[: 2 * _OTHERS]]
 
 
-def _facts(head: Head) -> list[str]:
-    versions = [f"{name} {version}" for name, version in sorted(head.versions.items())]
-    return [*versions, *head.hardware]
+def _facts(head: Head) -> str:
+    return ", ".join([*(f"{name} {version}" for name, version in sorted(head.versions.items())), *head.hardware])
 
 
 # -- annotations -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from pytest_gemm.core.outcome import Outcome, Seconds, Status
@@ -25,14 +26,14 @@ def summary(run: Run, *, verbose: bool = True) -> list[str]:
     """
     outcomes, found = run.outcomes, causes(run)
     unsupported = by(having(outcomes, "unsupported"), "who", "why")
-    is_short = not verbose and bool(failures(outcomes)) and len(by(outcomes, "who", "op")) > _ROWS
+    tallies = Tally.by_op(outcomes, _ROWS if failures(outcomes) and not verbose else len(outcomes))
     told = {"device-lost", *run.totals.missing}  # in lines of their own
     text = TEMPLATES.render(
         "summary.txt.jinja",
         run=run,
         outcomes=outcomes,
-        table=_status_table(outcomes, is_short=is_short),
-        is_short=is_short,
+        table=_status_table(tallies, outcomes),
+        is_short=len(tallies) < len(by(outcomes, "who", "op")),
         judged=judged(outcomes),
         unsupported=sorted(unsupported.items(), key=lambda item: -len(distinct(item[1], "problem"))),
         stale=[cause for cause in found if cause.red is Red.LEDGER],
@@ -47,15 +48,12 @@ def incomplete(run: Run) -> list[str]:
     return [f"{name} is not complete: {why}; the run is red for it" for name, why in run.totals.lost.items()]
 
 
-def _status_table(outcomes: list[Outcome], *, is_short: bool) -> list[str]:
-    """Problems by backend, op and status; ``is_short``: by backend and status."""
+def _status_table(tallies: Mapping[tuple[str, str], Tally], outcomes: list[Outcome]) -> list[str]:
+    """Problems by backend, op and status."""
     columns = [status for status in Status if status in {*_ALWAYS, *statuses(outcomes)}]
     head = ["backend", "op", *map(str, columns), "cases", "correctly rounded"]
-    groups, rows = by(outcomes, "who", "op"), []
-    if is_short:
-        groups = {(who, f"{len(distinct(some, 'op'))} ops"): some for who, some in by(outcomes, "who").items()}
-    for (backend, op), group in (*groups.items(), (("all", ""), outcomes)):
-        tally = Tally.of(group)
+    rows = []
+    for (backend, op), tally in (*tallies.items(), (("all", ""), Tally.of(outcomes))):
         counts = (str(tally.counts.get(status, ".")) for status in columns)
         rows.append([backend, op, *counts, str(tally.judged), tally.nearest])
     return table(head, rows, range(2, len(head)))

@@ -13,7 +13,6 @@ import torch
 from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import dtypes
 from pytest_gemm.operands import tensors as ops
 from pytest_gemm.operands.integers import digit_plan
 from pytest_gemm.problem.problem import Problem
@@ -311,20 +310,11 @@ def cut(x: torch.Tensor, mask: int) -> torch.Tensor:
         ("mm:f32:nn:24x40x1000", lambda _, o: cut(o.a, -(1 << 13)) @ cut(o.b, -(1 << 13)), "were truncated to TF32"),
         ("mm:f32:nn:24x40x1000", lambda _, o: bits(o.a, torch.bfloat16) @ bits(o.b, torch.bfloat16), "rounded to bf16"),
         ("mm:bf16:nn:24x40x1000", lambda _, o: cut(o.a.float() @ o.b.float(), -(1 << 16)).bfloat16(), "toward zero"),
-        ("mm:bf16:nn:48x80x1000", lambda _, o: f32(product(o)).half().bfloat16(), "rounded twice, through f16"),
+        ("mm:bf16:nn:48x80x1000", lambda _, o: f32(product(o)).half().bfloat16(), "a detour through f16"),
     ],
 )
 def test_lost_precision_is_named(line: str, change: Change, words: str) -> None:
     assert words in story(line, change).cause
-
-
-@pytest.mark.parametrize("half", ["bf16", "f16"])
-def test_a_conversion_that_was_left_out_is_named(half: str) -> None:
-    def unconverted(_: torch.Tensor, o: ops.Operands) -> torch.Tensor:
-        return (o.a.double() @ o.b.double()).to(dtypes.torch_dtype(Problem.parse(line).dtypes.out))
-
-    line = f"mm:f32-f32-{half}:nn:33x65x127"
-    assert story(line, unconverted).cause == f"A and B were not converted to {half} before the product"
 
 
 def test_a_tile_with_the_answer_of_another() -> None:
