@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -110,7 +111,7 @@ class Review:
             made.gemm_word = _word(finding, first) + (f", {plural(1 + len(others), 'test')}:" if others else "")
             if finding is not None:
                 rerun, tests = self._failed[first.nodeid][1].rerun, 1 + len(others)
-                made.longrepr = findings.text(finding, rerun, tests) if others else first.longreprtext
+                made.longrepr = _Shown(findings.text(finding, rerun, tests) if others else first.longreprtext)
             shown[id(first)] = made
             hidden |= {id(one) for one in others}
         return [shown.get(id(one), one) for one in every if id(one) not in hidden]
@@ -125,6 +126,17 @@ class Review:
                 where = github.Place(str(ledger.path), lines[cause.name])
             found.append(Annotation(_TITLES[cause.red], cause.text, (where,), (cause.red.name,)))
         return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shown:
+    """The text of a failure, none of which pytest's short summary repeats."""
+
+    text: str
+
+    def toterminal(self, writer: Any) -> None:
+        """As pytest asks for it."""
+        writer.line(self.text)
 
 
 def _word(finding: Finding | None, report: Any) -> str:
