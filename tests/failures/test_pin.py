@@ -104,9 +104,14 @@ def test_a_full_folder_gets_reports_alone_and_what_is_written_is_measured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, case, _ = judged(tmp_path, MM, "rand")
-    kept, measured = tmp_path / "kept", []
+    kept, measured = tmp_path / "kept", list[Path]()
     is_file = Path.is_file
-    monkeypatch.setattr(Path, "is_file", lambda path: measured.append(path) or is_file(path))  # type: ignore[func-returns-value]  # None
+
+    def noted(path: Path) -> bool:
+        measured.append(path)
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", noted)
     for seed in range(4):  # a cause of its own each
         outcomes = [dataclasses.replace(one.outcome, seed=seed, cause=f"cause {seed}") for one in found]
         again = [Judged(outcome, one.evidence) for outcome, one in zip(outcomes, found, strict=True)]

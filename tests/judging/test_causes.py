@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import mutants
 import oracle
@@ -70,7 +71,7 @@ def test_a_search_without_success_takes_each_sample_once(distribution: str, monk
     """Thousands of ranges of k are tried on one sample: of right elements it was taken anew for each."""
     taken = []
 
-    def counted(wrong: Wrong, **how: int) -> Sample | None:
+    def counted(wrong: Wrong, **how: Any) -> Sample | None:
         taken.append(how)
         return sample_of(wrong, **how)
 
@@ -98,7 +99,7 @@ def test_sums_held_in_f16_are_named_though_the_result_is_f32() -> None:
 
 def test_every_name_is_in_the_table() -> None:
     known = {*TABLE["names"], *TABLE["codes"].values()}
-    text = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (explain, recompute))
+    text = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (explain, recompute))
     written = set(re.findall(r'(?:yield |\()"([^"]+ [^"]+)", f?"', text)) - {"unexpected NaN"}
     assert len(written) > 25
     assert {name for name in written if not name.endswith(" missing")} <= known
