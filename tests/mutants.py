@@ -1965,6 +1965,7 @@ _NAMED: dict[str, str] = {
     "misread operand": "padded-stride-ignored padded-stride-of-b-ignored base-rounded-down layout-ignored "
     "offset-of-b-dropped offset-in-program-dropped offset-of-b-in-program-dropped stride-in-program-dropped "
     "stride-of-bias-ignored e5m2-read-as-e4m3",
+    "transposed operand": "layout-ignored",
     "stray NaN": "mask-of-b-only mask-of-a-only no-mask tail-unwritten padded-stride-ignored "
     "padded-stride-of-b-ignored base-rounded-down layout-ignored offset-of-b-dropped offset-in-program-dropped "
     "offset-of-b-in-program-dropped stride-in-program-dropped stride-of-bias-ignored",

@@ -108,14 +108,16 @@ def _save_one(
         _store(tensors, place / "tensors.pt")
     else:
         text += f"  no tensors.pt: it would have {size >> 20} MB; {_ALL_FILES}\n"
-    (place / "report.txt").write_text(text, encoding="utf-8")
     if evidence.source:
         (place / "generated_code.py").write_text(evidence.source, encoding="utf-8")
+    (place / "report.txt").write_text(text, encoding="utf-8")  # the last one, see :func:`_size`
 
 
 _ALL_FILES: Final = "the rerun with --gemm-output=DIR --gemm-set=run.files=0 writes all"
 # Problems and candidates of which this process has written all files, by folder, backend, ledger entry and title.
 _WRITTEN: Final = defaultdict[tuple[str, ...], set[tuple[str, str]]](set)
+# Bytes of the folders of failures that are written, by any process: they are not looked at again.
+_SIZES: Final[dict[Path, int]] = {}
 
 
 def _omitted(folder: Path, outcome: Outcome, most: int) -> str:
@@ -126,10 +128,24 @@ def _omitted(folder: Path, outcome: Outcome, most: int) -> str:
     case = outcome.problem, outcome.candidate
     if case in _WRITTEN[kind] or len(_WRITTEN[kind]) == _CASES:
         return f"{plural(len(_WRITTEN[kind]), 'problem')} of this cause have them"
-    if sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) >= most:  # of all processes
+    if _size(folder) >= most:
         return f"{folder} has reached {most >> 20} MB"
     _WRITTEN[kind].add(case)
     return ""
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the failures of all processes."""
+    total = 0
+    for place in folder.iterdir():
+        size = _SIZES.get(place)
+        if size is None:
+            files = [path for path in place.iterdir() if path.is_file()]
+            size = sum(path.stat().st_size for path in files)
+            if any(path.name == "report.txt" for path in files):
+                _SIZES[place] = size
+        total += size
+    return total
 
 
 def _bytes(tensors: Mapping[str, object]) -> int:

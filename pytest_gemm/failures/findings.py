@@ -60,7 +60,7 @@ class Finding:
     @functools.cached_property
     def simplest(self) -> Outcome:
         """The failure with the simplest problem, a plain small product in f32, of those that have the cause."""
-        return min(self.outcomes, key=lambda one: (one.cause != self.cause, _complexity(one)))
+        return min(self.outcomes, key=lambda one: (one.cause != self.cause, _complexity(one.problem)))
 
     @property
     def who(self) -> str:
@@ -75,9 +75,8 @@ class Finding:
     @functools.cached_property
     def problems(self) -> Sequence[str]:
         """The problem lines, the simplest first."""
-        return list(
-            dict.fromkeys([self.simplest.problem, *(o.problem for o in sorted(self.outcomes, key=_complexity))])
-        )
+        lines = sorted({one.problem for one in self.outcomes} - {self.simplest.problem}, key=_complexity)
+        return [self.simplest.problem, *lines]
 
 
 def title(outcome: Outcome, cause: str = "") -> str:
@@ -191,9 +190,13 @@ def condition(
     common = [one for one in hits if hits[one].bit_count() >= _COVERED * len(failed)]
     if not common:
         return Condition()
-    named_ones = cause.split()
-    more = {one: beside.get(one, 0).bit_count() for one in common}
-    rank = {one: (one.split()[0] not in named_ones, len(one.split()), -more[one], _numbers(one), one) for one in common}
+
+    def ranked(one: str) -> tuple[object, ...]:
+        numbers = [int(number) for number in re.findall(r"\d+", one)]  # K % 8 > 0 before K % 64 > 0, which it implies
+        words = one.split()
+        return words[0] not in cause.split(), len(words), -beside.get(one, 0).bit_count(), numbers, one
+
+    rank = {one: ranked(one) for one in common}
     best: tuple[str, ...] = min(((one,) for one in common), key=lambda some: (-round(gain(some), 2), rank[some[0]]))
     pairs = [(a, b) for a in common for b in common if rank[a] < rank[b]]
     if pairs and _share(held, best, len(passed)) > _SECOND:
@@ -219,11 +222,6 @@ def _share(masks: Mapping[str, int], features: Iterable[str], count: int) -> flo
     for feature in features:
         bits &= masks.get(feature, 0)
     return bits.bit_count() / count
-
-
-def _numbers(feature: str) -> tuple[int, ...]:
-    """For ties: ``K % 8 > 0`` before ``K % 64 > 0``, which it implies."""
-    return tuple(map(int, re.findall(r"\d+", feature)))
 
 
 @functools.cache
@@ -253,20 +251,18 @@ def _features(key: _Key) -> frozenset[str]:
 
 
 @functools.cache
-def _plainness(line: str) -> tuple[int, ...]:
+def _complexity(line: str) -> tuple[object, ...]:
+    """Orders problems: plain small products of f32 come first."""
     try:
         problem = Problem.parse(line)
     except ProblemError:
-        return (1 << 20,)
+        return 1 << 20, line
     shape, types = problem.shape, {problem.dtypes.a.name, problem.dtypes.b.name, problem.dtypes.out.name}
     words = len(problem.steps) + 2 * len(problem.flags) + (problem.op.name != "mm") + (shape.batch is not None)
     words += max(shape.m, shape.n, shape.k) > _LARGE
     words += min(shape.m, shape.n, shape.k) <= 1  # of which no cause can be seen
-    return words, types != {"f32"}, str(problem.layout) != "nn", shape.m * shape.n * shape.k * (shape.batch or 1)
-
-
-def _complexity(one: Outcome) -> tuple[object, ...]:
-    return *_plainness(one.problem), one.problem
+    size = shape.m * shape.n * shape.k * (shape.batch or 1)
+    return words, types != {"f32"}, str(problem.layout) != "nn", size, line
 
 
 # -- in words --------------------------------------------------------------------------------------------------
@@ -284,9 +280,8 @@ def text(finding: Finding, rerun: str, tests: int = 0) -> str:
     reason = one.reason.text if one.reason else ""
     count = plural(len(problems), "problem") + (f" in {plural(tests, 'test')}" if tests > len(problems) else "")
     said = reason.removeprefix(f"{finding.cause}: ")  # of an exception the cause is its type
-    lines = [f"{finding.title}: {one.problem} on {one.who}: {said}"]
-    details = textwrap.dedent(one.details.removeprefix(reason).strip("\n")).splitlines()
-    lines += [f"  {line}" for line in details]
+    details = textwrap.indent(textwrap.dedent(one.details.removeprefix(reason).strip("\n")), "  ", lambda _: True)
+    lines = [f"{finding.title}: {one.problem} on {one.who}: {said}", *details.splitlines()]
     of_it = [other for other in finding.outcomes if other.problem == one.problem]
     kernels = ", ".join(dict.fromkeys(name for other in of_it for name in other.kernels)) or "unknown"
     distributions = named("distribution", (other.distribution or "-" for other in of_it))

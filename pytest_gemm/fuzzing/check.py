@@ -156,7 +156,9 @@ class FuzzCheck:
             text = f"fuzzing judged no case of {backend.name}: it supports no problem that was drawn"
             pytest.fail(f"{text}; --gemm-allow=unjudged accepts that", pytrace=False)
         if found.defects:
-            pytest.fail("\n".join(fuzz.failure(defect, self.rerun) for defect in found.defects), pytrace=False)
+            reruns = [self.rerun(defect).line(defect.whole) for defect in found.defects]
+            self.judged.rerun = reruns[0]
+            pytest.fail("\n".join(map(fuzz.failure, found.defects, reruns)), pytrace=False)
 
     def _save(self, backend: Backend, defects: list[fuzz.Defect]) -> None:
         """Keep the files of each failure in its smallest form, which is judged once more for them."""

@@ -23,7 +23,6 @@ from hypothesis.errors import Unsatisfiable
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import findings
-from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzzing.strategies import Trial, forms, size_of, trials
 
 # The tests that run a trial again, and under whose names the ledger knows its cases.
@@ -62,6 +61,12 @@ class Defect:
     complete: bool = True
     again: int = 0
     keys: list[Key] = dataclasses.field(default_factory=list)
+
+    @property
+    def whole(self) -> Outcome:
+        """The outcome with all problems of its trial, as they are run again."""
+        line = ",".join(problem.line for problem in self.trial.problems)
+        return dataclasses.replace(self.outcome, case=dataclasses.replace(self.outcome.case, problem=line))
 
 
 @dataclasses.dataclass
@@ -257,13 +262,10 @@ class Fuzzer:
 # -- texts -----------------------------------------------------------------------------------------
 
 
-def failure(defect: Defect, rerun: Callable[[Defect], Rerun]) -> str:
+def failure(defect: Defect, rerun: str) -> str:
     """A defect as the report of a failed test has it, with how it was found."""
-    line = ",".join(problem.line for problem in defect.trial.problems)
-    case = dataclasses.replace(defect.outcome.case, problem=line)
-    outcome = dataclasses.replace(defect.outcome, case=case)
-    found = findings.Finding([outcome], outcome.cause)
-    *lines, command = findings.text(found, rerun(defect).line(outcome)).splitlines()
+    found = findings.Finding([defect.whole], defect.outcome.cause)
+    *lines, command = findings.text(found, rerun).splitlines()
     how = f"drawn as {defect.drawn}, made smaller in {defect.shrinks} trial(s)"
     if not defect.complete:
         how += ", not to the end: its time was up"

@@ -308,22 +308,6 @@ def tile_map(headroom: Headroom) -> Drawn:
     return as_is(headroom, a, b, 128.0, spare, float(i_period * j_period))
 
 
-def decode_source(problem: Problem, value: float) -> tuple[int, int] | None:
-    """Where an element of a ``tile-map`` product belongs: (i, j), each modulo :func:`tile_map_period`.
-
-    Args:
-        problem: the problem that was computed.
-        value: an element of A @ B, that is without bias, factors and activation.
-
-    Returns:
-        ``None`` for a value that no element of the product has.
-    """
-    i_period, j_period = tile_map_period(problem)
-    if not math.isfinite(value) or value != int(value) or not 1 <= value <= i_period * j_period:
-        return None
-    return divmod(int(value) - 1, j_period)
-
-
 # Products of two numbers from which on a problem is large: M N K of some ten seconds of float64 on a CPU.
 LARGE: Final = 2**33
 LARGE_RESULT: Final = 2**25

@@ -414,7 +414,7 @@ class GemmRun:
             self._writer.absorb(judged, report.nodeid)
         if report.failed:
             self.totals.failed.add(reports.why_failed(report, judged.outcomes))
-            self._review.failed(report, judged.outcomes)
+            self._review.failed(report, judged)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be collected is a failure of the run."""
@@ -460,7 +460,7 @@ class GemmRun:
             lines += self._fuzzed
             lines += [*self._damaged, *(f"{name} cannot run: {reason}" for name, reason in self.totals.missing.items())]
         elif not self._measured or reports.shows_more_than_times(run):
-            lines += terminal.summary(run)
+            lines += terminal.summary(run, verbose=self._config.get_verbosity() > 0)
         else:
             lines += self._damaged
         lines += terminal.incomplete(run)

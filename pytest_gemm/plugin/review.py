@@ -12,12 +12,11 @@ from typing import Any, Final
 import pytest
 
 from pytest_gemm.config.config import CONFIG
-from pytest_gemm.core.outcome import Outcome
 from pytest_gemm.core.units import plural
 from pytest_gemm.failures import findings
 from pytest_gemm.failures.findings import Finding
 from pytest_gemm.plugin import reports
-from pytest_gemm.record.writer import Writer
+from pytest_gemm.record.writer import OfTest, Writer
 from pytest_gemm.report import github, review
 from pytest_gemm.report.github import Annotation
 from pytest_gemm.run.progress import is_read_by_github, quoted
@@ -35,13 +34,13 @@ class Review:
     def __init__(self, config: pytest.Config, writer: Writer) -> None:
         self._config, self._writer, self._settings = config, writer, config.stash[CONFIG]
         self._backends = github.places_of_backends(self._settings.backends)
-        self._failed: dict[str, tuple[Any, Sequence[Outcome]]] = {}
+        self._failed: dict[str, tuple[Any, OfTest]] = {}
         self._wanted = is_read_by_github()
 
-    def failed(self, report: pytest.TestReport, outcomes: Sequence[Outcome]) -> None:
-        """Remember a failure of a test that judged something."""
-        if outcomes and "  rerun: " in report.longreprtext:
-            self._failed[report.nodeid] = report, outcomes
+    def failed(self, report: pytest.TestReport, judged: OfTest) -> None:
+        """Remember a test that failed for what it judged, not for a statement of its own."""
+        if judged.rerun and judged.rerun in report.longreprtext:
+            self._failed[report.nodeid] = report, judged
 
     def write(self, measured: Sequence[Any]) -> None:
         """Write ``summary.md``, and the summary of the job.
@@ -70,7 +69,7 @@ class Review:
         before, after = quoted(()) if self._wanted else ("", "")
         every, found = terminalreporter.stats.get("failed", []), self._findings()
         if every and self._config.get_verbosity() < _ALL:
-            terminalreporter.stats["failed"] = _grouped(every, found)
+            terminalreporter.stats["failed"] = self._grouped(every, found)
         if before:
             terminalreporter.write_line(before)
         try:
@@ -80,8 +79,12 @@ class Review:
                 terminalreporter.stats["failed"] = every  # pytest's last line counts them
             if after:
                 terminalreporter.write_line(after)
-                root = github.repository(self._config.rootpath)
-                for line in github.commands([*self._of_tests(found), *self._of_run()], root):
+                root = self._config.rootpath
+                of_tests = [
+                    review.annotation(finding, tests, self._failed[tests[0].nodeid][1], root, self._backends)
+                    for finding, tests in found
+                ]
+                for line in github.commands([*of_tests, *self._of_run()], github.repository(root)):
                     terminalreporter.write_line(line)
 
     def _findings(self) -> list[tuple[Finding | None, list[Any]]]:
@@ -89,7 +92,7 @@ class Review:
 
         A test that no wrong result made fail, a slower one, is alone.
         """
-        homes = {id(one): report for report, outcomes in self._failed.values() for one in outcomes}
+        homes = {id(one): report for report, judged in self._failed.values() for one in judged.outcomes}
         found: list[tuple[Finding | None, list[Any]]] = []
         seen: set[str] = set()
         for finding in findings.findings(self._writer.run.outcomes):
@@ -100,12 +103,18 @@ class Review:
                 found.append((finding, list(mine.values())))
         return found + [(None, [report]) for name, (report, _) in self._failed.items() if name not in seen]
 
-    def _of_tests(self, found: Sequence[tuple[Finding | None, Sequence[Any]]]) -> list[Annotation]:
-        root = self._config.rootpath
-        return [
-            review.annotation(finding, tests, self._failed[tests[0].nodeid][1], root, self._backends)
-            for finding, tests in found
-        ]
+    def _grouped(self, every: Sequence[Any], found: Sequence[tuple[Finding | None, Sequence[Any]]]) -> list[Any]:
+        """The reports of failed tests with one for each finding, which has its text."""
+        shown, hidden = {}, set()
+        for finding, (first, *others) in found:
+            made = copy.copy(first)
+            made.gemm_word = _word(finding, first) + (f", {plural(1 + len(others), 'test')}:" if others else "")
+            if finding is not None:
+                rerun, tests = self._failed[first.nodeid][1].rerun, 1 + len(others)
+                made.longrepr = _Shown(findings.text(finding, rerun, tests) if others else first.longreprtext)
+            shown[id(first)] = made
+            hidden |= {id(one) for one in others}
+        return [shown.get(id(one), one) for one in every if id(one) not in hidden]
 
     def _of_run(self) -> list[Annotation]:
         backends, ledger = self._backends, self._settings.ledger
@@ -128,23 +137,6 @@ class _Shown:
     def toterminal(self, writer: Any) -> None:
         """As pytest asks for it."""
         writer.line(self.text)
-
-
-def _grouped(every: Sequence[Any], found: Sequence[tuple[Finding | None, Sequence[Any]]]) -> list[Any]:
-    """The reports of failed tests with one for each finding, which has its text; what pytest counts stays as it is."""
-    shown, hidden = {}, set()
-    for finding, (first, *others) in found:
-        made = copy.copy(first)
-        made.gemm_word = _word(finding, first) + (f", {plural(1 + len(others), 'test')}:" if others else "")
-        if finding is not None:
-            text = first.longreprtext
-            if others:
-                rerun = next(line for line in text.splitlines() if line.startswith("  rerun: "))
-                text = findings.text(finding, rerun.removeprefix("  rerun: "), 1 + len(others))
-            made.longrepr = _Shown(text)
-        shown[id(first)] = made
-        hidden |= {id(one) for one in others}
-    return [shown.get(id(one), one) for one in every if id(one) not in hidden]
 
 
 def _word(finding: Finding | None, report: Any) -> str:

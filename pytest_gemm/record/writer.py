@@ -26,12 +26,14 @@ class OfTest:
         outcomes: of its cases.
         use: how often each entry of the ledger applied.
         lost: why a file could not be written, by the option that asks for it.
+        rerun: the command that runs again what the test failed for; "" where nothing failed.
         process: name of the process.
     """
 
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     use: Use = dataclasses.field(default_factory=dict)
     lost: dict[str, str] = dataclasses.field(default_factory=dict)
+    rerun: str = ""
     process: str = "main"
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import math
 import operator
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from pytest_gemm.core.outcome import Outcome, Status
@@ -116,6 +116,14 @@ class Tally:
         passed = [one.ratio for one in having(every, "passed") if one.ratio is not None]
         share = f"{math.floor(100 * passed.count(0) / len(passed))}%" if passed else "-"
         return cls({s: counts[s] for s in Status if counts[s]}, len(judged(every)), max(passed, default=None), share)
+
+    @classmethod
+    def by_op(cls, outcomes: Sequence[Outcome], most: int) -> dict[tuple[str, str], Tally]:
+        """By backend and op; by backend alone where there were more than ``most``."""
+        groups = by(outcomes, "who", "op")
+        if len(groups) > most:
+            groups = {(who, f"{len(distinct(some, 'op'))} ops"): some for who, some in by(outcomes, "who").items()}
+        return {key: cls.of(group) for key, group in groups.items()}
 
     @property
     def right(self) -> int:

@@ -15,6 +15,7 @@ from pytest_gemm.failures import findings
 from pytest_gemm.failures.findings import Finding
 from pytest_gemm.record.lines import Head
 from pytest_gemm.record.reader import Run
+from pytest_gemm.record.writer import OfTest
 from pytest_gemm.report import github
 from pytest_gemm.report.github import Annotation
 from pytest_gemm.report.model import TEMPLATES, Tally, by, having, statuses
@@ -66,7 +67,7 @@ def markdown(runs: Sequence[Run], title: str) -> str:
         most=_OTHERS,
         known=sorted(known.items()),
         left=sorted(by(left, "who", "status.value", "reason.text").items(), key=lambda item: -len(item[1])),
-        facts=list(dict.fromkeys(", ".join(_facts(run.head)) for run in runs)),
+        facts=list(dict.fromkeys(_facts(run.head) for run in runs)),
         short=lambda text: escaped(printable(text, _REASON)),
         code=code_cell,
     )
@@ -84,19 +85,15 @@ def _row(found: Finding) -> list[object]:
 def _counts(outcomes: Sequence[Outcome]) -> list[list[object]]:
     """Problems by backend, op and status; by backend alone where that would be long."""
     used = statuses(outcomes)
-    groups: Mapping[Any, list[Outcome]] = by(outcomes, "who", "op")
-    if len(groups) > _OTHERS:
-        groups = {(who, "all"): group for who, group in by(outcomes, "who").items()}
-    rows: list[list[object]] = [["backend", "op", *used, "correctly rounded"]]
-    for (who, op), group in list(groups.items())[: 2 * _OTHERS]:
-        tally = Tally.of(group)
-        rows.append([code_cell(who), op, *(tally.counts.get(status, "") for status in used), tally.nearest])
-    return rows
+    rows: list[list[object]] = [
+        [code_cell(who), op, *(tally.counts.get(status, "") for status in used), tally.nearest]
+        for (who, op), tally in Tally.by_op(outcomes, _OTHERS).items()
+    ]
+    return [["backend", "op", *used, "correctly rounded"], *rows[: 2 * _OTHERS]]
 
 
-def _facts(head: Head) -> list[str]:
-    versions = [f"{name} {version}" for name, version in sorted(head.versions.items())]
-    return [*versions, *head.hardware]
+def _facts(head: Head) -> str:
+    return ", ".join([*(f"{name} {version}" for name, version in sorted(head.versions.items())), *head.hardware])
 
 
 # -- annotations -----------------------------------------------------------------------------------------------
@@ -105,7 +102,7 @@ def _facts(head: Head) -> list[str]:
 def annotation(
     finding: Finding | None,
     tests: Sequence[Any],
-    outcomes: Sequence[Outcome],
+    judged: OfTest,
     root: Path,
     backends: Mapping[str, github.Place],
 ) -> Annotation:
@@ -114,19 +111,17 @@ def annotation(
     Args:
         finding: what failed.
         tests: reports of the tests that failed of it; that of the simplest problem first.
-        outcomes: what the first test judged.
+        judged: what the first test judged.
         root: folder that the ids begin at.
         backends: where backends are defined, by their names.
     """
     first = tests[0]
-    worst = finding.simplest if finding else outcomes[0]
+    worst = finding.simplest if finding else judged.outcomes[0]
     ended = finding.title if finding else next(iter(first.gemm_verdicts), "failed")
-    lines = first.longreprtext.splitlines()
-    rerun = next(line for line in lines if line.startswith("  rerun: "))
     if finding:
-        *lines, _ = findings.text(finding, "", len(tests) if len(tests) > 1 else 0).splitlines()
+        lines = findings.text(finding, judged.rerun, len(tests)).splitlines()
     else:
-        lines = lines[: 1 + _LINES]
+        lines = [*first.longreprtext.splitlines()[: 1 + _LINES], f"rerun: {judged.rerun}"]
     where = (github.place_of_case(first.nodeid, worst.problem, root), backends.get(worst.backend))
-    text = "\n".join(dict.fromkeys(line.strip() for line in [*lines, rerun]))
+    text = "\n".join(dict.fromkeys(line.strip() for line in lines))
     return Annotation(f"{worst.who}: {ended}", text, where, (worst.who, ended))

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from pytest_gemm.core.outcome import Outcome, Seconds, Status
 from pytest_gemm.core.text import table
 from pytest_gemm.record.reader import Run
-from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, having, judged, statuses
+from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, failures, having, judged, statuses
 from pytest_gemm.verdict import Red, causes
 
 # The columns that the table of a run always has.
 _ALWAYS: Final = frozenset({Status.PASSED, Status.INCORRECT, Status.FALLBACK, Status.UNSUPPORTED, Status.KNOWN_FAILURE})
+# Rows of ops that are shown below failures.
+_ROWS: Final = 8
 
 
-def summary(run: Run) -> list[str]:
-    """The lines of the terminal summary."""
+def summary(run: Run, *, verbose: bool = True) -> list[str]:
+    """The lines of the terminal summary.
+
+    Args:
+        run: what was judged.
+        verbose: whether the table has a row for each op even where that would hide the failures above it.
+    """
     outcomes, found = run.outcomes, causes(run)
     unsupported = by(having(outcomes, "unsupported"), "who", "why")
+    tallies = Tally.by_op(outcomes, _ROWS if failures(outcomes) and not verbose else len(outcomes))
     told = {"device-lost", *run.totals.missing}  # in lines of their own
     text = TEMPLATES.render(
         "summary.txt.jinja",
         run=run,
         outcomes=outcomes,
-        table=_status_table(outcomes),
+        table=_status_table(tallies, outcomes),
+        is_short=len(tallies) < len(by(outcomes, "who", "op")),
         judged=judged(outcomes),
         unsupported=sorted(unsupported.items(), key=lambda item: -len(distinct(item[1], "problem"))),
         stale=[cause for cause in found if cause.red is Red.LEDGER],
@@ -38,13 +48,12 @@ def incomplete(run: Run) -> list[str]:
     return [f"{name} is not complete: {why}; the run is red for it" for name, why in run.totals.lost.items()]
 
 
-def _status_table(outcomes: list[Outcome]) -> list[str]:
+def _status_table(tallies: Mapping[tuple[str, str], Tally], outcomes: list[Outcome]) -> list[str]:
     """Problems by backend, op and status."""
     columns = [status for status in Status if status in {*_ALWAYS, *statuses(outcomes)}]
     head = ["backend", "op", *map(str, columns), "cases", "correctly rounded"]
     rows = []
-    for (backend, op), group in (*by(outcomes, "who", "op").items(), (("all", ""), outcomes)):
-        tally = Tally.of(group)
+    for (backend, op), tally in (*tallies.items(), (("all", ""), Tally.of(outcomes))):
         counts = (str(tally.counts.get(status, ".")) for status in columns)
         rows.append([backend, op, *counts, str(tally.judged), tally.nearest])
     return table(head, rows, range(2, len(head)))

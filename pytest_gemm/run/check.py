@@ -160,6 +160,7 @@ class GemmCheck:
         failed = [o for o in outcomes if o.status.is_failure]
         if failed:
             found = findings.findings(outcomes)
+            self.judged.rerun = rerun.line(found[0].simplest)
             pytest.fail("\n".join(findings.text(one, rerun.line(one.simplest)) for one in found), pytrace=False)
         known = [o for o in outcomes if o.status is Status.KNOWN_FAILURE]
         if known:

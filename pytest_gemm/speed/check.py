@@ -120,6 +120,7 @@ class SpeedCheck:
 
     def _failure(self, made: Run, judgement: Judgement) -> str:
         rerun = self.check.rerun.line(Outcome(judgement.case, "", self.config.seed, Status.PASSED))
+        self.check.judged.rerun = self.check.judged.rerun or rerun  # that of the first text
         return text.failure(made, judgement, rerun)
 
 

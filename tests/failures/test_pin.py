@@ -100,6 +100,29 @@ def test_without_matplotlib_the_report_says_what_to_install(tmp_path: Path, monk
     assert "no error map: matplotlib is not installed: pip install matplotlib" in said
 
 
+def test_a_full_folder_gets_reports_alone_and_what_is_written_is_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, case, _ = judged(tmp_path, MM, "rand")
+    kept, measured = tmp_path / "kept", list[Path]()
+    is_file = Path.is_file
+
+    def noted(path: Path) -> bool:
+        measured.append(path)
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", noted)
+    for seed in range(4):  # a cause of its own each
+        outcomes = [dataclasses.replace(one.outcome, seed=seed, cause=f"cause {seed}") for one in found]
+        again = [Judged(outcome, one.evidence) for outcome, one in zip(outcomes, found, strict=True)]
+        artifacts.save(kept, again, case, Rerun("tests"), most=1 << 20 if seed < 3 else 1 << 10)
+    *whole, last = sorted(kept.iterdir())
+    assert all((place / "tensors.pt").exists() for place in whole)
+    assert [path.name for path in last.iterdir()] == ["report.txt"]
+    assert "kept has reached 0 MB" in (last / "report.txt").read_text()
+    assert all(measured.count(place / "tensors.pt") == 1 for place in whole)
+
+
 @pytest.mark.parametrize("line", ["linear:f32:nt:8x16x32:bias+relu", "mm:f32:nn:8x16x32"])
 def test_a_script_calls_a_decorated_function_and_a_linear_by_their_names(
     tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import mutants
+import oracle
 import pytest
+import torch
 from mutants import BIAS, BIAS_RELU, PLAIN, SMALL, Control, Planted
 from studies import causes, mutant_study
 
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.judging import explain
+from pytest_gemm.judging import explain, recompute, verdict
 from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.locate import Wrong
+from pytest_gemm.judging.recompute import Sample
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.datafile import document
@@ -61,9 +66,40 @@ def test_a_tail_is_a_tail_on_any_data(k: int, *, is_last_kept: bool) -> None:
     assert list(said.values()).count("K tail") >= 8, said
 
 
+@pytest.mark.parametrize("distribution", ["rand", "k-cover"])
+def test_a_search_without_success_takes_each_sample_once(distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of ranges of k are tried on one sample: of right elements it was taken anew for each."""
+    taken = []
+
+    def counted(wrong: Wrong, **how: Any) -> Sample | None:
+        taken.append(how)
+        return sample_of(wrong, **how)
+
+    sample_of = Sample.of
+    monkeypatch.setattr(Sample, "of", counted)
+    right = oracle.make("mm:f32:nn:33x65x400", distribution, 3)
+    span = oracle.interval(right)
+    wrong = oracle.computed(right)
+    wrong[:20] += right.a[:20, :200] @ right.b[:200] * right.a[:20, 200:201].sign()
+    found = verdict.compare(wrong, span, right.problem, right).mismatch
+    assert found is not None
+    assert found.cause == ""
+    assert 2 <= len(taken) <= 3
+
+
+def test_sums_held_in_f16_are_named_though_the_result_is_f32() -> None:
+    right = oracle.make("mm:f32:nn:33x65x127", "rand", 3)
+    held = torch.zeros(33, 65, dtype=torch.float16)
+    for a, b in zip(right.a.half().unbind(1), right.b.half().unbind(0), strict=True):
+        held += a[:, None] * b
+    found = verdict.compare(held.float(), oracle.interval(right), right.problem, right).mismatch
+    assert found is not None
+    assert (found.name, found.cause) == ("f16 sums", "all was multiplied and added in f16")
+
+
 def test_every_name_is_in_the_table() -> None:
     known = {*TABLE["names"], *TABLE["codes"].values()}
-    text = Path(explain.__file__).read_text(encoding="utf-8")
-    written = set(re.findall(r'(?:yield|Cause\() ?"([^"]+)", ', text))
+    text = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (explain, recompute))
+    written = set(re.findall(r'(?:yield |\()"([^"]+ [^"]+)", f?"', text)) - {"unexpected NaN"}
     assert len(written) > 25
     assert {name for name in written if not name.endswith(" missing")} <= known

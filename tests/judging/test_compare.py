@@ -13,7 +13,6 @@ import torch
 from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import dtypes
 from pytest_gemm.operands import tensors as ops
 from pytest_gemm.operands.integers import digit_plan
 from pytest_gemm.problem.problem import Problem
@@ -256,7 +255,8 @@ CAUSES: list[tuple[str, Change, str]] = [
         (64, lambda x, _: x.roll(-2, 1), "the columns are shifted"),
         (64, lambda x, _: 2 * x, "2 times what is expected"),
         (64, lambda x, _: 0 * x, "every bad element is 0"),
-        (64, at(slice(0, 4), add=3.0), "too large by 3"),
+        (64, lambda _, o: f32(o.a.t().reshape(o.a.shape).double() @ o.b.double()), "A was read as its transpose"),
+        (64, lambda _, o: f32(o.a.double() @ o.b.reshape(40, 64).t().double()), "B was read as its transpose"),
     ]
 ]
 CAUSES += [
@@ -264,8 +264,8 @@ CAUSES += [
     for factors, change, words in [
         ("alpha-0.5+beta-2", lambda _, o: f32(0.5 * product(o)), "the bias is missing"),
         ("alpha-0.5+beta-4", lambda _, o: f32(0.5 * product(o) + 2 * bias(o)), "alpha was applied to the bias"),
-        ("beta-0", lambda x, o: x + bias(o), "beta = 0 was ignored"),
-        ("alpha-0.5", lambda _, o: f32(product(o) + bias(o)), "alpha was not applied"),
+        ("beta-0", lambda x, o: x + bias(o), "beta = 0 was not applied"),
+        ("alpha-0.5", lambda _, o: f32(product(o) + bias(o)), "alpha = 0.5 was not applied"),
         ("beta-0", lambda x, o: 0 * x + bias(o), "alpha and beta were exchanged"),
         ("beta-2", lambda _, o: f32(2 * product(o) + bias(o)), "alpha and beta were exchanged"),
     ]
@@ -310,20 +310,11 @@ def cut(x: torch.Tensor, mask: int) -> torch.Tensor:
         ("mm:f32:nn:24x40x1000", lambda _, o: cut(o.a, -(1 << 13)) @ cut(o.b, -(1 << 13)), "were truncated to TF32"),
         ("mm:f32:nn:24x40x1000", lambda _, o: bits(o.a, torch.bfloat16) @ bits(o.b, torch.bfloat16), "rounded to bf16"),
         ("mm:bf16:nn:24x40x1000", lambda _, o: cut(o.a.float() @ o.b.float(), -(1 << 16)).bfloat16(), "toward zero"),
-        ("mm:bf16:nn:48x80x1000", lambda _, o: f32(product(o)).half().bfloat16(), "rounded twice, through f16"),
+        ("mm:bf16:nn:48x80x1000", lambda _, o: f32(product(o)).half().bfloat16(), "a detour through f16"),
     ],
 )
 def test_lost_precision_is_named(line: str, change: Change, words: str) -> None:
     assert words in story(line, change).cause
-
-
-@pytest.mark.parametrize("half", ["bf16", "f16"])
-def test_a_conversion_that_was_left_out_is_named(half: str) -> None:
-    def unconverted(_: torch.Tensor, o: ops.Operands) -> torch.Tensor:
-        return (o.a.double() @ o.b.double()).to(dtypes.torch_dtype(Problem.parse(line).dtypes.out))
-
-    line = f"mm:f32-f32-{half}:nn:33x65x127"
-    assert story(line, unconverted).cause == f"A and B were not converted to {half} before the product"
 
 
 def test_a_tile_with_the_answer_of_another() -> None:
@@ -353,7 +344,7 @@ def test_coded_distributions_are_decoded() -> None:
     assert (found.name, found.cause) == ("K tail", "the products with k = 999 of K = 1000 are missing: the K-tail")
 
     def change(x: torch.Tensor, _: ops.Operands) -> torch.Tensor:
-        x[5, 7] = x[9, 11]
+        x[5, 7:12] = x[9, 11:16]
         return x
 
     assert "the value at (5, 7) is that of (9, 11)" in story("mm:f32:nn:24x40x64", change, "tile-map").cause

@@ -349,6 +349,17 @@ def test_of_what_passed_the_share_is_shown_that_is_correctly_rounded() -> None:
     assert [line.split()[-1] for line in said[:2]] == ["rounded", "33%"]
 
 
+def test_below_failures_the_table_of_many_ops_has_a_row_for_each_backend() -> None:
+    ops = ("mm", "addmm", "bmm", "linear", "baddbmm", "int_mm", "mixed_mm", "grouped_mm", "mm_plus_mm")
+    cases = [dataclasses.replace(WRONG, case=CaseId("off", f"{op}:f32:nn:1x1x1")) for op in ops]
+    right = [dataclasses.replace(one, status=Status.PASSED, reason=None) for one in cases]
+    short = terminal.summary(Run(outcomes=cases), verbose=False)
+    assert [line.split()[:3] for line in short[1:3]] == [["off", "9", "ops"], ["all", ".", "9"]]
+    assert short[3].endswith("; -v shows each op)")
+    for told in (terminal.summary(Run(outcomes=cases)), terminal.summary(Run(outcomes=right), verbose=False)):
+        assert [line.split()[1] for line in told[1:10]] == list(ops)
+
+
 def test_a_green_run_says_so() -> None:
     right = dataclasses.replace(WRONG, status=Status.PASSED, reason=None, ratio=0.5)
     made = review.markdown([Run(outcomes=[right], totals=Totals(2.0))], "T")
