@@ -53,7 +53,7 @@ class CuteDslBackend:
 
     name: str = "cutedsl"
     devices: tuple[str, ...] = ("cuda",)
-    capabilities = frozenset({Capability.SELECTION, Capability.SPARED})
+    capabilities = frozenset({Capability.SELECTION})
 
     def availability(self, device: str) -> Availability:
         """A CUDA device of compute capability 8.0 or more, and the two packages."""
@@ -97,8 +97,6 @@ class CuteDslBackend:
         fastest: CuteDslPrepared | None = None
         names = self.candidates(problem, operands).names
         for name in names[:: -(-len(names) // _MOST_TIMED)]:
-            if name in request.spared:
-                continue
             try:
                 prepared = self.prepare(problem, operands, request.replace(candidate=name))
                 with prepared.timed(operands) as call:

@@ -21,7 +21,6 @@ class Capability(str, enum.Enum):
     """A field of :class:`BuildRequest` that a backend honours; without it the field has its default."""
 
     SELECTION = "selection"
-    SPARED = "spared"
     MODE = "mode"
     ISA = "isa"
     MACHINE = "machine"
@@ -38,7 +37,6 @@ class BuildRequest:
         candidate: name of the one candidate to build; in a request for a list, a name or a pattern (``fnmatch``) of
             some.  "": the backend selects one, or lists all.
         selection: how it selects one.
-        spared: candidates that need not be benchmarked, known to be slow.
         mode: how a user's program reaches the kernel.
         isa: instruction set of the CPU to generate code for, one of ``machine.isa.ISAS``; "": the machine's own.
         machine: name of the one of ``machine.machines`` to compile as on, whose instruction set ``isa`` is then; a CPU
@@ -52,7 +50,6 @@ class BuildRequest:
     device: Device = Device.CPU
     candidate: str = ""
     selection: Selection = Selection.OWN
-    spared: frozenset[str] = frozenset()
     mode: Mode = Mode.OWN
     isa: str = ""
     machine: str = ""

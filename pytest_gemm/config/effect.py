@@ -13,7 +13,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+from unittest.mock import Mock
 
 import pytest
 
@@ -159,24 +160,6 @@ _LOADING: Final[Mapping[str, bool]] = {
 _HOOK: Final = "pytest_gemm_register_backends"
 
 
-class _Declared:
-    """A parser of options that notes which there are, and whether they take a value."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, bool] = {}
-
-    def addoption(self, *names: str, **kwargs: Any) -> None:
-        """Note an option."""
-        self.names |= dict.fromkeys(names, kwargs.get("action", "store") in {"store", "append"})
-
-    def getgroup(self, *_: object, **__: object) -> _Declared:
-        """Groups make no difference."""
-        return self
-
-    def addini(self, *_: object, **__: object) -> None:
-        """Ini keys are in a file, which is read again."""
-
-
 def loading(config: pytest.Config) -> tuple[str, ...]:
     """The words of the command line without which another run may not have the same backends.
 
@@ -204,14 +187,15 @@ def loading(config: pytest.Config) -> tuple[str, ...]:
 
 def _declared(config: pytest.Config) -> dict[str, bool]:
     """The options of conftests, and of plugins that were named or register backends."""
-    found, manager = _Declared(), config.pluginmanager
+    parser, manager = Mock(), config.pluginmanager  # it notes all calls, those to its groups too
     installed = [plugin for plugin, _ in manager.list_plugin_distinfo()]
     for declaring in config.hook.pytest_addoption.get_hookimpls():
         plugin = declaring.plugin
         module = getattr(plugin, "__name__", "_pytest.")
         theirs = module.startswith(("_pytest.", "pytest_gemm.")) or plugin in installed
         if not theirs or hasattr(plugin, _HOOK):
-            given = {"parser": found, "pluginmanager": manager}
+            given = {"parser": parser, "pluginmanager": manager}
             with contextlib.suppress(Exception):  # it may use more of a parser
                 declaring.function(*(given[name] for name in declaring.argnames))
-    return found.names
+    declared = [(names, more.get("action")) for call, names, more in parser.mock_calls if call.endswith("addoption")]
+    return {name: action in {None, "store", "append"} for names, action in declared for name in names}

@@ -32,7 +32,7 @@ class Case:
         threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
         run_threads: CPU threads with which it is run, where these are not those it is compiled with; 0: the same.
         isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
-        machine, user_caches, spared: see :class:`BuildRequest`.
+        machine, user_caches: see :class:`BuildRequest`.
     """
 
     backend: Backend
@@ -46,7 +46,6 @@ class Case:
     isa: str = ""
     machine: str = ""
     user_caches: str = ""
-    spared: frozenset[str] = frozenset()
     run_threads: int = 0
 
     def request(self, candidate: str = "") -> BuildRequest:
@@ -55,7 +54,6 @@ class Case:
             device=self.device,
             candidate=candidate,
             selection=Selection(self.candidates.text if self.candidates.by_backend else ""),
-            spared=self.spared,
             mode=self.mode,
             isa=self.isa,
             machine=self.machine,

@@ -65,7 +65,6 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         disturbed: why the estimate is not reliable although blocks were retaken; "" when it is.
         selected: candidates that the backend selected, as its proof shows.
         ranking: candidates that the backend timed in order to select one, the fastest first.
-        ranking_seconds: seconds a call of each of them, as the backend measured it.
         kernels: names of the kernels that ran.
         telemetry: clocks, power, load and such, by name with the unit in it (``sm_mhz_min``).
         phases: seconds that this process spent on the case: ``prepare``, ``judge``, ``time``.
@@ -90,7 +89,6 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     disturbed: str = ""
     selected: tuple[str, ...] = ()
     ranking: tuple[str, ...] = ()
-    ranking_seconds: tuple[float, ...] = ()
     kernels: tuple[str, ...] = ()
     telemetry: Mapping[str, float] = msgspec.field(default_factory=dict)
     phases: Mapping[str, float] = msgspec.field(default_factory=dict)

@@ -97,13 +97,11 @@ class TimedCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         case: which.
         test: name of its test function; entries of the ledger may name it.
         selected: candidate that an earlier process of the run has selected by timing; "" where none has.
-        spared: candidates that the backend need not time to select one.
     """
 
     case: CaseId
     test: str = ""
     selected: str = ""
-    spared: tuple[str, ...] = ()
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

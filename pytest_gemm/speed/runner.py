@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 
 # Fewer cases than this are compiled by the first session itself.
 _WORTH_WHILE: Final = 4
-# A candidate that took this many times as long as the fastest one, when several processes compiled and timed at once,
-# is not the fastest one alone; and so many of the fastest by then are timed alone in any case.
-_FAR: Final = 1.5
-_SHORTEST_LIST: Final = 8
 # A session that loses its process goes on in another one; a run does not restart them without end.
 _RESTARTS: Final = 20
 
@@ -134,32 +130,24 @@ class Runner:
         # On a CPU Inductor's own rule selects; whether anything was timed shows once it is compiled.
         registry, on_device = self.config.registry, self.device != "cpu"
         tuned = {case for case in cases if on_device and honours(registry[case.backend], Capability.SELECTION)}
-        crowded: list[Sample] = []
         if jobs > 1:
-            crowded = self._compile(group, cases, jobs, "compiling and judging", {})
+            crowded = self._compile(group, cases, jobs, "compiling and judging")
             tuned = {sample.case.whole for sample in crowded if sample.ranking}
         if self.config.wanted_candidates in {"", "winner"} and (
             todo := [case for case in self.left(cases) if case in tuned]
         ):
-            self._select(group, todo, crowded)
+            self._select(group, todo)
 
-    def _select(self, group: Group, cases: Sequence[CaseId], crowded: Sequence[Sample]) -> None:
-        """Have backends select their candidates; ``crowded`` is what they measured when all were at work at once."""
-        spared = {
-            sample.case.whole: names
-            for sample in crowded
-            if honours(self.config.registry[sample.case.backend], Capability.SPARED) and (names := slow(sample))
-        }
-        for sample in self._compile(group, cases, 1, "selecting candidates for", spared):
+    def _select(self, group: Group, cases: Sequence[CaseId]) -> None:
+        """Have backends select their candidates, one case after the other."""
+        for sample in self._compile(group, cases, 1, "selecting candidates for"):
             if sample.ranking and sample.selected:
                 self.selected[group.name][sample.case.whole] = sample.selected[0]
 
-    def _compile(
-        self, group: Group, cases: Sequence[CaseId], jobs: int, what: str, spared: Mapping[CaseId, tuple[str, ...]]
-    ) -> list[Sample]:
+    def _compile(self, group: Group, cases: Sequence[CaseId], jobs: int, what: str) -> list[Sample]:
         # Dealt out backend by backend: one has much more to compile than another, and each process gets some of both.
         dealt = sorted(cases, key=attrgetter("backend")) if jobs > 1 else cases
-        wanted = [TimedCase(case, self.tests.get(case, ""), spared=spared.get(case, ())) for case in dealt]
+        wanted = [TimedCase(case, self.tests.get(case, "")) for case in dealt]
         requests = [Request(tuple(wanted[i::jobs]), self.device, timed=False) for i in range(jobs)]
 
         def said(processes: Sequence[_Open]) -> str:
@@ -288,16 +276,6 @@ class Runner:
                 pass_fds=() if request.socket is None else (request.socket,),
             )
         return process, folder
-
-
-def slow(sample: Sample) -> tuple[str, ...]:
-    """The candidates that a backend need not time again when it is alone, by what it measured among others at work.
-
-    Other load makes a time longer by chance: it is good enough to tell which candidate cannot be the fastest, and no
-    better.  What failed among them is not here, and is tried again.
-    """
-    ranked = list(zip(sample.ranking, sample.ranking_seconds, strict=True))
-    return tuple(name for name, seconds in ranked[_SHORTEST_LIST:] if seconds > _FAR * ranked[0][1])
 
 
 class _Open:

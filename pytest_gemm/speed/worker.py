@@ -264,11 +264,10 @@ class Meter:
             why = run.explained(case, found)[0]
             self._lost |= run.keep(case, why, Rerun("--pyargs pytest_gemm.conformance", rerun))
             files.replace(self.folder / UNWRITTEN, msgspec.json.encode(self._lost), durable=False)
-        ranked = sorted((seconds, name) for name, seconds in timings.items() if math.isfinite(seconds))
-        ranking, times = tuple(name for _, name in ranked), tuple(seconds for seconds, _ in ranked)
+        ranking = tuple(sorted((name for name, one in timings.items() if math.isfinite(one)), key=timings.__getitem__))
         phases = spent()
         for outcome in last.values():  # what is not timed: a case that failed, or a session that only judges
-            self._keep(case.device, outcome, phases, ranking=ranking, ranking_seconds=times)
+            self._keep(case.device, outcome, phases, ranking=ranking)
 
     def _comparator(self, case: Case, given: Operands) -> tuple[str, int]:
         """The comparator of a case, if one can compute it, and its number; none is timed beside itself."""
@@ -384,7 +383,6 @@ def _as_timed(case: Case, wanted: TimedCase) -> Case:
         case,
         distributions=("rand",) if "rand" in distributions else distributions[:1],
         candidates=CandidateSelection(wanted.selected or case.candidates.text or "winner"),
-        spared=frozenset(wanted.spared),
     )
 
 

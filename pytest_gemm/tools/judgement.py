@@ -160,6 +160,7 @@ class Judgement:
             "arithmetic": self._arithmetic() if self.passed or self.accumulate else "",
             "against ATen": "; ".join(map(str, self.speed)) or f"not timed: {self.untimed}",
             "seconds": ", ".join(f"{value:.1f} {name}" for name, value in self.seconds.items()),
+            "next": "say what it takes: --op, --dtypes, --device" * (self.verdict == "not judged"),
         }
         lines += [f"{name}: {value}" for name, value in facts.items() if value]
         return "\n".join([short for line in lines for short in _wrapped(line)][:LINES])

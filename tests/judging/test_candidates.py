@@ -770,18 +770,15 @@ def test_an_operator_that_leaves_its_output_alone_returns_poison(operators: list
     assert backend.prepare(problem, first, BuildRequest(candidate="op_lazy")).run(first).isnan().all()
 
 
-def test_cutedsl_picks_the_fastest_of_those_that_it_is_not_spared(
-    operators: list[Operator], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cutedsl_picks_the_fastest_operator(operators: list[Operator], monkeypatch: pytest.MonkeyPatch) -> None:
     problem, first = given("mm:f16:nn:16x24x32")
-    speeds = iter((3e-6, 1e-6, 2e-6))
+    speeds = iter((3e-6, 4e-6, 1e-6, 2e-6, 5e-6))
     monkeypatch.setattr(cutedsl, "_device_seconds", lambda call: next(speeds))
     backend = cutedsl.CuteDslBackend()
-    request = BuildRequest(selection=Selection.WINNER, spared=frozenset({"op_a", "op_lazy"}))
+    request = BuildRequest(selection=Selection.WINNER)
     prepared = backend.prepare(problem, first, request)
-    assert prepared.timings == {"op-a": 3e-6, "op_a@2": 1e-6, "op_b": 2e-6}
+    assert len(prepared.timings) == len(operators)
     assert prepared.proof().chosen == ("op_a@2",)
-    assert [operator.compiled for operator in operators] == [1, 0, 1, 1, 0]  # nothing that is spared
 
 
 # -- the ledger ----------------------------------------------------------------------------------------

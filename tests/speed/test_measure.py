@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -230,16 +230,15 @@ def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_tim
 class Timing(Several):
     """A backend that selects by timing its candidates itself."""
 
-    capabilities = frozenset({*Several.capabilities, Capability.SELECTION, Capability.SPARED})
+    capabilities = frozenset({*Several.capabilities, Capability.SELECTION})
 
     def __init__(self) -> None:
         self.seconds = {"big": 1e-5, "medium": 1.4e-5, "small": 2e-5}
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest) -> Prepared:
-        timings = {name: seconds for name, seconds in self.seconds.items() if name not in request.spared}
-        fastest = min(timings, key=timings.__getitem__)
+        fastest = min(self.seconds, key=self.seconds.__getitem__)
         prepared: Any = super().prepare(problem, operands, request.replace(candidate=fastest))
-        prepared.timings = {**timings, "failed": float("inf")}
+        prepared.timings = {**self.seconds, "failed": float("inf")}
         made: Prepared = prepared
         return made
 
@@ -254,48 +253,26 @@ class Compilers(Several):
 def test_a_session_tells_what_the_backend_measured_of_the_candidates_that_it_did_not_leave_out(tmp_path: Path) -> None:
     asked = dataclasses.replace(case(), backend=Timing())
     entry = Entry("other", "planted", {"backend": Globs(("other",))}, crashes=True)
-    (tmp_path / "all").mkdir()
-    (sample,) = judged(tmp_path / "all", asked, entry)
-    assert (sample.ranking, sample.ranking_seconds) == (("big", "medium", "small"), (1e-5, 1.4e-5, 2e-5))
-    (tmp_path / "some").mkdir()
-    (sample,) = judged(tmp_path / "some", asked, entry, spared=("big",))
-    assert (sample.selected, sample.ranking) == (("medium",), ("medium", "small"))
+    (sample,) = judged(tmp_path, asked, entry)
+    assert sample.ranking == ("big", "medium", "small")
 
 
-def ranked(backend: str, seconds: Mapping[str, float]) -> Sample:
-    key = CaseId(backend, MM.line)
-    names = tuple(seconds)
-    return Sample(
-        key, "cuda", Status.PASSED, selected=names[:1], ranking=names, ranking_seconds=tuple(seconds.values())
-    )
+def ranked(backend: str, names: Sequence[str]) -> Sample:
+    return Sample(CaseId(backend, MM.line), "cuda", Status.PASSED, selected=(names[0],), ranking=tuple(names))
 
 
-@pytest.mark.parametrize(
-    ("step", "spared"),
-    [
-        (0.2, ("c8", "c9", "c10", "c11")),  # the first eight are timed again in any case
-        (0.055, ("c10", "c11")),  # and so is what took at most 1.5 times as long as the fastest
-    ],
-)
-def test_only_a_backend_that_times_itself_is_spared_candidates(
-    step: float, spared: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_candidates_are_selected_again_when_nothing_else_is_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = runner_in(tmp_path, Timing(), Compilers(), device="cuda")
-    crowd = {f"c{i}": 1.0 + step * i for i in range(12)}
-    asked: list[dict[CaseId, Sequence[str]]] = []
 
     def compiling(*given: Any) -> list[Sample]:
-        jobs, left_out = given[2], dict(*given[4:])
-        asked.append(left_out)
-        mine = {name: s for name, s in crowd.items() if name not in left_out.get(SEVERAL, ())}
-        # Alone, the second one is the fastest.
-        alone = mine if jobs > 1 else {name: s for name, s in mine.items() if name != "c0"}
-        return [ranked("several", alone), ranked("compiler", crowd)]
+        first = "c0" if given[2] > 1 else "c1"
+        return [ranked("several", [first, "c2"]), ranked("compiler", ["c0", "c1"])]
 
     monkeypatch.setattr(runner, "_compile", compiling)
     head = Group("head")
     runner.compile(head, [SEVERAL, COMPILER, *(CaseId("several", f"x{i}") for i in range(4))])
-    assert asked == [{}, {SEVERAL: spared}]
     assert runner.selected["head"] == {SEVERAL: "c1", COMPILER: "c0"}
 
 
