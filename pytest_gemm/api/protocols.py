@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.request import BuildRequest, Capability, honours
-from pytest_gemm.core.case_id import Mode
 from pytest_gemm.core.outcome import Reason, Unsupported
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import Problem
@@ -214,7 +213,7 @@ def unsupported(backend: Backend, problem: Problem, request: BuildRequest) -> Un
     if request.isa and not honours(backend, Capability.ISA):
         text = f"{name} generates no code for the CPU: it has no {request.isa}"
         return Unsupported("isa", text, "leave out --gemm-isa")
-    if request.mode not in {Mode.OWN, Mode.EAGER} and not honours(backend, Capability.MODE):
+    if request.mode.is_compiled and not honours(backend, Capability.MODE):
         text = f"{name} is called as it is: it has no mode {request.mode}"
         return Unsupported("mode", text, "--gemm-modes=eager")
     return backend.supports(problem, request)

@@ -60,6 +60,7 @@ def judged(
 def run(script: Path) -> int:
     """Its exit status; in this process, for torch takes seconds to start."""
     threads = torch.get_num_threads()
+    sys.modules.pop("mine", None)  # the file may be another one
     try:
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(script))
