@@ -69,7 +69,10 @@ class GraphBackend(CallableBackend):
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Any:
         """Import the modules, and compile the program in the modes of ``torch.compile``."""
         prepared = super().prepare(problem, operands, request)
-        return self.compiled.prepare(problem, operands, request) if request.mode.is_compiled else prepared
+        if not request.mode.is_compiled:
+            return prepared
+        prepared.run(operands)  # a kernel that compiles or tunes itself does so in its first call, outside of Dynamo
+        return self.compiled.prepare(problem, operands, request)
 
     def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
         """The function out of its file, in a compiled program where it failed in one."""

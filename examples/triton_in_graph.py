@@ -5,6 +5,7 @@ Run: PYTHONPATH=examples pytest -p triton_in_graph --pyargs pytest_gemm.conforma
 and with --gemm-modes=static in a compiled program
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -24,13 +25,20 @@ def example_mm(a, b, c, m, n, k, am, ak, bk, bn, tile: tl.constexpr):
     tl.store(c + i[:, None] * n + j[None, :], sums.to(c.dtype.element_ty), mask=(i[:, None] < m) & (j[None, :] < n))
 
 
-def matmul(a, b):
-    """The product of two matrices: Dynamo puts the launch into the graph, Inductor writes what is around it."""
+@torch.library.triton_op("example::triton_mm", mutates_args=())
+def operator(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """An operator into which a compiler can look: the launch becomes part of the program."""
     (m, k), n = a.shape, b.shape[1]
     c = a.new_empty(m, n)
-    if c.numel():
-        example_mm[triton.cdiv(m, 32), triton.cdiv(n, 32)](a, b, c, m, n, k, *a.stride(), *b.stride(), 32)
+    if m and n:
+        grid = triton.cdiv(m, 32), triton.cdiv(n, 32)
+        torch.library.wrap_triton(example_mm)[grid](a, b, c, m, n, k, *a.stride(), *b.stride(), 32)
     return c
+
+
+def matmul(a, b):
+    """The product of two matrices."""
+    return operator(a, b)
 
 
 def pytest_gemm_register_backends(registry):

@@ -602,6 +602,8 @@ class AroundPrepared(InductorPrepared):
         compiled, is_operator = self.artifact._compiled, "::" in self._graph
         calls = compiled.order if compiled.in_cpp else tuple(compiled.calls)
         own = re.compile(re.escape(self._graph.replace("::", ".")) + (r"\." if is_operator else r"(_\d+)?$"))
+        if compiled.in_cpp:
+            calls += tuple(re.findall(rf"\b(?:call_|kernels\.)({re.escape(self._graph)}(?:_\d+)?)\(", compiled.source))
         seen = [name for name in (*self._seen, *calls) if own.match(name)]
         products = (*self._seen, *(name.removeprefix("torch.ops.") for name in self.artifact.library))
         foreign = [name for name in products if not own.match(name)]
