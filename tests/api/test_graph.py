@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,36 +92,3 @@ def test_what_is_no_plain_product_and_a_function_without_a_name_are_unsupported(
         assert unsupported(backend, Problem.parse(line), static) is not None
     with pytest.raises(ValueError, match=r"backend 'mine': graph is ''; give a name"):
         GraphBackend("mine", operator)
-
-
-def test_a_script_compiles_the_program_with_the_function_of_the_file(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        cut_op="""
-        import torch
-
-        @torch.library.custom_op("cut_op::mm", mutates_args=())
-        def operator(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            return (a[:, :-1] @ b[:-1]).contiguous()
-
-        @operator.register_fake
-        def _(a, b):
-            return a.new_empty(a.shape[0], b.shape[1])
-
-        def matmul(a, b):
-            return operator(a, b)
-
-        def pytest_gemm_register_backends(registry):
-            from pytest_gemm.backends.in_graph import GraphBackend
-
-            registry.add(GraphBackend("cut", matmul, ("f32",), graph="cut_op::mm"))
-        """
-    )
-    pytester.syspathinsert()
-    suite = ("--pyargs", "pytest_gemm.conformance.test_products", "-p", "cut_op", "-p", "no:cacheprovider")
-    how = ("--gemm-backends=cut", "--gemm-modes=static", "--gemm-problem=mm:f32:nn:17x33x65:relu")
-    result = pytester.runpytest_subprocess(*suite, *how, "--gemm-output=out")
-    result.stdout.fnmatch_lines(["incorrect: K tail*"])
-    (script,) = (pytester.path / "out" / "failures").glob("*/repro.py")
-    done = pytester.run(sys.executable, script)
-    assert done.ret == 1
-    done.stdout.fnmatch_lines(["* elements are wrong*"])
