@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
-from pytest_gemm.backends import tensor_core
-from pytest_gemm.backends.inductor.backend import InductorBackend, no_device
+from pytest_gemm.backends.inductor.backend import InductorBackend
 from pytest_gemm.core.outcome import Unsupported
-from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.ops.op import around_dense
 from pytest_gemm.problem.problem import Problem
 
@@ -33,33 +31,20 @@ class GraphBackend(CallableBackend):
     Attributes:
         graph: what the function calls in a compiled program: an operator, ``namespace::name``, or a kernel of Triton or
             Helion by its name.
-        device: where it computes, ``cpu`` or ``cuda``, or both.
     """
 
     graph: str = ""
-    device: str = "cpu"
     capabilities = frozenset({Capability.MODE})
 
     def __post_init__(self) -> None:
         """Check the arguments, which a user writes."""
         super().__post_init__()
         self._expect("graph", bool(self.graph), "a name, as 'mylib::matmul'")
-        vars(self)["devices"] = (self.device,)
 
     @functools.cached_property
     def compiled(self) -> _Compiled:
         """The same in programs of ``torch.compile``."""
         return _Compiled(self)
-
-    def availability(self, device: str) -> Availability:
-        """A device of its kind, and the distributions."""
-        reason = no_device(self.name, self.devices, device)
-        return Availability(reason) if reason else super().availability(device)
-
-    def contract(self, problem: Problem) -> Contract:
-        """On CUDA the sums of a tensor core."""
-        found = super().contract(problem)
-        return found if self.device == "cpu" else dataclasses.replace(tensor_core.contract(problem), epilogue="eager")
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """In a compiled program what Inductor compiles around one product of A and B."""

@@ -33,4 +33,4 @@ def matmul(a, b):
 def pytest_gemm_register_backends(registry):
     """Register the backend; Helion calls its kernel ``_helion_example_mm``."""
     dtypes = ("f32", "f16", "bf16")
-    registry.add(GraphBackend("helion", matmul, dtypes, False, graph="_helion_example_mm", device="cuda"))
+    registry.add(GraphBackend("helion", matmul, dtypes, False, graph="_helion_example_mm", devices=("cuda",)))

@@ -44,4 +44,4 @@ def matmul(a, b):
 def pytest_gemm_register_backends(registry):
     """Register the backend; the name of the kernel is looked for in the compiled program."""
     dtypes = ("f32", "f16", "bf16")
-    registry.add(GraphBackend("triton-in-graph", matmul, dtypes, False, graph="example_mm", device="cuda"))
+    registry.add(GraphBackend("triton-in-graph", matmul, dtypes, False, graph="example_mm", devices=("cuda",)))

@@ -104,6 +104,7 @@ def test_a_script_of_a_compiled_program_has_the_function_in_it(
         "def mine(a, b):\n    return torch.ops.of_a_script.cut(a, b)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     module = importlib.import_module("mine")
     backend = GraphBackend("mine", module.mine, graph="of_a_script::cut")
     case = Case(backend, Problem.parse("mm:f32:nn:8x16x33:relu"), ("rand",), 0, Device.CPU, mode=Mode.STATIC)
