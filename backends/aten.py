@@ -12,20 +12,16 @@ from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
-from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor.backend import InductorBackend
 from pytest_gemm.backends.rules import check, decomposed
-from pytest_gemm.core.case_id import Mode
 from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.numerics import tensor_core
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.inductor.artifact import InductorPrepared
     from pytest_gemm.operands.tensors import Operands
-
-
-_EAGER = frozenset({Mode.OWN, Mode.EAGER})
 
 
 class AtenBackend:
@@ -52,7 +48,7 @@ class AtenBackend:
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """Everything but what ATen's own checks reject."""
-        if request.mode not in _EAGER:
+        if request.mode.is_compiled:
             return self.compiled.supports(problem, request)
         return check(("aten", "grouped"), problem, request)
 
@@ -66,7 +62,7 @@ class AtenBackend:
         """
         if reason := self.unsupported(problem, operands.device):
             raise reason
-        if request.mode not in _EAGER:
+        if request.mode.is_compiled:
             return self.compiled.prepare(problem, operands, request)
         return AtenPrepared(problem, operands.device)
 
@@ -79,7 +75,7 @@ class AtenBackend:
         """The program is called, or compiled."""
         import torch
 
-        if request.mode not in _EAGER:
+        if request.mode.is_compiled:
             return self.compiled.recipe(problem, operands, request)
         return Recipe(threads=torch.get_num_threads())
 

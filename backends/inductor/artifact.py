@@ -24,7 +24,7 @@ from weakref import finalize
 
 import torch
 
-from pytest_gemm.api.executed import products_in_source, record_products
+from pytest_gemm.api.executed import is_product, products_in_source, record_products
 from pytest_gemm.api.proof import Generation, Proof
 from pytest_gemm.backends.cpp import machine_code, micro_kernels
 from pytest_gemm.backends.inductor import generated_code, torch_compat
@@ -175,7 +175,7 @@ def _started(
         for name, t in zip(inputs, args, strict=True):
             for place in dims.get(name, ()):
                 torch._dynamo.mark_dynamic(t, place)
-    module = straight_line(problem, constants, inputs)
+    module = straight_line(problem, constants, inputs, spec.matmul)
     if spec.mode == "aoti":
         function, text = torch_compat.ahead_of_time(module, args, [dims.get(name, {}) for name in inputs], spec.options)
     else:
@@ -582,3 +582,37 @@ class CalledPrepared(InductorPrepared):
         """The products that the program calls, by what the dispatcher saw and by its text."""
         compiled = self.artifact._compiled
         return Proof(executed=compiled.foreign or compiled.order, provable=False)
+
+
+class AroundPrepared(InductorPrepared):
+    """A compiled program with a user's operator or kernel in it."""
+
+    def __init__(self, problem: Problem, artifact: Artifact, contract: Contract, graph: str) -> None:
+        super().__init__(problem, artifact, contract)
+        self._graph, self._seen = graph, list[str]()
+
+    def run(self, operands: Operands) -> Any:
+        """As every compiled program, with the operators noted that the dispatcher executes."""
+        own = self._graph.replace("::", ".")
+        with record_products(lambda name: name.startswith(f"{own}.") or is_product(name)) as self._seen:
+            return super().run(operands)
+
+    def proof(self) -> Proof:
+        """The operator or the kernel, and the kernels that Inductor has written around it."""
+        compiled, is_operator = self.artifact._compiled, "::" in self._graph
+        calls = compiled.order if compiled.in_cpp else tuple(compiled.calls)
+        own = re.compile(re.escape(self._graph.replace("::", ".")) + (r"\." if is_operator else r"(_\d+)?$"))
+        if compiled.in_cpp:
+            calls += tuple(re.findall(rf"\b(?:call_|kernels\.)({re.escape(self._graph)}(?:_\d+)?)\(", compiled.source))
+        seen = [name for name in (*self._seen, *calls) if own.match(name)]
+        products = (*self._seen, *(name.removeprefix("torch.ops.") for name in self.artifact.library))
+        foreign = [name for name in products if not own.match(name)]
+        nothing = self.problem.shape.is_empty or self.problem.shape.k == 0
+        return Proof(
+            generated=tuple(compiled.kernels),
+            executed=tuple(dict.fromkeys((*seen, *calls))),
+            foreign=tuple(dict.fromkeys(foreign)),
+            device_kernel="" if is_operator or nothing or self._seen else f"^{re.escape(self._graph)}",
+            uncalled="" if seen or nothing else self._graph,
+            provable=False,
+        )

@@ -110,7 +110,9 @@ def stand_in(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     return view.to(tensor.device) if tensor.device.type != "cpu" else view
 
 
-def straight_line(problem: Problem, constants: Tensors, inputs: tuple[str, ...]) -> torch.nn.Module:
+def straight_line(
+    problem: Problem, constants: Tensors, inputs: tuple[str, ...], matmul: program.Matmul | None = None
+) -> torch.nn.Module:
     """The problem's program as straight-line code, with its constants as frozen parameters.
 
     That is what a user would have written by hand.  Dynamo traces half a dozen lines instead of this package's
@@ -121,15 +123,26 @@ def straight_line(problem: Problem, constants: Tensors, inputs: tuple[str, ...])
         problem: what is computed.
         constants: by name; a weight that is an argument is packed by the program itself.
         inputs: names of the tensors that stay arguments, in their order.
+        matmul: a function that multiplies in place of PyTorch's operator.  It is called in the program, so that Dynamo
+            traces it: a custom operator, or the launch of a kernel.
     """
     is_packed = "b" in constants
-    stored = program.packed(problem, dict(constants)) if is_packed else constants
+    stored = program.packed(problem, dict(constants)) if is_packed and matmul is None else constants
     parameters = {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in stored.items()}
     graph = torch.fx.Graph()
     tracer = torch.fx.proxy.GraphAppendingTracer(graph)
     nodes = {name: graph.placeholder(name) for name in inputs} | {name: graph.get_attr(name) for name in constants}
     tensors: Any = {name: torch.fx.Proxy(node, tracer) for name, node in nodes.items()}  # a Proxy stands for a tensor
-    result: Any = program.build(problem, is_packed=is_packed)(**tensors)
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:  # a name in the graph, whatever the function is
+        assert matmul is not None
+        return matmul(a, b)
+
+    def called(a: Any, b: Any) -> Any:
+        return tracer.create_proxy("call_function", product, (a, b), {})
+
+    given = None if matmul is None else called
+    result: Any = program.build(problem, given, is_packed=is_packed)(**tensors)
     graph.output(tuple(one.node for one in result) if isinstance(result, tuple) else result.node)
     module = torch.fx.GraphModule(parameters, graph)
     # fx's own call reads the traceback of what generated code raises with a generator.  Dynamo is active again by then,

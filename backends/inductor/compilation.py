@@ -42,6 +42,7 @@ class CompileSpec:
     ``multiprocessors`` is how many a GPU is taken to have; 0: those that it has, or the requested machine.
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
     ``wanted`` is the pattern of the one candidate that has to be chosen, "" where any will do.
+    ``matmul`` is a user's function that multiplies in the program, ``None`` for PyTorch's operator.
     ``log`` counts the compiles.
     """
 
@@ -55,6 +56,7 @@ class CompileSpec:
     multiprocessors: int = 0
     device_kernel: str = ""
     wanted: str = ""
+    matmul: Callable[..., Any] | None = None
     log: CompileLog = dataclasses.field(default_factory=CompileLog)
 
     @property

@@ -42,11 +42,11 @@ def products_in_source(source: str) -> tuple[str, ...]:
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes every product and lets it through."""
+    """Notes every operator that is asked for and lets it through."""
 
-    def __init__(self, seen: list[str]) -> None:
+    def __init__(self, seen: list[str], asked: Callable[[str], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        self.seen = seen
+        self.seen, self.asked = seen, asked
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -61,14 +61,14 @@ class _Recorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = str(func)
-        if is_product(name):
+        if self.asked(name):
             self.seen.append(name)
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
-def record_products() -> Iterator[list[str]]:
-    """Record the matrix products that the dispatcher executes inside the block, in order.
+def record_products(asked: Callable[[str], bool] = is_product) -> Iterator[list[str]]:
+    """Record the matrix products that the dispatcher executes inside the block, in order, or other operators by name.
 
     Example::
 
@@ -80,5 +80,5 @@ def record_products() -> Iterator[list[str]]:
         the list that fills up: qualified operator names such as ``aten.mm.default``.
     """
     seen: list[str] = []
-    with _Recorder(seen):
+    with _Recorder(seen, asked):
         yield seen

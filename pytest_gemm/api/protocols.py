@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.request import BuildRequest, Capability, honours
-from pytest_gemm.core.case_id import Mode
 from pytest_gemm.core.outcome import Reason, Unsupported
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import Problem
@@ -52,6 +53,26 @@ class Availability:
     def ok(self) -> bool:
         """Whether the backend can run."""
         return self.reason is None
+
+
+def no_device(name: str, devices: tuple[str, ...], device: str) -> Reason | None:
+    """Why a backend of these devices cannot compute on one, from the cheapest facts on: device files before torch."""
+    if device not in devices:
+        own = " and ".join(devices)
+        article = "the " if own == "cpu" else ""
+        return Reason("device", f"{name} computes on {article}{own}, not on {device}", f"--gemm-device={devices[0]}")
+    if device == "cpu":
+        return None
+    if not any(Path("/dev").glob("nvidia[0-9]*")) and shutil.which("nvidia-smi") is None:
+        return Reason("no-cuda-device", "there is no CUDA device", "run on a machine with an NVIDIA GPU and its driver")
+    import torch
+
+    if torch.version.cuda is None and not torch.cuda.is_available():
+        text = f"torch {torch.__version__} is built without CUDA"
+        return Reason("no-cuda-torch", text, "install a build of PyTorch for CUDA")
+    if not torch.cuda.is_available():
+        return Reason("no-cuda-device", "PyTorch sees no CUDA device", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
+    return None
 
 
 @runtime_checkable
@@ -214,7 +235,7 @@ def unsupported(backend: Backend, problem: Problem, request: BuildRequest) -> Un
     if request.isa and not honours(backend, Capability.ISA):
         text = f"{name} generates no code for the CPU: it has no {request.isa}"
         return Unsupported("isa", text, "leave out --gemm-isa")
-    if request.mode not in {Mode.OWN, Mode.EAGER} and not honours(backend, Capability.MODE):
+    if request.mode.is_compiled and not honours(backend, Capability.MODE):
         text = f"{name} is called as it is: it has no mode {request.mode}"
         return Unsupported("mode", text, "--gemm-modes=eager")
     return backend.supports(problem, request)

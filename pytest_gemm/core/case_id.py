@@ -34,6 +34,11 @@ class Mode(Word):
     AOTI = "aoti"
     CPP_WRAPPER = "cpp-wrapper"
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a program of ``torch.compile`` or AOTInductor is asked for."""
+        return self not in {Mode.OWN, Mode.EAGER}
+
 
 # The modes that can be asked for.
 MODES: Final = tuple(mode.value for mode in Mode if mode is not Mode.OWN)

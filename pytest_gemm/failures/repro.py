@@ -18,6 +18,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -234,6 +235,8 @@ def script(outcome: Outcome, recipe: Recipe, evidence: Evidence, warm: str = "")
         raise Unsupported("no-script", f"a script shows a wrong result, a crash or a fallback, not {code}")
     if warm == "others":
         raise Unsupported("no-script", "it fails after other programs were compiled, and a script holds one program")
+    if outcome.ended is Status.FALLBACK and (recipe.matmul or recipe.how == "aoti"):
+        raise Unsupported("no-script", "a script shows the products that Inductor calls in a program of PyTorch alone")
     if code in {"other-isa", "other-micro-kernel"}:
         raise Unsupported("no-script", "a disassembly shows the wrong instruction set, and a script has none")
     own = _own(evidence) if outcome.ended is Status.INCORRECT else None
@@ -257,7 +260,13 @@ def _saved(evidence: Evidence) -> dict[str, torch.Tensor]:
 
 
 _TEMPLATES: Final = Templates(
-    "pytest_gemm.failures", repr=repr, dict=dict, prose=textwrap.wrap, statement=_statement, folder=os.path.dirname
+    "pytest_gemm.failures",
+    repr=repr,
+    dict=dict,
+    prose=textwrap.wrap,
+    statement=_statement,
+    folder=os.path.dirname,
+    stem=lambda path: Path(path).stem,
 )
 
 

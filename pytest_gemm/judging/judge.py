@@ -325,7 +325,7 @@ class Judge:
                 attempt.facts |= {"bits": digest_of(made), "operands": short}
         last = verdicts[-1]
         with attempt.phase(Phase.EAGER):
-            itself = case.backend.name == "aten" and case.mode in {Mode.OWN, Mode.EAGER}
+            itself = case.backend.name == "aten" and not case.mode.is_compiled
             beside = not itself and not last.note and all(one.comparison.is_comparable for one in verdicts)
             eager = truth.beside_eager(made, contract, self.eager, self._worker) if beside else ""
         ratio = max(one.comparison.ratio for one in verdicts)

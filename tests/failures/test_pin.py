@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import re
 import runpy
 import sys
@@ -21,6 +22,7 @@ from pytest_gemm.api.protocols import Recipe
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
+from pytest_gemm.backends.in_graph import GraphBackend
 from pytest_gemm.backends.inductor import naming
 from pytest_gemm.core.case_id import CaseId, Device, Mode
 from pytest_gemm.core.outcome import Outcome, Reason, Status
@@ -60,6 +62,7 @@ def judged(
 def run(script: Path) -> int:
     """Its exit status; in this process, for torch takes seconds to start."""
     threads = torch.get_num_threads()
+    sys.modules.pop("mine", None)  # the file may be another one
     try:
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(script))
@@ -88,6 +91,30 @@ def test_a_script_fails_as_the_case_did_and_no_longer_once_it_is_mended(
     assert run(place / "repro.py") == 0
     source.write_text("def mine(a, b):\n    raise ValueError\n")
     assert run(place / "repro.py") == 2
+
+
+def test_a_script_of_a_compiled_program_has_the_function_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\nlib = torch.library.Library('of_a_script', 'FRAGMENT')\n"
+        "lib.define('cut(Tensor a, Tensor b) -> Tensor')\n"
+        "lib.impl('cut', lambda a, b: a[:, :-1] @ b[:-1], 'CPU')\n"
+        "lib.impl('cut', lambda a, b: a.new_empty(a.shape[0], b.shape[1]), 'Meta')\n\n\n"
+        "def mine(a, b):\n    return torch.ops.of_a_script.cut(a, b)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    module = importlib.import_module("mine")
+    backend = GraphBackend("mine", module.mine, graph="of_a_script::cut")
+    case = Case(backend, Problem.parse("mm:f32:nn:8x16x33:relu"), ("rand",), 0, Device.CPU, mode=Mode.STATIC)
+    artifacts.save(tmp_path / "kept", list(Judge().judge(case)), case, Rerun("tests"))
+    (place,) = (tmp_path / "kept").iterdir()
+    text = (place / "repro.py").read_text()
+    assert "torch.compile(functools.partial(program, matmul=mine), fullgraph=True)" in text
+    module.lib._destroy()  # the script defines the operator again
+    assert run(place / "repro.py") == 1
+    assert "elements are wrong" in capsys.readouterr().out
 
 
 def test_without_matplotlib_the_report_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

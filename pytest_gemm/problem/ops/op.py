@@ -76,8 +76,8 @@ def around_dense(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
         a, b = a.to(out), b.to(out)
     elif p.widens:  # exact, and the sum is rounded once
         a, b = a.to(torch.float32), b.to(torch.float32)
-    if p.op.batch == "optional" and a.dim() > 2:
-        c = matmul(a.flatten(0, -2), b).reshape(*a.shape[:-1], b.shape[-1])
+    if p.op.batch == "optional" and p.shape.batch is not None:
+        c = matmul(a.flatten(0, -2), b).unflatten(0, a.shape[:-1])
     else:
         c = matmul(a, b)
     if "bias" not in t or not (p.op.addend or p.op.own_bias):
