@@ -306,7 +306,7 @@ class _Sample:
             (wrong.bad ^ good) & wrong.x.isfinite() & interval.value.isfinite() & (interval.hi - interval.lo).isfinite()
         )
         index = usable.nonzero()
-        one_of_several = problem.has("steps.first") or problem.has("steps.last")
+        one_of_several = problem.has("steps.first") or problem.has("steps.last") or problem.op.outside
         if not len(index) or problem.op.ragged in {"n", "k"} or problem.step("gated") or one_of_several:
             return None  # no single product went into an element, or another epilogue into each
         index = index[torch.linspace(0, len(index) - 1, min(_SAMPLE, len(index))).round().long()]
