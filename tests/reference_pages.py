@@ -241,13 +241,13 @@ _FURTHER: Final = (
 
 def _tensors(*, of_ops: bool) -> str:
     """Names, shapes and dtypes of the tensors of an op's plain problem, or of further problems."""
-    problems = map(Problem.parse, _FURTHER)
+    problems = [Problem.parse(line) for line in _FURTHER]
     if of_ops:
         kinds = ((op, next(one for one in op.dtypes if "f64" not in one)) for op in OPS.values())
         shapes = {False: Shape(16, 32, 256), True: Shape(16, 32, 256, 3)}
-        problems = (
+        problems = [
             _plain(op, DTypes.parse(kind.split("-")), op.layouts[0], shapes[op.batch == "always"]) for op, kind in kinds
-        )
+        ]
     rows = []
     for problem in problems:
         given = program.args(problem, make(problem, distributions_for(problem)[0], 0))

@@ -11,6 +11,7 @@ import torch
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import CandidateBackend, timed
 from pytest_gemm.api.registry import Registry, RegistryError
+from pytest_gemm.conformance import matrix
 from pytest_gemm.core.case_id import CandidateSelection, Device
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging.case import Case
@@ -55,10 +56,10 @@ def rounds_twice(_: Problem, t: Tensors) -> Call:
     return kernel
 
 
-def judged(backend: Any, line: str, candidates: str = "") -> list[Outcome]:
+def judged(backend: Any, line: str, candidates: str = "", most: int | None = None) -> list[Outcome]:
     problem = Problem.parse(line)
     selection = CandidateSelection(candidates)
-    return Judge().outcomes(Case(backend, problem, distributions_for(problem), 0, Device.CPU, selection))
+    return Judge().outcomes(Case(backend, problem, distributions_for(problem)[:most], 0, Device.CPU, selection))
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,56 @@ def test_what_is_made_in_bind_is_made_before_a_timed_call() -> None:
         before = len(made)
         assert torch.equal(call(), call())  # type: ignore[arg-type]  # a call of any backend
         assert len(made) == before
+
+
+# -- mistakes of kernels that own an epilogue, as XLA made them in 2026 --------------------------------------------
+
+
+def parts(problem: Problem, t: Tensors) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The sums and the bias of addmm and linear in f64; ``None`` of other problems."""
+    if problem.op.name not in {"addmm", "linear"} or problem.chain or "bias" not in t:
+        return None
+    b = t["b"].mT if problem.op.weight else t["b"]
+    bias = t["bias"].double() * problem.beta
+    return t["a"].double() @ b.double(), bias if problem.beta else torch.zeros_like(bias)  # which ignores its NaN
+
+
+def right(problem: Problem, t: Tensors) -> Call | None:
+    found = parts(problem, t)
+    return found and (lambda: (problem.alpha * found[0] + found[1]).to(t["a"].dtype))
+
+
+def alpha_over_the_bias(problem: Problem, t: Tensors) -> Call | None:
+    found = parts(problem, t)
+    return found and (lambda: (problem.alpha * (found[0] + found[1])).to(t["a"].dtype))
+
+
+def along_the_rows_of_a_square(problem: Problem, t: Tensors) -> Call | None:
+    found = parts(problem, t)
+    if found is None or found[1].dim() != 1 or problem.shape.m != problem.shape.n:
+        return right(problem, t)
+    return lambda: (problem.alpha * found[0] + found[1][:, None]).to(t["a"].dtype)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "causes"),
+    [
+        (right, set()),
+        (alpha_over_the_bias, {"alpha on the bias"}),
+        (along_the_rows_of_a_square, {"bias along rows"}),
+    ],
+)
+def test_the_level_quick_shows_and_names_it(kernel: Callable[..., Call | None], causes: set[str]) -> None:
+    lines = [
+        one.line
+        for one in (*matrix.family("addmm", "quick"), *matrix.family("linear", "quick"))
+        if str(one.dtypes) == "f32" and one.step("bias") and not (one.chain or one.flags or one.shape.is_empty)
+    ]
+    outcomes = [one for line in lines for one in judged(CallableBackend("mine", gemm, bind=kernel), line, most=4)]
+    wrong = [one for one in outcomes if one.status is not Status.PASSED]
+    assert bool(wrong) is bool(causes)
+    assert causes <= {one.cause for one in wrong}
+    assert {one.composed for one in outcomes} == {False}
 
 
 # -- one kernel of several ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -41,10 +42,9 @@ def registry() -> Iterator[OpRegistry]:
 @pytest.fixture
 def example(registry: OpRegistry, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    import causal_mm
-
-    causal_mm.pytest_gemm_register_ops(registry)
-    return causal_mm
+    found = importlib.import_module("causal_mm")
+    found.pytest_gemm_register_ops(registry)
+    return found
 
 
 def judged(backend: Any, line: str) -> list[Outcome]:
