@@ -27,6 +27,7 @@ from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops.op import Op
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.errors import FileError
+from pytest_gemm.tools import cli
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINE = "causal_mm:bf16:nt:65x17x127:relu"
@@ -86,6 +87,16 @@ def test_it_can_be_sent_to_another_process_and_is_forgotten_by_the_next_run(exam
     with pytest.raises(LookupError, match="has not loaded the hook pytest_gemm_register_ops that registers causal_mm"):
         pickle.loads(sent)
     assert example.TILE
+
+
+@pytest.mark.usefixtures("registry")
+def test_explain_knows_the_ops_of_a_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    assert cli.main(["explain", "-p", "causal_mm", LINE]) == 0
+    assert "tril = torch.tril(mm)" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["explain", "-p", "nowhere", LINE])
+    assert "-p nowhere: No module named 'nowhere'" in capsys.readouterr().err
 
 
 def test_a_program_that_subtracts_products_has_no_bound(registry: OpRegistry, tmp_path: Path) -> None:
