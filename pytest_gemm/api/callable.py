@@ -100,7 +100,8 @@ class CallableBackend:
         self._expect("linear", is_right, f"a function of A, B, bias, activation{further}")
         is_right = self.bind is None or _takes(self.bind, 2, **named)
         self._expect("bind", is_right, f"a function of the problem and its tensors{further}")
-        self._expect("linear", None in {self.linear, self.bind}, "None: bind= computes a bias and an activation too")
+        is_right = self.linear is None or self.bind is None
+        self._expect("linear", is_right, "None: bind= computes a bias and an activation too")
         self._expect("accumulate", self.accumulate in {*_SUMS, None}, f"one of {', '.join(_SUMS)}")
         self._expect("epilogue", self.epilogue in _EPILOGUES, f"one of {', '.join(_EPILOGUES)}")
         for flag in ("batched", "deterministic", "flushes", "library"):
@@ -149,13 +150,11 @@ class CallableBackend:
             found = tensor_core.contract(problem, library=self.library)
         else:
             found = Contract(self.accumulate or ("f64" if problem.dtypes.out.name == "f64" else "f32"))
-        known: dict[str, Any] = {"deterministic": self.deterministic, "flushes": self.flushes}
-        return dataclasses.replace(found, epilogue=self.epilogue if own else "eager", **known)
+        epilogue = self.epilogue if own else "eager"
+        return dataclasses.replace(found, epilogue=epilogue, deterministic=self.deterministic, flushes=self.flushes)
 
-    def of_linear(
-        self, problem: Problem, tensors: Mapping[str, Any], **named: str
-    ) -> functools.partial[torch.Tensor] | None:
-        """The call of ``linear``; ``None`` where the problem is more than a bias (N,) and one activation."""
+    def of_linear(self, problem: Problem, tensors: Mapping[str, Any], **named: str) -> Any:
+        """The call of ``linear``, or ``None`` where a problem is more than a bias (N,) and an activation."""
         assert self.linear is not None
         steps = [str(step) for step in problem.epilogue]
         rest = steps[steps[:1] == ["bias"] :]
@@ -266,13 +265,11 @@ class CallableBackend:
         return plain.__code__.co_filename, names[0]
 
 
-def _takes(function: object, count: int, **named: str) -> bool:
+def _takes(function: Any, count: int, **named: str) -> bool:
     """Whether it can be called with that many arguments and these, as far as Python knows its signature."""
-    if not callable(function):
-        return False
     try:
         inspect.signature(function).bind(*[None] * count, **named)
-    except TypeError:
+    except TypeError:  # of what is no function, too
         return False
     except ValueError:  # a builtin function has none
         return True
@@ -366,8 +363,7 @@ class CallablePrepared(EagerPrepared):
 
     def proof(self) -> Proof:
         """What the last run called; nothing more can be proved of a function of Python."""
-        chosen = (self._candidate,) if self._candidate else ()
-        proof = Proof(chosen, generated=(self._name,), provable=False)
+        proof = Proof((self._candidate,) if self._candidate else (), generated=(self._name,), provable=False)
         if not (called := self._calls.names):
             nothing = self.problem.shape.is_empty or self.problem.shape.k == 0  # to multiply
             return dataclasses.replace(proof, uncalled="" if nothing else self._name)
