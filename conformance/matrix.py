@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from pytest_gemm.api import ops
 from pytest_gemm.conformance import models
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import unique
@@ -39,11 +40,15 @@ def family(name: str, level: str, *sets: str, device: str = "") -> tuple[Problem
     return unique(problem for one in found if not sets or one.name in sets for problem in one.problems)
 
 
-@functools.cache
 def products(level: str, device: str = "") -> tuple[Problem, ...]:
-    """Every problem of a level that a plain product can be, on a device or on any."""
+    """Every problem of a level that a plain product can be, those of registered ops too, on a device or on any."""
+    return unique((*_own(level, device), *ops.cases(level, device)))
+
+
+@functools.cache
+def _own(level: str, device: str) -> tuple[Problem, ...]:
     own = (problem for name in families() for problem in family(name, level, device=device))
-    return unique((*own, *(models.selection(device) if level == "models" else ())))
+    return (*own, *(models.selection(device) if level == "models" else ()))
 
 
 def recompiled(level: str) -> tuple[Problem, ...]:

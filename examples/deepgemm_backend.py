@@ -13,6 +13,7 @@ DeepGEMM's own distribution deep-gemm on the package index lacks CUTLASS's heade
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from pytest_gemm.api.callable import plain
@@ -50,6 +51,10 @@ class DeepGemmBackend(CudaCallableBackend):
         """The product with scales; any other program is built around the product."""
         return scaled(**tensors) if problem.op.name == "scaled_mm" else None
 
+    def contract(self, problem: Any, *, own: bool = False) -> Any:
+        """No slices of K."""
+        return dataclasses.replace(super().contract(problem, own=own), slices=1)
+
     def supports(self, problem: Any, request: Any = None) -> Unsupported | None:
         """Bf16, and fp8 with the scales that the library's default recipe has."""
         is_own = str(problem.dtypes) == "f8e4m3fn-f8e4m3fn-bf16" and problem.scale_blocks == (1, 128)
@@ -62,5 +67,4 @@ class DeepGemmBackend(CudaCallableBackend):
 def pytest_gemm_register_backends(registry: Any) -> None:
     """Register the backend."""
     how: dict[str, Any] = {"distributions": ("sgl-deep-gemm",), "imports": ("deep_gemm",), "rules": ("tma",)}
-    how["arithmetic"] = {"slices": 1}
     registry.add(DeepGemmBackend("deepgemm", matmul, ("bf16",), batched=False, library=True, **how))

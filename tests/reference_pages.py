@@ -25,11 +25,17 @@ from pytest_gemm.config import options
 from pytest_gemm.config.config import ENGINE
 from pytest_gemm.config.effect import WANTS
 from pytest_gemm.core.outcome import Status, Verdict
+from pytest_gemm.fuzzing.strategies import _plain
 from pytest_gemm.machine.machines import machines
-from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.operands.tensors import make
+from pytest_gemm.problem.dtypes import DTYPES, DTypes
+from pytest_gemm.problem.layout import Shape
 from pytest_gemm.problem.ops import OPS
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS, takes
 from pytest_gemm.problem.steps import STEPS, StepKind
+from pytest_gemm.programs import program
 from pytest_gemm.tools.cli import COMMANDS, Parser
 from pytest_gemm.verdict import Red
 
@@ -216,6 +222,40 @@ def _machines() -> str:
     return table(head, rows)
 
 
+# Problems with tensors that no op has by itself.
+_FURTHER: Final = (
+    *(f"addmm:bf16:nn:16x32x256:bias{shape}" for shape in ("", "-0", "-1n", "-m1", "-mn", "-xn")),
+    "baddbmm:bf16:nn:3x16x32x256:bias-mn",
+    "linear:bf16:nt:3x16x32x256:bias",
+    "linear:bf16:nt:4x16x32x256:bias:a.4d",
+    "linears:bf16:nt:3x16x32x256:bias",
+    "mm:bf16:nn:16x32x256:add+mul-n+sub-m1",
+    "mm:bf16:nn:16x32x256:add-at",
+    "mm:bf16:nn:16x256x256:add:r0.alias",
+    "mm:bf16:nn:16x32x256:out.given",
+    "mm:bf16:nn:16x16x16:b.alias",
+    "mm:bf16:nn:16x32x256:a.sliced",
+    "woq_int8:bf16-i8-bf16:nt:16x48x256:program.concat",
+)
+
+
+def _tensors(*, of_ops: bool) -> str:
+    """Names, shapes and dtypes of the tensors of an op's plain problem, or of further problems."""
+    problems = [Problem.parse(line) for line in _FURTHER]
+    if of_ops:
+        kinds = ((op, next(one for one in op.dtypes if "f64" not in one)) for op in OPS.values())
+        shapes = {False: Shape(16, 32, 256), True: Shape(16, 32, 256, 3)}
+        problems = [
+            _plain(op, DTypes.parse(kind.split("-")), op.layouts[0], shapes[op.batch == "always"]) for op, kind in kinds
+        ]
+    rows = []
+    for problem in problems:
+        given = program.args(problem, make(problem, distributions_for(problem)[0], 0))
+        named = (f"`{name}` {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for name, x in given.items())
+        rows.append((f"`{problem.line}`", "<br>".join(named)))
+    return table(("problem", "tensors"), rows)
+
+
 BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
     **{group: partial(_options, group) for group in ("cases", "correctness", "speed")},
     "packages": _packages,
@@ -226,6 +266,8 @@ BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
     "steps": partial(_steps, is_quant=False),
     "quant": partial(_steps, is_quant=True),
     "flags": _flags,
+    "tensors": partial(_tensors, of_ops=True),
+    "further-tensors": partial(_tensors, of_ops=False),
     "dtypes": lambda: table(("name", "torch."), ((f"`{name}`", one.torch_name) for name, one in DTYPES.items())),
     "statuses": partial(_members, Status, "status"),
     "verdicts": partial(_members, Verdict, "verdict"),

@@ -39,12 +39,6 @@ if TYPE_CHECKING:
 
 # Types of partial sums that a function can have.
 _SUMS: Final = ("f64", "f32", "f16")
-# Functions of a registration: the number of their arguments, and what these are.
-_FUNCTIONS: Final = (
-    ("matmul", 2, "A and B"),
-    ("linear", 4, "A, B, bias, activation"),
-    ("bind", 2, "the problem and its tensors"),
-)
 # Where a kernel that takes the whole problem rounds.
 _EPILOGUES: Final = ("fused", "eager", "either")
 # Arguments that are lists of names, with an example.
@@ -67,9 +61,6 @@ class CallableBackend:
     A derived class may state any of them, and has ``bind`` and ``candidates`` as methods:
     ``bind(problem, tensors)`` as of ``add_callable``, ``candidates(problem, operands, request)`` as of a backend.
 
-    Attributes:
-        arithmetic: fields of the contract in which the library's documentation differs.
-
     Raises:
         ValueError: when an argument is not of its kind.
     """
@@ -91,7 +82,6 @@ class CallableBackend:
     epilogue: Literal["fused", "eager", "either"] = "fused"
     devices: tuple[str, ...] = ("cpu", "cuda")
     library: bool = False
-    arithmetic: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the arguments, which a user writes."""
@@ -105,11 +95,13 @@ class CallableBackend:
             self.candidates = self._listed
         named, further = ({"candidate": ""}, ", and candidate=") if self.candidates is not None else ({}, "")
         self._expect("pack", self.pack is None or callable(self.pack), "a function of B")
-        for function, count, what in _FUNCTIONS:
-            given: object = getattr(self, function)
-            is_right = (given is None and function != "matmul") or _takes(given, count, **named)
-            self._expect(function, is_right, f"a function of {what}{further}")
-        self._expect("linear", None in {self.linear, self.bind}, "None: bind= computes a bias and an activation too")
+        self._expect("matmul", _takes(self.matmul, 2, **named), f"a function of A and B{further}")
+        is_right = self.linear is None or _takes(self.linear, 4, **named)
+        self._expect("linear", is_right, f"a function of A, B, bias, activation{further}")
+        is_right = self.bind is None or _takes(self.bind, 2, **named)
+        self._expect("bind", is_right, f"a function of the problem and its tensors{further}")
+        is_right = self.linear is None or self.bind is None
+        self._expect("linear", is_right, "None: bind= computes a bias and an activation too")
         self._expect("accumulate", self.accumulate in {*_SUMS, None}, f"one of {', '.join(_SUMS)}")
         self._expect("epilogue", self.epilogue in _EPILOGUES, f"one of {', '.join(_EPILOGUES)}")
         for flag in ("batched", "deterministic", "flushes", "library"):
@@ -158,13 +150,11 @@ class CallableBackend:
             found = tensor_core.contract(problem, library=self.library)
         else:
             found = Contract(self.accumulate or ("f64" if problem.dtypes.out.name == "f64" else "f32"))
-        known: dict[str, Any] = {"deterministic": self.deterministic, "flushes": self.flushes}
-        return dataclasses.replace(found, **{"epilogue": self.epilogue if own else "eager", **known, **self.arithmetic})
+        epilogue = self.epilogue if own else "eager"
+        return dataclasses.replace(found, epilogue=epilogue, deterministic=self.deterministic, flushes=self.flushes)
 
-    def of_linear(
-        self, problem: Problem, tensors: Mapping[str, Any], **named: str
-    ) -> functools.partial[torch.Tensor] | None:
-        """The call of ``linear``; ``None`` where the problem is more than a bias (N,) and one activation."""
+    def of_linear(self, problem: Problem, tensors: Mapping[str, Any], **named: str) -> Any:
+        """The call of ``linear``, or ``None`` where a problem is more than a bias (N,) and an activation."""
         assert self.linear is not None
         steps = [str(step) for step in problem.epilogue]
         rest = steps[steps[:1] == ["bias"] :]
@@ -211,8 +201,7 @@ class CallableBackend:
         """Import the modules and bind the problem; on CUDA call it too, so that a library compiles and tunes itself.
 
         Raises:
-            Unsupported: when there is no candidate of the requested name, or ``bind`` does not take what no product
-                computes.
+            Unsupported: when there is no candidate, or ``bind`` does not take what no product computes.
         """
         from pytest_gemm.numerics import precision
 
@@ -222,9 +211,7 @@ class CallableBackend:
         with precision.settings(problem):
             call = prepared.bind(operands)
             if (problem.op.rounds_once or problem.group_size) and not prepared.is_own:
-                raise Unsupported(
-                    "op", f"the bind of {self.name} does not take this problem, and no product computes it"
-                )
+                raise Unsupported("op", f"the bind of {self.name} does not take it, and no product computes it")
             if self.devices == ("cuda",):
                 call()
         return prepared
@@ -233,10 +220,7 @@ class CallableBackend:
         """The requested candidate, else the first one; "" where there are none."""
         if self.candidates is None:
             return ""
-        names = self.candidates(problem, operands, request.replace(candidate="")).names
-        if request.candidate and request.candidate not in names:
-            raise Unsupported("unknown-candidate", f"{self.name} has no candidate {request.candidate} for it")
-        return request.candidate or str(names[0])
+        return request.candidate or str(self.candidates(problem, operands, request).names[0])
 
     def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
         """The program around the function, which a script takes out of the file that it stands in.
@@ -258,22 +242,19 @@ class CallableBackend:
             b = "b.mT" if problem.op.weight else "b"
             call = f"lambda a, b, bias=None: mine(a, {b}, bias, {whole.args[3]!r}{named})"
             return Recipe(matmul=self._place(self.linear), call=call, **known)
-        taken = self.bind if self.linear is None else None
-        if taken is None and not candidate:
-            return Recipe(matmul=self._place(self.matmul), **known)
-        where, call = self._place(taken or self.matmul), f"build(problem, partial(mine{named}))(**given)"
-        if taken is not None:
-            space = getattr(inspect.unwrap(taken), "__globals__", {})
-            product = next((name for name, value in space.items() if value is self.matmul), "")
-            rest = (
-                f" or partial(build(problem, partial(mine.__globals__[{product!r}]{named})), **given)"
-                if product
-                else ""
-            )
-            call = f"(mine(problem, given{named}){rest})()"
+        place = _, product = self._place(self.matmul)
+        if self.bind is None and not candidate:
+            return Recipe(matmul=place, **known)
+        if problem.op.outside:
+            raise Unsupported("no-script", f"a script does not register the op {problem.op.name}")
+        call = f"build(problem, partial(mine{named}))(**given)"
+        if self.bind is not None:
+            place = self._place(self.bind)
+            rest = f"partial(build(problem, partial(mine.__globals__[{product!r}]{named})), **given)"
+            call = f"(mine(problem, given{named}) or {rest})()"
         imports = "functools import partial", f"{Problem.__module__} import Problem", f"{program.__name__} import build"
         setup = (*(f"from {one}" for one in imports), f"problem = Problem.parse({problem.line!r})")
-        return Recipe(matmul=where, call=f"lambda **given: {call}", setup=setup, needs=("pytest-gemm",), **known)
+        return Recipe(matmul=place, call=f"lambda **given: {call}", setup=setup, needs=("pytest-gemm",), **known)
 
     def _place(self, function: Callable[..., Any]) -> tuple[str, str]:
         """The file of a function and its name there."""
@@ -284,13 +265,11 @@ class CallableBackend:
         return plain.__code__.co_filename, names[0]
 
 
-def _takes(function: object, count: int, **named: str) -> bool:
+def _takes(function: Any, count: int, **named: str) -> bool:
     """Whether it can be called with that many arguments and these, as far as Python knows its signature."""
-    if not callable(function):
-        return False
     try:
         inspect.signature(function).bind(*[None] * count, **named)
-    except TypeError:
+    except TypeError:  # of what is no function, too
         return False
     except ValueError:  # a builtin function has none
         return True
@@ -384,8 +363,7 @@ class CallablePrepared(EagerPrepared):
 
     def proof(self) -> Proof:
         """What the last run called; nothing more can be proved of a function of Python."""
-        chosen = (self._candidate,) if self._candidate else ()
-        proof = Proof(chosen, generated=(self._name,), provable=False)
+        proof = Proof((self._candidate,) if self._candidate else (), generated=(self._name,), provable=False)
         if not (called := self._calls.names):
             nothing = self.problem.shape.is_empty or self.problem.shape.k == 0  # to multiply
             return dataclasses.replace(proof, uncalled="" if nothing else self._name)

@@ -127,7 +127,7 @@ class Registry:
                 linear with a bias (N,), one activation or both are computed by it alone; in others it is not called.
             activations: steps of problem lines that ``linear`` computes: ``("relu", "gelu", "clamp-0_6")``.
             bind: ``bind(problem, tensors) -> call`` gets the problem and the tensors of its program by name, see
-                docs/how-to/kernels.md, and returns a call without arguments that computes the whole problem; or
+                docs/reference/tensors.md, and returns a call without arguments that computes the whole problem; or
                 ``None`` where the kernel does not take it: then PyTorch composes the problem around ``matmul``.  What a
                 user makes once, as a packed weight, is made in ``bind``, before the call.  ``linear`` is a ``bind``
                 for a bias and an activation: give one of both.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm.api import settings as api_settings
+from pytest_gemm.api.ops import OpRegistry
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry, RegistryError
 from pytest_gemm.api.request import Capability, honours
@@ -36,6 +37,7 @@ from pytest_gemm.problem.axes import APART, QUICK
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import cache
+from pytest_gemm.storage.errors import FileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -397,16 +399,20 @@ def _foreign(what: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, pytest.UsageError):
         raise
-    except RegistryError as error:
-        raise pytest.UsageError(f"{what}: {error}") from None
     except BaseException as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"  {last.filename}:{last.lineno}, in {last.name}"
-        raise pytest.UsageError(f"{what} raised {described(error)}\n{place}") from None
+        own, frames = str(Path(__file__).parents[1]), traceback.extract_tb(error.__traceback__)
+        last = next((one for one in reversed(frames) if not one.filename.startswith(own)), frames[-1])
+        said = f": {error}" if isinstance(error, (RegistryError, FileError)) else f" raised {described(error)}"
+        raise pytest.UsageError(f"{what}{said}\n  {last.filename}:{last.lineno}, in {last.name}") from None
 
 
 def _registered(config: pytest.Config) -> Registry:
-    """All backends: those that come with the package, whose modules import no torch, the user's, and installed ones."""
+    """All backends: those that come with the package, whose modules import no torch, the user's, and installed ones.
+
+    The user's operations are registered before.
+    """
+    with _foreign("pytest_gemm_register_ops"):
+        config.hook.pytest_gemm_register_ops(registry=OpRegistry())
     registry = Registry()
     for backend in BUILTIN:
         registry.add(backend())

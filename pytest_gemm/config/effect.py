@@ -157,7 +157,7 @@ _LOADING: Final[Mapping[str, bool]] = {
     "--import-mode": True,
     "--noconftest": False,
 }
-_HOOK: Final = "pytest_gemm_register_backends"
+_HOOKS: Final = ("pytest_gemm_register_backends", "pytest_gemm_register_ops")
 
 
 def loading(config: pytest.Config) -> tuple[str, ...]:
@@ -179,9 +179,9 @@ def loading(config: pytest.Config) -> tuple[str, ...]:
     here = config.invocation_params.dir
     named = any(before == "-p" and not name.startswith("no:") for before, name in itertools.pairwise(kept))
     as_module = Path(start).parts[-2:] == ("pytest", "__main__.py") and (named or not (here / "conftest.py").exists())
-    registering = config.hook.pytest_gemm_register_backends.get_hookimpls()
+    registering = [one for hook in _HOOKS for one in getattr(config.hook, hook).get_hookimpls()]
     files = [Path(getattr(one.plugin, "__file__", None) or "") for one in registering]
-    conftests = sorted(os.path.relpath(file, here) for file in files if file.name == "conftest.py")
+    conftests = sorted({os.path.relpath(file, here) for file in files if file.name == "conftest.py"})
     return (*(("python", "-m") if as_module else ()), *kept, *conftests)
 
 
@@ -193,7 +193,7 @@ def _declared(config: pytest.Config) -> dict[str, bool]:
         plugin = declaring.plugin
         module = getattr(plugin, "__name__", "_pytest.")
         theirs = module.startswith(("_pytest.", "pytest_gemm.")) or plugin in installed
-        if not theirs or hasattr(plugin, _HOOK):
+        if not theirs or any(hasattr(plugin, hook) for hook in _HOOKS):
             given = {"parser": parser, "pluginmanager": manager}
             with contextlib.suppress(Exception):  # it may use more of a parser
                 declaring.function(*(given[name] for name in declaring.argnames))

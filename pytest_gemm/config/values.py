@@ -196,7 +196,6 @@ def parts_of(text: str) -> tuple[str, ...]:
 
 def names(what: str, known: Iterable[str], more: Callable[[], str] = str) -> Callable[[str], tuple[str, ...]]:
     """A parser of a list, each part of it one of those known; ``more`` ends the message on an unknown one."""
-    known = tuple(known)
 
     def parse(text: str) -> tuple[str, ...]:
         for name in (parts := parts_of(text)):

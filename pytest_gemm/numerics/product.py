@@ -275,6 +275,8 @@ def _error_of(
         error += gauge(reference.slack)
     if addend is not None or factor != 1.0 or scale is not None:
         error += value.abs() * 2.0**-51  # alpha * c * scale + beta * bias was itself computed in float64
+    elif problem.op.outside:
+        error = torch.where(reference.big == 0.0, 0.0, error)  # nothing is summed in what its program leaves out
     return error, tier
 
 

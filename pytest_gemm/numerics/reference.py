@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
@@ -44,29 +45,29 @@ class Reference:
     slack: Tensor | None
     _a: Tensor
     _b: Tensor
-    _groups: tuple[tuple[int, int], ...] = ()
+    _multiply: Callable[[Tensor, Tensor], Tensor]
 
     @functools.cached_property
     def big(self) -> Tensor:
         """G = |A| @ |B|, the hard gauge, float64, of c's shape."""
-        return _multiply(widened(self._a).abs_(), widened(self._b).abs_(), self._groups)
+        return self._multiply(widened(self._a).abs_(), widened(self._b).abs_())
 
     @functools.cached_property
     def sides(self) -> Tensor:
         """The sum of |a_ik| + |b_kj| over k, which an error of 1 in each element makes; float64, of c's shape."""
         a, b = (widened(x).abs_() for x in (self._a, self._b))
-        return _multiply(a, torch.ones_like(b), self._groups) + _multiply(torch.ones_like(a), b, self._groups)
+        return self._multiply(a, torch.ones_like(b)) + self._multiply(torch.ones_like(a), b)
 
     @functools.cached_property
     def opposed(self) -> Tensor:
         """Where each product has a negative sign, that of a zero included; bool, of c's shape."""
         a, b = (x.signbit().to(torch.float64) for x in (widened(self._a), widened(self._b)))
-        return (_multiply(a, b, self._groups) + _multiply(1.0 - a, 1.0 - b, self._groups)) == 0.0
+        return (self._multiply(a, b) + self._multiply(1.0 - a, 1.0 - b)) == 0.0
 
     @functools.cached_property
     def small(self) -> Tensor:
         """g = sqrt((A*A) @ (B*B)), the statistical gauge, float64, of c's shape; computed on first use."""
-        return _multiply(widened(self._a).square_(), widened(self._b).square_(), self._groups).sqrt_()
+        return self._multiply(widened(self._a).square_(), widened(self._b).square_()).sqrt_()
 
     def fits(self, bits: int) -> bool:
         """Whether no element of A and B needs more than ``bits`` significand bits."""
@@ -106,6 +107,18 @@ def _multiply(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...]) -> Tens
     ragged = "k" if a.dim() == b.dim() else "m" if a.dim() == 2 else "n"
     pieces = [_matmul(*pair(ragged, a, b, index, *ends)) for index, ends in enumerate(groups)]
     return cast("Tensor", joined(torch, ragged, pieces))
+
+
+def _by_program(problem: Problem, a: Tensor, b: Tensor) -> Tensor:
+    """What an op from outside makes of A and B."""
+    return cast("Tensor", problem.op.around(torch, problem, {"a": a, "b": b.mT if problem.op.weight else b}, _matmul))
+
+
+def _multiplying(problem: Problem, operands: Operands) -> Callable[[Tensor, Tensor], Tensor]:
+    """What the op makes of two matrices of A's and B's shapes in float64."""
+    if problem.op.outside:
+        return functools.partial(_by_program, problem)
+    return functools.partial(_multiply, groups=operands.groups)
 
 
 def as_multiplied(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]:
@@ -156,17 +169,20 @@ def reference(problem: Problem, operands: Operands) -> Reference:
     """
     given = as_multiplied(problem, operands)
     a, b = map(widened, given)
-    groups, slack = operands.groups, None
+    multiply, slack = _multiplying(problem, operands), None
     if problem.dtypes.out.name == "f64":
-        c, slack = _beyond_float64(a, b, groups)
-        return Reference(c, 0.0, slack, *given, groups)
+        c, slack = _beyond_float64(a, b, operands.groups)
+        return Reference(c, 0.0, slack, *given, multiply)
     if problem.op.quantises_a:
         slack = _matmul(quantised(widened(operands.a)).spread, b.abs())
     elif operands.quantisation is not None:
         slack = _dequantised(a, b, operands)
     rounded = problem.dtypes.a.is_float or problem.dtypes.b.is_float
     own_theta = max(0, problem.terms - 1) * 2.0**-53 if rounded else 0.0
-    return Reference(_multiply(a, b, groups), own_theta, slack, *given, groups)
+    found = Reference(multiply(a, b), own_theta, slack, *given, multiply)
+    if problem.op.outside and bool((found.c.abs() > found.big * (1 + 2.0**-20)).any()):
+        raise ValueError(f"op {problem.op.name}: around() subtracts products, or changes values; see adding-an-op.md")
+    return found
 
 
 def _dequantised(a: Tensor, w: Tensor, operands: Operands) -> Tensor:
@@ -225,8 +241,7 @@ def _cut(x: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
 def underflowed(problem: Problem, operands: Operands) -> Tensor:
     """Where a product of two numbers other than zero may be one in float64: the reference does not know its sign."""
     a, b = as_multiplied(problem, operands)
-    found: Tensor = _multiply((a != 0.0).double(), (b != 0.0).double(), operands.groups) > 0.0
-    return found
+    return _multiplying(problem, operands)((a != 0.0).double(), (b != 0.0).double()) > 0.0
 
 
 def addend_of(problem: Problem, operands: Operands, *, stored: bool = False) -> Tensor | None:

@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Declare the hook that registers backends."""
+    """Declare the hooks that register backends and ops."""
     pluginmanager.add_hookspecs(hookspec)
 
 
@@ -70,7 +70,8 @@ def is_used(config: pytest.Config) -> bool:
     """Whether this is a run of GEMM tests, as far as can be known before the collection."""
     if config.pluginmanager.has_plugin("gemm-speed-worker") or options.is_any_given(config):
         return True
-    if config.hook.pytest_gemm_register_backends.get_hookimpls():
+    hooks = config.hook.pytest_gemm_register_backends, config.hook.pytest_gemm_register_ops
+    if any(hook.get_hookimpls() for hook in hooks):
         return True
     files = [Path(arg.partition("::")[0]).resolve() for arg in config.args]
     return any(file.is_relative_to(suite) for suite in _suites() for file in files)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import pkgutil
 import textwrap
 
+from pytest_gemm.api.ops import OpRegistry
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import show
 from pytest_gemm.failures.repro import traced
@@ -60,5 +62,10 @@ def _tensors(problem: Problem) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation of each line."""
+    if args.plugin:
+        try:
+            pkgutil.resolve_name(f"{args.plugin}:pytest_gemm_register_ops")(registry=OpRegistry())
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"-p {args.plugin}: {error}") from None
     show("\n".join(map(explain, args.lines)))
     return 0

@@ -24,7 +24,7 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.in_graph import GraphBackend
 from pytest_gemm.backends.inductor import naming
-from pytest_gemm.core.case_id import CaseId, Device, Mode
+from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device, Mode
 from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.failures import artifacts, repro
 from pytest_gemm.failures.text import Rerun
@@ -148,6 +148,40 @@ def test_a_full_folder_gets_reports_alone_and_what_is_written_is_measured_once(
     assert [path.name for path in last.iterdir()] == ["report.txt"]
     assert "kept has reached 0 MB" in (last / "report.txt").read_text()
     assert all(measured.count(place / "tensors.pt") == 1 for place in whole)
+
+
+OF_SEVERAL = """
+def matmul(a, b, candidate=""):
+    return a @ b + (candidate == "128x64")
+
+def bind(problem, t, candidate=""):
+    return (lambda: matmul(t["a"], t["b"], candidate) + t["bias"]) if problem.op.name == "addmm" else None
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "has_bind"),
+    [("mm:f32:nn:8x16x32", False), ("mm:f32:nn:8x16x32", True), ("addmm:f32:nn:8x16x32:bias", True)],
+)
+def test_a_script_and_a_rerun_name_the_candidate(tmp_path: Path, line: str, has_bind: bool) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(OF_SEVERAL)
+    space: dict[str, Any] = {}
+    exec(compile(OF_SEVERAL, str(path), "exec"), space)
+    bind, names = space["bind"] if has_bind else None, ("64x64", "128x64", "128x128")
+    backend = CallableBackend("mine", space["matmul"], bind=bind, candidates=names)
+    case = Case(backend, Problem.parse(line), ("rand",), 0, Device.CPU, CandidateSelection("all"))
+    found = [one for one in Judge().judge(case) if one.outcome.status is Status.INCORRECT]
+    assert [one.outcome.candidate for one in found] == ["128x64"]
+    artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
+    (place,) = (tmp_path / "kept").iterdir()
+    text = (place / "repro.py").read_text()
+    assert "Candidate 128x64" in text
+    assert "Needs torch and pytest-gemm." in text
+    assert "--gemm-candidates=128x64" in (place / "report.txt").read_text()
+    assert run(place / "repro.py") == 1
+    path.write_text(OF_SEVERAL.replace('(candidate == "128x64")', "0"))
+    assert run(place / "repro.py") == 0
 
 
 @pytest.mark.parametrize("line", ["linear:f32:nt:8x16x32:bias+relu", "mm:f32:nn:8x16x32"])

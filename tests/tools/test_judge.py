@@ -166,13 +166,13 @@ def test_on_cuda_the_sums_may_be_those_of_tensor_cores(monkeypatch: pytest.Monke
     problem = Problem.parse("mm:f16:nn:16x16x64")
 
     def contract(**more: Any) -> Contract:
-        return KernelBackend("mine", Kernel("a.py:mine"), ["f16"], **more).contract(problem)
+        return KernelBackend("mine", Kernel("a.py:mine"), ["f16"], **more).contract(problem, own=True)
 
-    assert contract(device="cuda") == dataclasses.replace(
+    assert contract(devices=("cuda",)) == dataclasses.replace(
         tensor_core.contract(problem, library=True), epilogue="either"
     )
-    assert contract(device="cuda").alignment_bits > 0
-    assert contract(device="cuda", accumulate="f64").alignment_bits == contract().alignment_bits == 0
+    assert contract(devices=("cuda",)).alignment_bits > 0
+    assert contract(devices=("cuda",), accumulate="f64").alignment_bits == contract().alignment_bits == 0
 
 
 @pytest.mark.slow

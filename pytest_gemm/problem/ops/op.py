@@ -128,6 +128,7 @@ class Op:
             ``None`` for no packing.
         derived: what a compiler makes of several constants of the program, by what it makes it of.
         check: complaints about a problem that only this op has.
+        outside: whether a hook has registered it; then its exact product is that of ``around``.
     """
 
     name: str
@@ -157,6 +158,7 @@ class Op:
     pack: Callable[[Any, Problem, Tensors], Tensor] | None = None
     derived: Callable[[Any, Problem, Tensors], Tensors] | None = None
     check: Callable[[Problem], Complaints] = lambda _: iter(())
+    outside: bool = False
 
     @property
     def fp8_result(self) -> bool:
