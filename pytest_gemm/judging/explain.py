@@ -146,7 +146,8 @@ def _elsewhere(wrong: Wrong) -> Cause:
     m, n = x.shape[-2:]
     if len(wrong.values) < FEW or len(wrong.interval.expected.flatten()[: 1 << 16].unique()) < FEW:
         return NOTHING
-    if min(m, n) > 1 and mostly(inside(x.reshape(*x.shape[:-2], n, m).mT, lo, hi)):
+    others = (x.reshape(*x.shape[:-2], n, m).mT, x.mT.reshape(x.shape))
+    if min(m, n) > 1 and any(mostly(inside(other, lo, hi)) for other in others):
         return Cause("transposed", "the result is " + ("transposed" if m == n else "laid out as its own transpose"))
     if x.dim() == 3:
         batches = bad.flatten(1).any(1).nonzero().flatten().tolist()
@@ -324,7 +325,7 @@ class _Sample:
         tolerance = (interval.hi[at] - interval.lo[at]) + 2 * ulp_of(
             torch.maximum(x.abs(), value.abs()), problem.result_dtype
         )
-        if operands.quantum == 0.0:
+        if operands.quantum == 0.0 or problem.has("out.alias"):  # what is written over A is multiplied again
             u = DTYPES["f64" if problem.dtypes.out.name == "f64" else "f32"].unit_roundoff
             gauge = (a * b).abs().sum(1) * abs(problem.alpha) * (1.0 if scale is None else scale.abs()) + x.abs()
             tolerance += gauge * (problem.terms * u)
@@ -439,6 +440,7 @@ def _parameters(s: _Sample) -> Hypotheses:
     if len(s.x) < FEW:
         return
     alpha, beta = s.alpha, s.beta
+    yield from _overwritten(s)
     if s.bias is not None:
         if beta == 0.0:
             yield "beta ignored", "beta = 0 was ignored: the bias was added", s.result(beta=1.0)
@@ -460,6 +462,30 @@ def _parameters(s: _Sample) -> Hypotheses:
         yield "reciprocal scale", "the scale's reciprocal was applied", s.result(scale=1.0 / s.scale)
         yield from _exchanged_scales(s)
         yield from _of_other_columns(s, "scale", s.wrong.operands.scale)
+
+
+def _overwritten(s: _Sample) -> Hypotheses:
+    """C in place: the addend, or A, read again where something of the result stood already."""
+    k, wrong = s.a.shape[1], s.wrong
+    if wrong.problem.has("out.alias"):
+        stood = wrong.x[s.at[:-1]]
+        for wide in (1, 2, 4, 8, 16, 32, 48, 64, 96, 128):
+            written = torch.arange(k) < (s.at[-1] // wide * wide)[:, None]
+            text = f"A was read where columns of the result stood already, in blocks of {wide}"
+            yield "A read after the write", text, s.result(a=torch.where(written, stood, s.a))
+    if s.bias is None or not wrong.problem.has("out.addend"):
+        return
+    edges = {count: [*range(0, k, max(1, -(-k // count))), k] for count in (2, 4, 8)}
+    parts = {f"of {n} parts of K": s.running_sums[:, at].diff(dim=1).unbind(1) for n, at in edges.items()}
+    first = round_to(s.result(beta=0.0), wrong.problem.result_dtype)
+    for which, bias, sums in (
+        ("of the product", first, (s.sums,)),
+        ("of an earlier pass", s.bias, (s.sums, s.sums)),
+        *((which, s.bias, sums) for which, sums in parts.items()),
+    ):
+        for part in sums:
+            bias = round_to(s.result(part, bias=bias), wrong.problem.result_dtype)
+        yield "addend read after the write", f"the addend was read where the result {which} stood already", bias
 
 
 def _of_other_columns(s: _Sample, field: str, wide: Tensor | None) -> Hypotheses:

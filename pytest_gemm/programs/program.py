@@ -33,10 +33,9 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
 
     ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise.  Where the program makes
     A or B itself, it is the larger tensor, as it is stored.  ``b`` is absent where B is A, and so is ``r0`` for
-    ``r0.alias``.  ``out`` holds the addend where it is that too, without a ``bias``, and where it is A it is ``a`` alone.
-    Of a residual that is looked up ``r0`` is the table and ``i0`` the index.  ``linears`` have a weight
-    and a bias for each product: b0, b1 ...; with ``program.concat`` there are b0 and scale0 to b2 and scale2, views of
-    B and of its scales.
+    ``r0.alias``.  With ``out.addend`` there is ``out`` and no ``bias``, with ``out.alias`` ``a`` and no ``out``.  Of a
+    residual that is looked up ``r0`` is the table and ``i0`` the index.  ``linears`` have a weight and a bias for each
+    product: b0, b1 ...; with ``program.concat`` there are b0 and scale0 to b2 and scale2, views of B and of its scales.
     """
     op, found, tensors = problem.op, dict[str, torch.Tensor](), operands.tensors
     if problem.has("out.addend"):
