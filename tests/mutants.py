@@ -2097,8 +2097,8 @@ _NAMED: dict[str, str] = {
     "last row of a group": "group-edge-off-by-one",
     # By the code of the reason.
     "written after the return": "written-late filled-by-a-child",
-    "not deterministic": "addend-twice-from-the-second-call-on not-deterministic stale-workspace second-call-wrong zeros-the-second-time right-four-times "
-    "right-every-other-time",
+    "not deterministic": "addend-twice-from-the-second-call-on not-deterministic stale-workspace second-call-wrong "
+    "zeros-the-second-time right-four-times right-every-other-time",
     "inputs written": "earlier-input-written",
     "stale weight": "stale-packed-weight cached-result",
 }

@@ -468,24 +468,25 @@ def _overwritten(s: _Sample) -> Hypotheses:
     """C in place: the addend, or A, read again where something of the result stood already."""
     k, wrong = s.a.shape[1], s.wrong
     if wrong.problem.has("out.alias"):
-        stood = wrong.x[s.at[:-1]]
+        result = wrong.x[s.at[:-1]]
         for wide in (1, 2, 4, 8, 16, 32, 48, 64, 96, 128):
             written = torch.arange(k) < (s.at[-1] // wide * wide)[:, None]
             text = f"A was read where columns of the result stood already, in blocks of {wide}"
-            yield "A read after the write", text, s.result(a=torch.where(written, stood, s.a))
-    if s.bias is None or not wrong.problem.has("out.addend"):
+            yield "A read after the write", text, s.result(a=torch.where(written, result, s.a))
+    if s.bias is None or not wrong.problem.has("out.addend") or k == 0:
         return
     edges = {count: [*range(0, k, max(1, -(-k // count))), k] for count in (2, 4, 8)}
     parts = {f"of {n} parts of K": s.running_sums[:, at].diff(dim=1).unbind(1) for n, at in edges.items()}
     first = round_to(s.result(beta=0.0), wrong.problem.result_dtype)
-    for which, bias, sums in (
+    for which, stood, sums in (
         ("of the product", first, (s.sums,)),
         ("of an earlier pass", s.bias, (s.sums, s.sums)),
         *((which, s.bias, sums) for which, sums in parts.items()),
     ):
+        c = stood
         for part in sums:
-            bias = round_to(s.result(part, bias=bias), wrong.problem.result_dtype)
-        yield "addend read after the write", f"the addend was read where the result {which} stood already", bias
+            c = round_to(s.result(part, bias=c), wrong.problem.result_dtype)
+        yield "addend read after the write", f"the addend was read where the result {which} stood already", c
 
 
 def _of_other_columns(s: _Sample, field: str, wide: Tensor | None) -> Hypotheses:

@@ -32,7 +32,8 @@ from pytest_gemm.worker.messages import Job
 ADDEND = "addmm:f32:nn:17x33x65:bias-mn+alpha-0.5+beta-2:out.given+addend"
 OVER_A = "mm:f32:nn:17x65x65:out.given+alias"
 STRIDED = [
-    "mm:f32:nn:17x33x65:out.given", "mm:bf16:nn:17x33x65:out.given+padded+offset", "mm:f32:nt:17x33x65:out.copied+padded",
+    "mm:f32:nn:17x33x65:out.given", "mm:bf16:nn:17x33x65:out.given+padded+offset",
+    "mm:f32:nt:17x33x65:out.copied+padded",
     "bmm:f32:nn:3x17x33x65:out.given+transposed", "linear:f32:nt:17x33x65:bias:bias.offset",
     "baddbmm:f16:nn:3x17x33x65:bias-mn+beta-2:out.given+padded+offset+addend", "bmm:f32:tn:3x17x65x65:out.given+alias",
     ADDEND, ADDEND.replace("beta-2", "beta-0"), ADDEND.replace("given", "given+transposed"), OVER_A,
