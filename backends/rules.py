@@ -170,10 +170,14 @@ def _unpacked_a(problem: Problem, _: BuildRequest) -> str:
 
 
 def _strided_out(problem: Problem, _: BuildRequest) -> bool:
-    """Whether a given result has gaps, or is stored by columns."""
+    """Whether a given result, or the A that it is written over, has gaps or is not stored by rows."""
     *batch, rows, columns = problem.result_shape
-    is_padded = problem.has("out.padded") and (rows > 1 or math.prod(batch) > 1)
-    return is_padded or (problem.has("out.transposed") and rows > 1 and columns > 1)
+    over_a = problem.has("out.alias")
+    by_columns = problem.layout.a_transposed if over_a else problem.has("out.transposed")
+    lines, count = columns if by_columns else rows, math.prod(batch)
+    is_padded = problem.has("a.padded" if over_a else "out.padded") and (lines > 1 or count > 1)
+    is_mixed = over_a and problem.has("a.batch_middle") and lines > 1 and count > 1
+    return is_padded or is_mixed or (by_columns and rows > 1 and columns > 1)
 
 
 _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {

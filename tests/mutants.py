@@ -139,6 +139,11 @@ OFFSET_B = lines("bmm:{d}:nn:3x20x40x{k}:b.offset")
 CUT_A = lines("mm:{d}:nn:20x40x{k}:a.sliced") | {"fp8": f"{PLAIN['fp8']}:a.sliced"}
 CUT_B = lines("bmm:{d}:nn:3x20x40x{k}:b.tail") | {"i8": f"{TRANSPOSED['i8']}:b.sliced"}
 GIVEN_OUT = lines("mm:{d}:nn:20x40x{k}:out.given+padded") | {"i8": f"{PLAIN['i8']}:out.copied+padded"}
+OUT_BY_COLUMNS = lines("mm:{d}:nn:20x40x{k}:out.given+transposed")
+# C = alpha A B + beta C in place, and a result that is written over A.
+ADDEND = lines("addmm:{d}:nn:20x40x{k}:bias-mn+alpha-0.5+beta-2:out.given+addend")
+OVER_A = lines("mm:{d}:nn:20x40x40:out.given+alias")
+OFFSET_BIAS = lines("linear:{d}:nt:20x400x{k}:bias:bias.offset")
 WIDENED = {d: f"mm:{d}-{d}-f32:nn:20x40x{{k}}" for d in ("bf16", "f16")}
 UNSIGNED = {"u8": "int_mm:u8-i8-i32:nt:20x40x{k}"}
 EXPANDED = lines("addmm:{d}:nn:20x40x{k}:bias-xn+beta-2")
@@ -1425,6 +1430,68 @@ def gap_of_out_written(t: Tensors, _problem: Problem) -> Tensor:
     return out.copy_(c)
 
 
+def in_place(t: Tensors, p: Problem, a: Tensor, b: Tensor, columns: slice = slice(None)) -> None:
+    """C = alpha A B + beta C of some columns, whatever C holds."""
+    c = t["out"][:, columns]
+    c.copy_(p.alpha * exact(a, b[:, columns]) + p.beta * c)
+
+
+def accumulated(t: Tensors, p: Problem) -> Tensor:
+    in_place(t, p, t["a"], t["b"])
+    return t["out"]
+
+
+@mutant(whole, ADDEND)
+def addend_read_in_the_last_tile_again(t: Tensors, p: Problem) -> Tensor:
+    """The last tile of columns is moved back to be whole: what it shares with the tile before is computed twice."""
+    n = t["out"].shape[1]
+    for first in (*range(0, n - TILE, TILE), n - TILE):
+        in_place(t, p, t["a"], t["b"], slice(first, first + TILE))
+    return t["out"]
+
+
+@mutant(whole, ADDEND)
+def addend_read_by_each_part(t: Tensors, p: Problem) -> Tensor:
+    """Each half of K is a pass of its own, which multiplies what the pass before has stored by beta."""
+    half = -(-t["a"].shape[1] // 2)
+    in_place(t, p, t["a"][:, :half], t["b"][:half])
+    in_place(t, p, t["a"][:, half:], t["b"][half:])
+    return t["out"]
+
+
+@mutant(whole, ADDEND)
+def addend_read_after_the_product(t: Tensors, p: Problem) -> Tensor:
+    """The product is stored in C, and then C is added to it."""
+    c = t["out"].copy_(p.alpha * exact(t["a"], t["b"]))
+    return c.copy_(p.alpha * exact(t["a"], t["b"]) + p.beta * c)
+
+
+@mutant(remembering, ADDEND)
+def addend_twice_from_the_second_call_on(memory: Memory, t: Tensors, p: Problem) -> Tensor:
+    """From the second call on beta C is added twice: a workspace is not cleared."""
+    if memory:
+        t["out"].mul_(2.0)
+    memory["called"] = True
+    return accumulated(t, p)
+
+
+@mutant(whole, OVER_A)
+def a_overwritten_by_tiles(t: Tensors, _problem: Problem) -> Tensor:
+    """A result that is written over A is stored tile by tile, and the next tile reads A."""
+    for first in range(0, t["a"].shape[1], TILE):
+        tile = slice(first, first + TILE)
+        t["a"][:, tile] = right(t["a"], t["b"][:, tile])
+    return t["a"]
+
+
+@mutant(whole, OUT_BY_COLUMNS)
+def out_written_by_rows(t: Tensors, _problem: Problem) -> Tensor:
+    """A given result that is stored by columns is written as if it were contiguous (aiter 5385)."""
+    out = t["out"]
+    out.as_strided(out.shape, (out.shape[1], 1)).copy_(of_ab(t))
+    return out
+
+
 # -- correct ------------------------------------------------------------------------------------------
 
 
@@ -1596,6 +1663,10 @@ CONTROLS: dict[str, Control] = {
     "needs-grad": Control("a result that asks for a gradient", afterwards(lambda c: c.requires_grad_()), SMALL),
     "cached-by-content": Control("a cache by every byte of the operands", remembering(by_content), SMALL),
     "copies-first": Control("works on copies of its inputs", whole(copied_first), SMALL),
+    "in-place": Control("C in place", whole(accumulated), ADDEND, Contract(epilogue="fused")),
+    "over-a": Control(
+        "the product is finished before A is overwritten", whole(lambda t, _: t["a"].copy_(of_ab(t))), OVER_A
+    ),
     "own-threads": Control("another number of threads, put back", whole(in_its_own_threads), SMALL),
     "own-random-numbers": Control("seeds, and puts the state back", whole(with_own_random_numbers), SMALL),
     "own-switches": Control("dtype, folder, rounding mode: changed and put back", whole(with_own_switches), SMALL),
@@ -1765,6 +1836,8 @@ MUTANTS |= {
     "relu-before-bias": Mutant("relu before the bias", whole(lambda t, _: F.relu(of_linear(t)) + t["bias"]), BIAS_RELU),
     "residual-after-relu": Mutant("relu precedes the sum", whole(lambda t, _: F.relu(of_ab(t)) + t["r0"]), RESIDUAL),
     **bugs(ADDMM, _FACTORS),
+    "addend-not-read": Mutant("C is not read", whole(lambda t, p: t["out"].copy_(p.alpha * of_ab(t))), ADDEND),
+    "bias-rounded-down": Mutant("the bias's address is rounded down", changed(bias=base_rounded_down), OFFSET_BIAS),
     "beta-zero-reads-bias": Mutant("0 multiplies a NaN", whole(lambda t, _: of_ab(t) + 0.0 * t["bias"]), BETA_ZERO),
     # Batches and groups.
     "batch-stride-zero": Mutant("all batches use the first B", changed(b=first_for_all), BATCHED),
@@ -1974,7 +2047,7 @@ _NAMED: dict[str, str] = {
     "offset-in-program-dropped offset-of-b-in-program-dropped stride-in-program-dropped",
     "NaN swallowed": "zeros-skipped relu-swallows-nan nan-swallowed",
     "sign of zero": "zero-always-plus zero-always-minus relu-swallows-nan zeros-skipped",
-    "transposed": "fragment-transposed mirrored",
+    "transposed": "fragment-transposed mirrored out-written-by-rows",
     "shifted rows": "rows-shifted rows-past-1024 last-rows-of-a-large-result",
     "wrong row": "last-row-repeats rows-past-1024 rows-in-16-bits last-rows-of-a-large-result",
     "wrong column": "lane-shifted columns-in-16-bits",
@@ -1988,9 +2061,12 @@ _NAMED: dict[str, str] = {
     "one value": "tail-unwritten inputs-rebound inputs-set inputs-exchanged",
     "stale data": "cached-result stale-packed-weight",
     "added to an earlier result": "stale-workspace",
-    "bias missing": "bias-missing bias-missing-on-last-tile bias-of-one-element",
-    "bias added twice": "bias-twice",
-    "shifted bias": "bias-shifted",
+    "addend read after the write": "addend-read-in-the-last-tile-again addend-read-by-each-part "
+    "addend-read-after-the-product",
+    "A read after the write": "a-overwritten-by-tiles",
+    "bias missing": "addend-not-read bias-missing bias-missing-on-last-tile bias-of-one-element",
+    "bias added twice": "bias-twice addend-twice-from-the-second-call-on",
+    "shifted bias": "bias-shifted bias-rounded-down",
     "bias of column 0": "bias-of-first-column",
     "bias along rows": "bias-along-rows",
     "alpha ignored": "alpha-forgotten",
@@ -2022,8 +2098,8 @@ _NAMED: dict[str, str] = {
     "last row of a group": "group-edge-off-by-one",
     # By the code of the reason.
     "written after the return": "written-late filled-by-a-child",
-    "not deterministic": "not-deterministic stale-workspace second-call-wrong zeros-the-second-time right-four-times "
-    "right-every-other-time",
+    "not deterministic": "addend-twice-from-the-second-call-on not-deterministic stale-workspace second-call-wrong "
+    "zeros-the-second-time right-four-times right-every-other-time",
     "inputs written": "earlier-input-written",
     "stale weight": "stale-packed-weight cached-result",
 }

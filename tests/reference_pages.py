@@ -168,6 +168,7 @@ def _flags() -> str:
         needs = [" = ".join(flag.equal.upper())] if flag.equal else []
         needs += [f"layout {' or '.join(flag.layouts)}"] if flag.layouts else []
         needs += [f"A in {' or '.join(flag.input)}"] if flag.input else []
+        needs += [f"`{other}`" for other in (*flag.needs, flag.step) if other]
         ops = "all" if flag.every else code(op.name for op in OPS.values() if name in op.flags)
         rows.append((f"`{name}`", text(flag.help), "; ".join(needs), code(flag.excludes), ops))
     return table(("word", "meaning", "needs", "not with", "ops"), rows)

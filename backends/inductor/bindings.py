@@ -74,7 +74,7 @@ def _sizes(problem: Problem) -> dict[str, tuple[str, ...]]:
     if problem.step("rowwise") is not None or problem.scale_blocks:
         # A grouped product has as many scales as rows, and no second dimension.
         found["scale_a"] = (*batch, "m") if op.rounds_once and has_batch else (*batch, "m", "")
-    if problem.has_out:
+    if problem.has_out and not problem.has("out.alias"):
         found["out"] = result
     for index, (own, moves) in enumerate(problem.residuals):
         if own.text == "at":
@@ -84,7 +84,7 @@ def _sizes(problem: Problem) -> dict[str, tuple[str, ...]]:
         for move in moves:
             moved = tuple(moved[place] for place in move.order(len(moved)))
         found[f"r{index}"] = {"n": ("n",), "m1": ("m", "")}.get(own.text, moved)
-    if (step := problem.step("bias")) is not None:
+    if (step := problem.step("bias")) is not None and not problem.has("out.addend"):
         found["bias"] = {"": ("n",), "1n": ("", "n"), "m1": ("m", ""), "mn": result, "xn": result, "0": ()}[step.text]
     return found
 

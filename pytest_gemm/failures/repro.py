@@ -116,7 +116,8 @@ def _own(evidence: Evidence) -> _Own | None:
     problem, output = failed.problem, failed.problem.outputs[place]
     # The script computes its reference in float64, which these programs do not take.
     quantised = failed.zero_b is not None or failed.quantisation is not None or problem.op.rounds_once
-    if again is None or failed.offs is not None or failed.lookups or quantised or problem.shape.is_empty:
+    in_place = problem.in_place != ""  # the program would find its own result in C
+    if again is None or in_place or failed.offs is not None or failed.lookups or quantised or problem.shape.is_empty:
         return None
     for kind, values in _VALUES.items():
         try:
@@ -253,6 +254,7 @@ def script(outcome: Outcome, recipe: Recipe, evidence: Evidence, warm: str = "")
 def _saved(evidence: Evidence) -> dict[str, torch.Tensor]:
     """The failing operands and what the result may be."""
     assert evidence.interval is not None
+    evidence.operands.reset_out()
     problem, interval = evidence.operands.problem, evidence.interval
     steps = problem.outputs[evidence.place].view_steps
     ends = {name: views.forth(getattr(interval, name), steps) for name in ("lo", "hi", "expected", "signed")}

@@ -188,16 +188,18 @@ def _plain(op: Op, dtypes: DTypes, layout: Layout, shape: Shape) -> Problem:
 def _with(problem: Problem, change: Step | str) -> Problem:
     """The problem with one more step, parameter or flag; unchanged where the grammar does not take them together.
 
-    A parameter takes the place of another one: a bias of another shape, other scales.  Sizes that a flag needs equal
-    become the smallest of them.
+    A parameter takes the place of another one: a bias of another shape, other scales.  A flag brings the step and the
+    flags that it needs, and sizes that it needs equal become the smallest of them.
     """
     try:
         if isinstance(change, str):
-            flags = (*problem.flags, change)
+            flag = FLAGS[change]
+            stepped = _with(problem, Step(*flag.step.split("-"))) if flag.step else problem
+            flags = (*problem.flags, *(name for name in flag.needs if not problem.has(name)), change)
             equal = {size for flag in flags for size in FLAGS[flag].equal}
             least = min((getattr(problem.shape, size) for size in equal), default=0)
             shape = dataclasses.replace(problem.shape, **dict.fromkeys(equal, least))
-            return dataclasses.replace(problem, shape=shape, flags=flags)
+            return dataclasses.replace(stepped, shape=shape, flags=flags)
         group = _group(problem.op, change)
         field = "quant" if change.kind is StepKind.QUANT else "epilogue"
         kept = (step for step in getattr(problem, field) if not group or _group(problem.op, step) != group)

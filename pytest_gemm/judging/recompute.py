@@ -99,7 +99,7 @@ class Sample:
         steps = tuple((step, residual.get(step.kind, lambda: None)()) for step in problem.passes)
         x, value = wrong.x[at], interval.value[at]
         tolerance = width[at] + 2 * ulp_of(torch.maximum(x.abs(), value.abs()), problem.result_dtype)
-        if operands.quantum == 0.0:
+        if operands.quantum == 0.0 or problem.has("out.alias"):  # what is written over A is multiplied again
             u = DTYPES["f64" if problem.dtypes.out.name == "f64" else "f32"].unit_roundoff
             gauge = (a * b).abs().sum(1) * abs(problem.alpha) * (1.0 if scale is None else scale.abs()) + x.abs()
             tolerance += gauge * (problem.terms * u)
@@ -181,6 +181,7 @@ def groups(s: Sample) -> Hypotheses:
 def parameters(s: Sample) -> Hypotheses:
     """The op's own parameters, each left out, doubled, exchanged or of another place."""
     alpha, beta = s.alpha, s.beta
+    yield from _overwritten(s)
     if s.bias is not None:
         if beta:
             yield "bias missing", "the bias is missing", s.result(beta=0.0)
@@ -193,6 +194,31 @@ def parameters(s: Sample) -> Hypotheses:
     if s.scale is not None:
         yield "scale ignored", "the scale was not applied", s.result(scale=None)
         yield from _other_scales(s)
+
+
+def _overwritten(s: Sample) -> Hypotheses:
+    """C in place: the addend, or A, read again where something of the result stood already."""
+    k, wrong = s.a.shape[1], s.wrong
+    if wrong.problem.has("out.alias"):
+        result = wrong.x[s.at[:-1]]
+        for wide in (1, 2, 4, 8, 16, 32, 48, 64, 96, 128):
+            written = torch.arange(k) < (s.at[-1] // wide * wide)[:, None]
+            text = f"A was read where columns of the result stood already, in blocks of {wide}"
+            yield "A read after the write", text, s.result(a=torch.where(written, result, s.a))
+    if s.bias is None or not wrong.problem.has("out.addend") or k == 0:
+        return
+    edges = {count: [*range(0, k, max(1, -(-k // count))), k] for count in (2, 4, 8)}
+    parts = {f"of {n} parts of K": s.running_sums[at].diff(dim=0).unbind() for n, at in edges.items()}
+    first = round_to(s.result(beta=0.0), wrong.problem.result_dtype)
+    for which, stood, sums in (
+        ("of the product", first, (s.sums,)),
+        ("of an earlier pass", s.bias, (s.sums, s.sums)),
+        *((which, s.bias, sums) for which, sums in parts.items()),
+    ):
+        c = stood
+        for part in sums:
+            c = round_to(s.result(part, bias=c), wrong.problem.result_dtype)
+        yield "addend read after the write", f"the addend was read where the result {which} stood already", c
 
 
 def _other_bias(s: Sample) -> Hypotheses:

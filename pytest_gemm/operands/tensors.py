@@ -77,7 +77,7 @@ class Operands(Grid):
             dtype: an element of B is ``(code - 8) * scale + zero``; or ``None``.
         zero: what is subtracted of each element of A before it is multiplied: its zero point.
         offs: where the groups of a grouped product end, int32, (B,), see :func:`group_ends`; or ``None``.
-        out: where the program writes its result, full of poison, in ``result_shape``; or ``None``.
+        out: where the program writes its result, in ``result_shape``, as :meth:`reset_out` leaves it; or ``None``.
         zero_mean: the products are independent with zero mean: a statistical bound may be used.
         finite: no NaN and no infinity in any of the tensors.
         buffers: the storages of all tensors, for digests and poison checks.
@@ -191,9 +191,11 @@ class Operands(Grid):
         old = dict(part.split("=") for part in before.split())
         return tuple(g.name for g in self.buffers if g.name != "out" and old.get(g.name) != digest(g.storage))
 
-    def empty_out(self) -> None:
-        """Poison in a given result, so that an element that is not written shows."""
-        if self.out is not None:
+    def reset_out(self) -> None:
+        """What a given result holds before a run: the operand that it is too, or poison: what is not written shows."""
+        if self.out is not None and self.problem.in_place:
+            self.out.copy_(getattr(self, self.problem.in_place))
+        elif self.out is not None:
             self.out.fill_(poison_of(self.out.dtype))
 
     def beside_out_intact(self) -> bool:
@@ -300,8 +302,6 @@ class _Memory:
         a = self._side(headroom.a, drawn.a)
         b_as_a = a if problem.has("b.alias") else a.mT
         found: dict[str, Any] = {"a": a, "b": b_as_a if drawn.b is None else self._side(headroom.b, drawn.b)}
-        if problem.has_out:
-            found["out"] = self._out()
         if problem.op.grouped:
             found["offs"] = self.keep("offs", group_ends(problem, headroom.draw("offs")), DTYPES["i32"])
         found |= self._scales(headroom, drawn)
@@ -310,7 +310,15 @@ class _Memory:
             for index in range(len(bias) if problem.op.several else 0):
                 if not problem.is_one_of("bias", index):
                     bias[index] = -0.0  # the neutral element: a product without a bias keeps the sign of its zeros
-            found["bias"] = self.keep("bias", np.asarray(bias), problem.bias_dtype, apart=problem.op.several)
+            found["bias"] = self.keep(
+                "bias",
+                np.asarray(bias),
+                problem.bias_dtype,
+                apart=problem.op.several,
+                offset=problem.has("bias.offset"),
+            )
+        if problem.has_out:
+            found["out"] = self._out(found)
         residuals: list[Tensor] = []
         lookups: dict[int, tuple[Tensor, Tensor]] = {}
         for index, (values, dtype) in enumerate(residuals_of(headroom, drawn)):
@@ -343,9 +351,13 @@ class _Memory:
             return view[0]
         return view.expand(batch, -1, -1) if problem.has(f"{side.name}.broadcast") else view
 
-    def _out(self) -> Tensor:
-        """Memory for the result, between poison."""
+    def _out(self, found: Mapping[str, Tensor]) -> Tensor:
+        """Memory for the result, between poison; where it is an operand too, a copy of that one."""
         problem = self._problem
+        if problem.has("out.alias"):
+            own, a = next(one for one in self.buffers if one.name == "a"), found["a"]
+            self.buffers.append(dataclasses.replace(own.clone(), name="out"))
+            return self.buffers[-1].storage.as_strided(a.size(), a.stride(), a.storage_offset())
         *batch, rows, columns = problem.result_shape
         is_t = problem.has("out.transposed")
         element = torch_dtype(problem.result_dtype)
@@ -354,7 +366,8 @@ class _Memory:
             values = values.astype(np.float32)
         state = {word: problem.has(f"out.{word}") for word in ("padded", "offset")}
         view = self.keep("out", values, problem.result_dtype, **state)
-        return view.mT if is_t else view
+        view = view.mT if is_t else view
+        return view.copy_(found["bias"]) if problem.has("out.addend") else view
 
     def _scales(self, headroom: Headroom, drawn: Drawn) -> dict[str, Tensor]:
         """The scales and zero points that the op takes."""

@@ -146,6 +146,11 @@ class Facts:
         return self.has("out.given") or self.has("out.copied")
 
     @property
+    def in_place(self) -> str:
+        """The operand whose values the given tensor holds before a run, ``bias`` or ``a``; "" where it holds none."""
+        return "bias" if self.has("out.addend") else "a" if self.has("out.alias") else ""
+
+    @property
     def bias_dtype(self) -> DType:
         """Element type of the bias operand."""
         return self.dtypes.a if self.autocast else self.value_dtype

@@ -231,6 +231,16 @@ def _form_of_out(p: Facts) -> _Rules:
     yield not p.has_out, "is about a given tensor", "add out.given or out.copied"
 
 
+def _addend_out(p: Facts) -> _Rules:
+    problem = f"needs an addend of the result's dtype, and {p.dtypes} converts it"
+    yield p.autocast, problem, f"write {p.dtypes.a.name} or {p.dtypes.out.name}"
+
+
+def _out_is_a(p: Facts) -> _Rules:
+    result = p.result_dtype
+    yield p.dtypes.a != result, f"needs a result of A's dtype, not {result.name}", f"write {p.dtypes.a.name}"
+
+
 def _branching(p: Facts) -> _Rules:
     last = p.chain[-2:]
     computes = len(last) == 2 and last[0].kind in (StepKind.UNARY, StepKind.BINARY)
@@ -301,13 +311,15 @@ _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] 
     "out.given": _given_out,
     "out.copied": _copied_out,
     **dict.fromkeys(("out.padded", "out.offset", "out.transposed"), _form_of_out),
+    "out.addend": _addend_out,
+    "out.alias": _out_is_a,
     "out.2d": lambda p: [(not p.has("a.3d"), "undoes a.3d", "add a.3d")],
     "program.multi_output": lambda p: [(not p.chain, "needs a step behind the value", "for example relu")],
     "program.branching": _branching,
     "program.chained": _chained,
     **dict.fromkeys(("n.dynamic", "k.dynamic"), _argument),
     "batch.dynamic": _any_batch,
-    **dict.fromkeys(("bias.first", "bias.last"), _own_bias),
+    **dict.fromkeys(("bias.first", "bias.last", "bias.offset"), _own_bias),
     **dict.fromkeys(("steps.first", "steps.last"), _own_steps),
 }
 
@@ -323,6 +335,8 @@ class Flag:
     equal: str = ""
     layouts: Sequence[str] = ()
     input: Sequence[str] = ()
+    needs: Sequence[str] = ()
+    step: str = ""
 
     def rules(self, p: Facts, name: str) -> _Rules:
         """The rules of the table, then those of a function."""
@@ -332,6 +346,10 @@ class Flag:
         for given, right in ((str(p.layout), self.layouts), (p.input_dtype.name, self.input)):
             is_other = bool(right) and given not in right
             yield is_other, f"{name} is for products in {' or '.join(right)}, not {given}", f"drop {name}"
+        for other in self.needs:
+            yield not p.has(other), f"{name} needs {other}", f"add {other}, or drop {name}"
+        lacks = self.step not in {"", *map(str, p.epilogue)}
+        yield lacks, f"{name} needs {self.step}", f"write {self.step} in the epilogue"
         for is_broken, problem, allowed in _RULES[name](p) if name in _RULES else ():
             yield is_broken, f"{name} {problem}", allowed
 

@@ -33,12 +33,16 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
 
     ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise.  Where the program makes
     A or B itself, it is the larger tensor, as it is stored.  ``b`` is absent where B is A, and so is ``r0`` for
-    ``r0.alias``.  Of a residual that is looked up ``r0`` is the table and ``i0`` the index.  ``linears`` have a weight
-    and a bias for each product: b0, b1 ...; with ``program.concat`` there are b0 and scale0 to b2 and scale2, views of
-    B and of its scales.
+    ``r0.alias``.  With ``out.addend`` there is ``out`` and no ``bias``, with ``out.alias`` ``a`` and no ``out``.  Of a
+    residual that is looked up ``r0`` is the table and ``i0`` the index.  ``linears`` have a weight and a bias for each
+    product: b0, b1 ...; with ``program.concat`` there are b0 and scale0 to b2 and scale2, views of B and of its scales.
     """
-    op, found = problem.op, dict[str, torch.Tensor]()
-    for field, x in operands.tensors.items():
+    op, found, tensors = problem.op, dict[str, torch.Tensor](), operands.tensors
+    if problem.has("out.addend"):
+        del tensors["bias"]
+    elif problem.has("out.alias"):
+        tensors["a"] = tensors.pop("out")
+    for field, x in tensors.items():
         name = "scale" if field == "scale_b" and op.converts else field
         if name == "a":
             found[name] = views.given_whole(problem, name, x) if problem.view_of(name) else _deep(problem, x)
@@ -133,6 +137,10 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
         tensors |= {name: views.cut(problem, name, tensors[name]) for name in ("a", "b") if problem.view_of(name)}
         if problem.has("r0.alias"):
             tensors["r0"] = tensors["a"]
+        if problem.has("out.addend"):
+            tensors["bias"] = tensors["out"]
+        elif problem.has("out.alias"):
+            tensors["out"] = tensors["a"]
         tensors = _converted(problem, tensors)
         tensors |= {name: prologues.after(problem, name, tensors[name]) for name in "ab" if problem.prologues(name)}
         x = first = _product(problem, tensors, matmul)

@@ -72,6 +72,7 @@ def window(_: Inline, subject: int, plan: paired.Plan) -> paired.Readings:
         of_subject = calls(one.subject)
         beside = None if one.comparator is None else calls(one.comparator)
         readings = paired.measure(of_subject, beside, timer=_timer(one.sets[0].device), plan=plan, calls=one.calls)
+        one.sets[0].reset_out()
         one.last = of_subject[0]()
     return readings
 

@@ -115,6 +115,7 @@ class Inline:
     def prepare(self, job: Job, given: Operands) -> Built:
         """As :meth:`Worker.prepare`."""
         with telling(Phase.PREPARE, job.request.device), cpu_threads(job.threads):
+            given.reset_out()
             with handing(given, compiling=True) as own:
                 prepared = job.backend.prepare(job.problem, own, job.request)
             self._count += 1
@@ -159,9 +160,10 @@ class Inline:
     def eager(self, problem: Problem, given: Operands) -> tuple[torch.Tensor, ...]:
         """As :meth:`Worker.eager`."""
         with telling(Phase.EAGER, given.device), settings(problem):
+            given.reset_out()
             made = as_tuple(program.build(problem)(**program.args(problem, given)))
             wait_for(given.device)
-            return made
+            return made if given.out is None else tuple(map(torch.clone, made))  # a later run writes there
 
     def call(self, _: type[_Kind], name: str, *more: object, given: Operands | None = None) -> _Kind:
         """As :meth:`Worker.call`."""
@@ -189,9 +191,9 @@ def _called(
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """The results of a call as ordinary tensors over the kernel's memory, and copies of them."""
     device = job.request.device
-    given.empty_out()
     with cpu_threads(job.request.run_threads), handing(given) as handed:
         with timed(prepared, handed) if is_timed else contextlib.nullcontext(lambda: prepared.run(handed)) as call:
+            given.reset_out()  # what is timed has been called before
             made = as_tuple(call())
         wait_for(device)
         own, copies = taken(made)

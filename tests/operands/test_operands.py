@@ -69,7 +69,8 @@ LAYOUTS = [
     "bmm:f16:nt:4x5x3x7:a.tail:b.strided", "linear:f32:nt:4x5x3x7:bias:a.strided:b.tail",
     "addmm:bf16:nn:5x3x7:bias:out.given+padded+offset", "int_mm:i8-i8-i32:nn:5x3x7:out.copied+padded",
     "bmm:f16:nt:4x5x3x7:out.given+transposed", "mm:f32:nn:0x3x7", "mm:f32:nt:5x0x7:a.padded:b.padded",
-    "mm:f32:tn:5x3x0:a.padded:b.padded", "bmm:f32:nn:0x5x3x7",
+    "mm:f32:tn:5x3x0:a.padded:b.padded", "bmm:f32:nn:0x5x3x7", "linear:f32:nt:4x5x3x7:bias:bias.offset",
+    "baddbmm:bf16:nn:4x5x3x7:bias-mn:out.given+padded+offset+addend", "bmm:f32:tn:4x5x7x7:a.padded:out.given+alias",
 ]  # fmt: skip
 # Operands that have other shapes than the matrices of the line.
 COMPOSED = ["da8w4:bf16-i4-bf16:nt:3x5x64:bias:quant.group-64"]

@@ -232,6 +232,11 @@ def test_a_wrong_line_is_told_where_and_what_would_be_right(
     ("bmm:f32:nn:3x16x16x16:b.broadcast+batch_middle", "contradict"), ("mm:f32:nn:4x4x4:a.relu+floor", "contradict"),
     ("mm:f32:nn:4x4x4:b.alias:a.relu", "contradict"), ("mm:f32:nn:16x16x8:b.alias", "write 16x16x16"),
     ("bmm:f32:nt:3x16x16x16:b.alias", "nn or tt"),
+    ("addmm:f32:nn:4x5x6:bias:out.given+addend", "write bias-mn"), ("mm:f32:nn:4x6x6:out.alias", "add out.given"),
+    ("addmm:f32-f32-bf16:nn:4x5x6:bias-mn:out.given+addend", "addend of the result's dtype"),
+    ("mm:f32:nn:4x5x6:out.given+alias", "write 4x5x5"), ("mm:f16-f16-f32:nn:4x6x6:out.given+alias", "not f32"),
+    ("mm:f32:nn:4x6x6:a.relu:out.given+alias", "contradict"), ("mm:f32:nn:4x6x6:bias.offset", "needs a bias"),
+    ("addmm:f32:nn:4x5x6:bias-mn:bias.offset:out.given+addend", "drop out.addend"),
 ])  # fmt: skip
 def test_what_has_no_meaning_for_an_op_is_refused(line: str, words: str) -> None:
     refuses_line(line, words)

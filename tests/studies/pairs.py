@@ -63,6 +63,8 @@ _NEEDED: Final[Mapping[str, str]] = {
     "out.padded": "out.copied",
     "out.offset": "out.copied",
     "out.transposed": "out.copied",
+    "out.addend": "out.given",
+    "out.alias": "out.given",
 }
 # Facets of which a problem has one value.
 _SINGLE: Final = frozenset({"op", "dtypes", "layout", "bias"})
@@ -186,15 +188,18 @@ def _takes(op: Op, by_facet: Mapping[str, Sequence[str]]) -> bool:
 def _lines(op: Op, dtypes: str, layout: str, size: str, by_facet: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Lines of an op with these facts, with and without what some of them need beside them."""
     words = list(by_facet.get("operands", ()))
-    bias = next(iter(by_facet.get("bias", ())), "n" if op.addend or "factor" in by_facet.get("step", ()) else NONE)
+    has_bias = op.addend or "factor" in by_facet.get("step", ())
+    own_bias = "mn" if "out.addend" in words else "n" if has_bias else NONE
+    bias = next(iter(by_facet.get("bias", ())), own_bias)
     biases = [] if bias == NONE else ["bias" if bias == "n" else f"bias-{bias}"]
     kinds = sorted(by_facet.get("step", ()), key=list(_STEPS).index)
     if "r0.alias" in words and "residual" not in kinds:
         kinds.append("residual")
     dynamic = [f"{one}.dynamic" for one in by_facet.get("dynamic", ())]
-    words += [
-        other for other in dict.fromkeys(_NEEDED[word] for word in words if word in _NEEDED) if other not in words
-    ]
+    needed = dict.fromkeys(_NEEDED[word] for word in words if word in _NEEDED)
+    if "out.given" in needed:
+        needed.pop("out.copied", None)
+    words += [other for other in needed if other not in words]
     quants: Sequence[str] = [f"quant.{name}" for name in _scales(op, dtypes)] or [""]
     batches = {"never": ("",), "always": _BATCHES, "optional": ("", *_BATCHES)}[op.batch]
     arguments = ([], ["b.argument"]) if "b.argument" not in words else ([],)

@@ -92,7 +92,7 @@ OPS: Final = (
         (*FLOATS_AND_AUTOCAST, *WIDENED),
         lambda torch, p, t: torch.mm(t["a"], t["b"], **wide_out(torch, p), **given_out(t)),
         help="torch.mm(a, b)",
-        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, "program.chained", "b.alias"),
+        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, "out.alias", "program.chained", "b.alias"),
     ),
     Op(
         "addmm",
@@ -101,7 +101,7 @@ OPS: Final = (
         _addmm("addmm"),
         help="torch.addmm: beta * bias + alpha * (a @ b)",
         addend=True,
-        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN),
+        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, "out.addend"),
     ),
     Op(
         "bmm",
@@ -110,7 +110,7 @@ OPS: Final = (
         lambda torch, p, t: torch.bmm(t["a"], t["b"], **wide_out(torch, p), **given_out(t)),
         help="torch.bmm(a, b)",
         constant_b=False,
-        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, *_BATCHED, "program.chained", "b.alias"),
+        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, "out.alias", *_BATCHED, "program.chained", "b.alias"),
     ),
     Op(
         "baddbmm",
@@ -120,7 +120,7 @@ OPS: Final = (
         help="torch.baddbmm: beta * bias + alpha * (a @ b), matrix by matrix",
         constant_b=False,
         addend=True,
-        flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN, *_BATCHED),
+        flags=(*_ALL, *PRECISION, *VIEWS, *GIVEN, "out.addend", *_BATCHED),
     ),
     Op(
         "linear",
