@@ -16,7 +16,7 @@ import numpy as np
 
 OPS = {"mm", "addmm", "bmm", "baddbmm", "linear"}
 # Words of flags that say where an operand lies, and not what is computed of it.
-LAYOUTS = {"padded", "offset", "tail", "argument", "constant", "parameter", "dynamic", "sliced"}
+LAYOUTS = {"padded", "offset", "argument", "constant", "parameter", "dynamic"}
 NODES = {"relu": "Relu", "gelu": "Gelu", "gelu_tanh": "Gelu", "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp"}
 NODES |= {"silu": "Sigmoid", "hardswish": "HardSwish", "hardsigmoid": "HardSigmoid", "leaky_relu": "LeakyRelu"}
 NODES |= {"clamp": "Clip", "scale": "Mul", "cast": "Cast", "alpha": "Mul", "beta": "Mul", "bias": "Add"}

@@ -19,7 +19,7 @@ from pytest_gemm.api.proof import Proof
 
 OPS = {"mm", "addmm", "bmm", "baddbmm", "linear"}
 # Words of flags that say where an operand lies, and not what is computed of it.
-LAYOUTS = {"padded", "offset", "tail", "argument", "constant", "parameter", "dynamic", "sliced", "tf32"}
+LAYOUTS = {"padded", "offset", "argument", "constant", "parameter", "dynamic", "tf32"}
 STEPS = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "scale": "multiply", "clamp": "clip"}
 STEPS |= {"bias": "add", "exp": "exp", "hardswish": "hard_swish", "hardsigmoid": "hard_sigmoid"}
 STEPS |= {name: name for name in ("relu", "gelu", "silu", "sigmoid", "tanh", "leaky_relu", "cast", "alpha", "beta")}
