@@ -12,11 +12,11 @@ from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
-from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor.backend import InductorBackend
 from pytest_gemm.backends.rules import check, decomposed
 from pytest_gemm.core.case_id import Mode
 from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.numerics import tensor_core
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import Problem
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability, Candidates
+from pytest_gemm.api.protocols import Availability, Candidates, no_device
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
-from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import naming
-from pytest_gemm.backends.inductor.backend import installed, no_device
+from pytest_gemm.backends.inductor.backend import installed
 from pytest_gemm.backends.rules import check
 from pytest_gemm.core.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.core.text import first_line
+from pytest_gemm.numerics import tensor_core
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_gemm.api.protocols import Availability, Candidates
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
 from pytest_gemm.api.settings import Setting, one_of
-from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor.backend import InductorBackend, Space, installed
+from pytest_gemm.numerics import tensor_core
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import Problem
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from pytest_gemm.backends.on_cuda import CudaCallableBackend
-
 SOURCE = """
 #include <c10/cuda/CUDAStream.h>
 __global__ void kernel(int64_t m, int64_t n, int64_t k, const float *a, int64_t am, int64_t ak, const float *b,
@@ -47,5 +45,5 @@ def matmul(a: torch.Tensor, b: torch.Tensor, bias: Any = None, activation: str |
 
 def pytest_gemm_register_backends(registry: Any) -> None:
     """Register the backend."""
-    how: dict[str, Any] = {"linear": matmul, "activations": ("relu",), "batched": False}
-    registry.add(CudaCallableBackend("cuda-mine", matmul, ("f32",), **how))
+    how: dict[str, Any] = {"dtypes": ("f32",), "batched": False, "devices": ("cuda",)}
+    registry.add_callable("cuda-mine", matmul, linear=matmul, activations=("relu",), **how)

@@ -13,11 +13,11 @@ DeepGEMM's own distribution deep-gemm on the package index lacks CUTLASS's heade
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from pytest_gemm.api.callable import plain
 from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.backends.on_cuda import CudaCallableBackend, plain
+from pytest_gemm.backends.on_cuda import CudaCallableBackend
 from pytest_gemm.core.outcome import Unsupported
 
 
@@ -30,7 +30,7 @@ def matmul(a: Any, b: Any) -> Any:
     return out
 
 
-def scaled(*, a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
+def scaled(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
     """The product of fp8 with scales of blocks."""
     import deep_gemm
     import torch
@@ -46,9 +46,9 @@ def scaled(*, a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
 class DeepGemmBackend(CudaCallableBackend):
     """The backend."""
 
-    def program(self, problem: Any) -> Callable[..., Any] | None:
+    def bind(self, problem: Any, tensors: Any) -> Any:
         """The product with scales; any other program is built around the product."""
-        return scaled if problem.op.name == "scaled_mm" else None
+        return scaled(**tensors) if problem.op.name == "scaled_mm" else None
 
     def supports(self, problem: Any, request: Any = None) -> Unsupported | None:
         """Bf16, and fp8 with the scales that the library's default recipe has."""

@@ -19,9 +19,7 @@ call on (utils/libentry.py).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 from pytest_gemm.api.request import DEFAULT
@@ -54,7 +52,7 @@ def untuned(*functions: Any) -> None:
                 tuner.configs = [min(configs, key=tile)]
 
 
-def added(problem: Any, *, a: Any, b: Any, bias: Any) -> Any:
+def added(problem: Any, a: Any, b: Any, bias: Any) -> Any:
     """The product and its addend in one kernel."""
     import flag_gems
 
@@ -65,11 +63,11 @@ def added(problem: Any, *, a: Any, b: Any, bias: Any) -> Any:
 class FlagGemsBackend(CudaCallableBackend):
     """The backend."""
 
-    def program(self, problem: Any) -> Callable[..., Any] | None:
+    def bind(self, problem: Any, tensors: Any) -> Any:
         """Addmm and baddbmm, where nothing but strides is beside the addend."""
         own = problem.op.addend and not (problem.chain or problem.autocast or problem.widens)
         shaped = all(flag.endswith((".padded", ".offset", ".argument")) for flag in problem.flags)
-        return functools.partial(added, problem) if own and shaped else None
+        return added(problem, **tensors) if own and shaped else None
 
     def prepare(self, problem: Any, operands: Any, request: Any = DEFAULT) -> Any:
         """Choose the configurations before a kernel is compiled."""
@@ -78,9 +76,9 @@ class FlagGemsBackend(CudaCallableBackend):
         untuned(flag_gems.mm, flag_gems.bmm, flag_gems.addmm, flag_gems.baddbmm)
         return super().prepare(problem, operands, request)
 
-    def contract(self, problem: Any) -> Contract:
+    def contract(self, problem: Any, *, own: bool = False) -> Contract:
         """That of the tensor cores, and for f32 in three parts that of TF32."""
-        found = super().contract(problem)
+        found = super().contract(problem, own=own)
         if problem.input_dtype.name != "f32" or problem.op.batched:
             return found
         return dataclasses.replace(

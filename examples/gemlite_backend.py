@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
+from pytest_gemm.api.callable import plain
 from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.backends.on_cuda import CudaCallableBackend, plain
+from pytest_gemm.backends.on_cuda import CudaCallableBackend
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.numerics.contract import Contract
 
@@ -36,7 +36,7 @@ def matmul(a: Any, b: Any) -> Any:
     raise NotImplementedError
 
 
-def linear(problem: Any, *, a: Any, b: Any, scale: Any = None, quantisation: Any = None) -> Any:
+def linear(problem: Any, a: Any, b: Any, scale: Any = None, quantisation: Any = None) -> Any:
     """A linear whose weight is packed first."""
     from gemlite.core import TORCH_TO_DTYPE, GemLiteLinearTriton
     from gemlite.helper import A16W8
@@ -57,13 +57,13 @@ def linear(problem: Any, *, a: Any, b: Any, scale: Any = None, quantisation: Any
 class GemLiteBackend(CudaCallableBackend):
     """The backend."""
 
-    def program(self, problem: Any) -> Callable[..., Any] | None:
+    def bind(self, problem: Any, tensors: Any) -> Any:
         """The linears."""
-        return functools.partial(linear, problem) if problem.op.name in NAMES else None
+        return linear(problem, **tensors) if problem.op.name in NAMES else None
 
-    def contract(self, problem: Any) -> Contract:
+    def contract(self, problem: Any, *, own: bool = False) -> Contract:
         """Slices in the result's type; of 8 bits two roundings, of 4 bits one of each weight."""
-        found = super().contract(problem)
+        found = super().contract(problem, own=own)
         if problem.shape.m < WHOLE:
             found = dataclasses.replace(found, slices=16, partials="out", deterministic=False)
         if problem.op.name == "woq_int8":

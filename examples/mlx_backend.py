@@ -12,10 +12,10 @@ w + 128 and the bias -128 * s, which is exact: the two roundings of the formula 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
-from pytest_gemm.api.callable import CallableBackend, CallablePrepared
+from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.numerics.contract import Contract
 
 GROUP = 32
@@ -45,36 +45,30 @@ def matmul(a: Any, b: Any) -> Any:
     return taken(mx.matmul(given(a), given(b), stream=mx.cpu))
 
 
-class MlxPrepared(CallablePrepared):
-    """quantized_matmul in place of the program, or the product alone."""
-
-    def bind(self, operands: Any) -> Callable[[], Any]:
-        """Convert the weight, and return the product."""
-        import mlx.core as mx
-
-        t, p = self.arguments(operands), self.problem
-        if p.op.name != "woq_int8" or p.shape.k % GROUP or p.epilogue or p.flags:
-            return super().bind(operands)
-        self.contract = Contract("f32", "fused", input_error=2.0**-16 if p.dtypes.a.name == "f32" else 2.0**-8)
-        codes = mx.array((t["b"].numpy() ^ -128).view("uint32"))
-        scale = mx.repeat(mx.reshape(given(t["scale"]), (-1, 1)), p.shape.k // GROUP, 1)
-        bias = scale * mx.array(-128, dtype=scale.dtype)
-        weight = codes, scale, bias, True, GROUP, 8
-        product = self.own(mx.quantized_matmul, "quantized_matmul")
-        return lambda: taken(product(given(t["a"]), *weight, stream=mx.cpu))
-
-
 class MlxBackend(CallableBackend):
     """The backend."""
 
     devices = ("cpu",)
 
-    def prepare(self, problem: Any, operands: Any, request: Any = None) -> MlxPrepared:
-        """Import the library."""
-        __import__("mlx.core")
-        return MlxPrepared(self, problem)
+    def bind(self, p: Any, t: Any) -> Any:
+        """Convert the weight, and return quantized_matmul; of other problems the product alone is called."""
+        import mlx.core as mx
+
+        if p.op.name != "woq_int8" or p.shape.k % GROUP or p.epilogue or p.flags:
+            return None
+        codes = mx.array((t["b"].numpy() ^ -128).view("uint32"))
+        scale = mx.repeat(mx.reshape(given(t["scale"]), (-1, 1)), p.shape.k // GROUP, 1)
+        bias = scale * mx.array(-128, dtype=scale.dtype)
+        weight = codes, scale, bias, True, GROUP, 8
+        return lambda: taken(mx.quantized_matmul(given(t["a"]), *weight, stream=mx.cpu))
+
+    def contract(self, problem: Any, *, own: bool = False) -> Contract:
+        """A weight is decoded first."""
+        error = (2.0**-16 if problem.dtypes.a.name == "f32" else 2.0**-8) if own else 0.0
+        return dataclasses.replace(super().contract(problem, own=own), input_error=error)
 
 
 def pytest_gemm_register_backends(registry: Any) -> None:
     """Register the backend."""
-    registry.add(MlxBackend("mlx", matmul, ("f32", "f64", "bf16", "f16"), distributions=("mlx", "mlx-cpu")))
+    needs: dict[str, Any] = {"distributions": ("mlx", "mlx-cpu"), "imports": ("mlx.core",)}
+    registry.add(MlxBackend("mlx", matmul, ("f32", "f64", "bf16", "f16"), **needs))

@@ -19,11 +19,10 @@ A bias belongs to the rows of a column-major result, so a linear is computed as 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
-from pytest_gemm.backends.on_cuda import CudaCallableBackend, plain
+from pytest_gemm.api.callable import plain
+from pytest_gemm.backends.on_cuda import CudaCallableBackend
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.numerics.contract import Contract
 
@@ -46,7 +45,7 @@ def matmul(a: Any, b: Any, **more: Any) -> Any:
     return product(x, y, options=options, preferences=preferences, **more)
 
 
-def linear(problem: Any, *, a: Any, b: Any, bias: Any = None) -> Any:
+def linear(problem: Any, a: Any, b: Any, bias: Any = None) -> Any:
     """A linear with its bias and activation."""
     from nvmath.linalg.advanced import MatmulEpilog
 
@@ -55,7 +54,7 @@ def linear(problem: Any, *, a: Any, b: Any, bias: Any = None) -> Any:
     return lambda: matmul(b, a.mT, epilog=epilog, epilog_inputs=inputs).mT
 
 
-def addmm(problem: Any, *, a: Any, b: Any, bias: Any) -> Any:
+def addmm(problem: Any, a: Any, b: Any, bias: Any) -> Any:
     """The product and its addend, each with its factor."""
     c = bias.expand(*a.shape[:-1], b.shape[-1]).contiguous()
     return lambda: matmul(a, b, c=c, alpha=problem.alpha, beta=problem.beta)
@@ -64,17 +63,16 @@ def addmm(problem: Any, *, a: Any, b: Any, bias: Any) -> Any:
 class NvmathBackend(CudaCallableBackend):
     """The backend."""
 
-    def program(self, problem: Any) -> Callable[..., Any] | None:
+    def bind(self, problem: Any, tensors: Any) -> Any:
         """Linears with the steps of an epilog, addmm and baddbmm; any other program is built around the product."""
         steps, fused = tuple(map(str, problem.epilogue)), {"linear": linear, "addmm": addmm, "baddbmm": addmm}
         own = steps in EPILOGS if problem.op.name == "linear" else problem.op.addend and not problem.chain
-        return functools.partial(fused[problem.op.name], problem) if own and plain(problem) else None
+        return fused[problem.op.name](problem, **tensors) if own and plain(problem) else None
 
-    def contract(self, problem: Any) -> Contract:
+    def contract(self, problem: Any, *, own: bool = False) -> Contract:
         """A product may be rounded before its bias and its activation."""
-        found = super().contract(problem)
-        fused = problem.op.name == "linear" and found.epilogue == "fused"
-        return dataclasses.replace(found, epilogue="either") if fused else found
+        found = super().contract(problem, own=own)
+        return dataclasses.replace(found, epilogue="either") if own and problem.op.name == "linear" else found
 
     def supports(self, problem: Any, request: Any = None) -> Unsupported | None:
         """The products that have elements: the library refuses a size of 0."""

@@ -12,11 +12,11 @@ In f32 both operands are inputs, as subnormal numbers of a constant become zeros
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
-from pytest_gemm.api.callable import CallableBackend, CallablePrepared
+from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.numerics.contract import Contract
 
 
@@ -54,29 +54,26 @@ def matmul(a: Any, b: Any, scale: Any = None) -> Any:
     return torch.from_numpy(made.view("int16")).view(torch.bfloat16) if kind == "bf16" else torch.from_numpy(made)
 
 
-class OpenVinoPrepared(CallablePrepared):
-    """A compressed weight in place of the program, or the product alone."""
-
-    def bind(self, operands: Any) -> Callable[[], Any]:
-        """Return the product with the scale."""
-        t, p = self.arguments(operands), self.problem
-        if p.op.name != "woq_int8" or p.dtypes.a.name != "f32" or p.epilogue or p.flags:
-            return super().bind(operands)
-        self.contract = Contract("f32", "fused", input_error=2.0**-24)
-        return functools.partial(self.own(matmul), t["a"], t["b"], t["scale"])
-
-
 class OpenVinoBackend(CallableBackend):
     """The backend."""
 
     devices = ("cpu",)
 
-    def prepare(self, problem: Any, operands: Any, request: Any = None) -> OpenVinoPrepared:
-        """Import the library."""
-        __import__("openvino")
-        return OpenVinoPrepared(self, problem)
+    def bind(self, problem: Any, t: Any) -> Any:
+        """A product with a compressed weight and its scale; of others the product alone is called."""
+        own = problem.op.name == "woq_int8" and problem.dtypes.a.name == "f32"
+        return (
+            functools.partial(matmul, t["a"], t["b"], t["scale"])
+            if own and not problem.epilogue and not problem.flags
+            else None
+        )
+
+    def contract(self, problem: Any, *, own: bool = False) -> Contract:
+        """A weight is decoded first."""
+        return dataclasses.replace(super().contract(problem, own=own), input_error=2.0**-24 if own else 0.0)
 
 
 def pytest_gemm_register_backends(registry: Any) -> None:
     """Register the backend."""
-    registry.add(OpenVinoBackend("openvino", matmul, ("f32", "bf16", "f16"), distributions=("openvino",)))
+    needs: dict[str, Any] = {"distributions": ("openvino",), "imports": ("openvino",)}
+    registry.add(OpenVinoBackend("openvino", matmul, ("f32", "bf16", "f16"), **needs))

@@ -18,12 +18,11 @@ gemm_runtime/identity.py).  For ``pip install --target`` give a folder of that n
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
+from pytest_gemm.api.callable import plain
 from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.backends.on_cuda import CudaCallableBackend, plain
+from pytest_gemm.backends.on_cuda import CudaCallableBackend
 from pytest_gemm.core.outcome import Unsupported
 
 ACTIVATIONS = {"relu": "relu", "silu": "silu", "tanh": "tanh", "gelu_tanh": "gelu_tanh_approx"}
@@ -36,7 +35,7 @@ def matmul(a: Any, b: Any) -> Any:
     return gemm(a, b, tuned=False)
 
 
-def fused(problem: Any, *, a: Any, b: Any, bias: Any = None, scale_a: Any = None, scale_b: Any = None) -> Any:
+def fused(problem: Any, a: Any, b: Any, bias: Any = None, scale_a: Any = None, scale_b: Any = None) -> Any:
     """The program in one kernel."""
     import torch
     from quack.gemm_interface import gemm, gemm_act, gemm_add
@@ -58,13 +57,13 @@ def fused(problem: Any, *, a: Any, b: Any, bias: Any = None, scale_a: Any = None
 class QuackBackend(CudaCallableBackend):
     """The backend."""
 
-    def program(self, problem: Any) -> Callable[..., Any] | None:
+    def bind(self, problem: Any, tensors: Any) -> Any:
         """Linears with a bias and an activation, addmm with an addend of the result's shape, fp8."""
         steps, op = [str(step) for step in problem.epilogue], problem.op
         own = op.addend and steps[:1] == ["bias-mn"] and not problem.chain
         own |= op.name == "linear" and steps != [] and len(problem.chain) < 2 and {*steps} <= {"bias", *ACTIVATIONS}
         own |= op.name == "scaled_mm"
-        return functools.partial(fused, problem) if own and plain(problem) else None
+        return fused(problem, **tensors) if own and plain(problem) else None
 
     def supports(self, problem: Any, request: Any = None) -> Unsupported | None:
         """Products of f16 and bf16, and fp8 with scales of whole tensors, where TMA can load and store the rows."""

@@ -60,9 +60,9 @@ def matmul(a: Any, b: Any) -> Any:
 class TileLangBackend(CudaCallableBackend):
     """The backend."""
 
-    def contract(self, problem: Any) -> Contract:
+    def contract(self, problem: Any, *, own: bool = False) -> Contract:
         """That of the tensor cores; f32 is cut to TF32."""
-        found = super().contract(problem)
+        found = super().contract(problem, own=own)
         tf32 = {"input_error": 2.0**-9, "input_bits": 11, "alignment_bits": 24, "chunk": 4, "or_scalar": True}
         return dataclasses.replace(found, **tf32) if problem.input_dtype.name == "f32" else found
 

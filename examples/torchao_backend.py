@@ -11,10 +11,9 @@ operation, as eager PyTorch does (https://docs.pytorch.org/ao/stable/).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
-from pytest_gemm.api.callable import CallableBackend, CallablePrepared
+from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.core.outcome import Unsupported
 
 OPS = ("int_mm", "da8w8", "woq_int8", "woq_int4")
@@ -27,36 +26,31 @@ def matmul(a: Any, b: Any) -> Any:
     return safe_int_mm(a, b)
 
 
-class TorchaoPrepared(CallablePrepared):
-    """The linears of torchao; of int_mm the product inside of the program."""
+class TorchaoBackend(CallableBackend):
+    """The backend."""
 
-    def bind(self, operands: Any) -> Callable[[], Any]:
-        """Pack the weight, and return the linear."""
+    devices = ("cpu",)
+    epilogue = "eager"
+
+    def bind(self, problem: Any, t: Any) -> Any:
+        """Pack the weight, and return the linear; of int_mm the product is called inside of the program."""
         import torch
         from torchao.kernel import int_scaled_matmul
         from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTensor
         from torchao.quantization.quantize_.workflows.int8.int8_tensor import Int8Tensor
 
-        problem, t = self.problem, self.arguments(operands)
         if problem.op.name == "int_mm":
-            return super().bind(operands)
+            return None
         if problem.op.name == "da8w8":
             out, scale_a = getattr(torch, problem.dtypes.out.torch_name), t["scale_a"].contiguous()
-            product = self.own(int_scaled_matmul)
-            return lambda: (product(t["a"], t["b"].mT, scale_a) * t["scale_b"]).to(out)
+            return lambda: (int_scaled_matmul(t["a"], t["b"].mT, scale_a) * t["scale_b"]).to(out)
         n, k = t["b"].shape
         if problem.op.name == "woq_int8":
             weight = Int8Tensor(t["b"], t["scale"].reshape(n, 1), [1, k], t["a"].dtype)
         else:
             packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(t["b"].to(torch.int32).contiguous(), 1)
             weight = Int4OpaqueTensor(packed, t["quantisation"], [1, problem.group_size], torch.Size([n, k]))
-        return functools.partial(self.own(torch.nn.functional.linear, type(weight).__name__), t["a"], weight)
-
-
-class TorchaoBackend(CallableBackend):
-    """The backend."""
-
-    devices = ("cpu",)
+        return functools.partial(torch.nn.functional.linear, t["a"], weight)
 
     def supports(self, problem: Any, request: Any = None) -> Unsupported | None:
         """The quantised products, without what torchao leaves to PyTorch."""
@@ -68,13 +62,9 @@ class TorchaoBackend(CallableBackend):
             return Unsupported("scales", "int_scaled_matmul takes a scale for each row", "write quant.rowwise")
         return None
 
-    def prepare(self, problem: Any, operands: Any, request: Any = None) -> TorchaoPrepared:
-        """Import torchao."""
-        import torchao.prototype.quantization.int4.int4_opaque_tensor  # noqa: F401  # what run() calls
-
-        return TorchaoPrepared(self, problem)
-
 
 def pytest_gemm_register_backends(registry: Any) -> None:
     """Register the backend."""
-    registry.add(TorchaoBackend("torchao", matmul, ("i8",), batched=False, distributions=("torchao",)))
+    imports = ("torchao.prototype.quantization.int4.int4_opaque_tensor",)  # what the calls import
+    how: dict[str, Any] = {"batched": False, "distributions": ("torchao",), "imports": imports}
+    registry.add(TorchaoBackend("torchao", matmul, ("i8",), **how))

@@ -56,14 +56,16 @@ def linear(problem: Any, **t: Any) -> Any:
 class TorchaoGpuBackend(CudaCallableBackend):
     """The backend."""
 
-    def program(self, problem: Any) -> Any:
-        """The linears; of int_mm the product inside of the program."""
-        return functools.partial(linear, problem) if problem.op.name in SCALES else None
+    epilogue = "eager"
 
-    def contract(self, problem: Any) -> Any:
-        """A rounding after each operation, and one of each 4-bit weight."""
+    def bind(self, problem: Any, tensors: Any) -> Any:
+        """The linears; of int_mm the product inside of the program."""
+        return linear(problem, **tensors) if problem.op.name in SCALES else None
+
+    def contract(self, problem: Any, *, own: bool = False) -> Any:
+        """A rounding of each 4-bit weight."""
         error = {"input_error": 2.0**-8, "input_bits": 8} if problem.op.name == "woq_int4" else {}
-        return dataclasses.replace(super().contract(problem), epilogue="eager", **error)
+        return dataclasses.replace(super().contract(problem, own=own), **error)
 
     def supports(self, problem: Any, request: Any = None) -> Unsupported | None:
         """The quantised products, of which torchao has one kind each."""

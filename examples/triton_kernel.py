@@ -13,8 +13,6 @@ os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())
 import triton
 import triton.language as tl
 
-from pytest_gemm.backends.on_cuda import CudaCallableBackend
-
 
 @triton.jit
 def kernel(a, b, bias, c, m, n, k, am, ak, bk, bn, relu: tl.constexpr, tile: tl.constexpr):
@@ -45,6 +43,6 @@ def pytest_gemm_register_backends(registry):
     """Register the backend."""
     how = {"linear": matmul, "activations": ("relu",), "distributions": ("triton",), "batched": False}
     if torch.cuda.is_available():  # its sums are those of tensor cores
-        registry.add(CudaCallableBackend("triton-mine", matmul, ("f32", "f16", "bf16"), **how))
-    else:
-        registry.add_callable("triton-mine", matmul, dtypes=("f32", "f16"), **how)
+        how |= {"devices": ("cuda",)}
+    dtypes = ("f32", "f16", "bf16") if torch.cuda.is_available() else ("f32", "f16")
+    registry.add_callable("triton-mine", matmul, dtypes=dtypes, **how)

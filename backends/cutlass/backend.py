@@ -13,10 +13,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gemm.api.protocols import Availability, Recipe
+from pytest_gemm.api.protocols import Availability, Recipe, no_device
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import Setting, folder, matching, natural
-from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir, installed, no_device
+from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir, installed
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Pruned, Unsupported
 from pytest_gemm.numerics.contract import Contract

@@ -11,22 +11,21 @@ import abc
 import dataclasses
 import fnmatch
 import itertools
-import shutil
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pytest_gemm.api.protocols import Availability, Candidates, Recipe
+from pytest_gemm.api.protocols import Availability, Candidates, Recipe, no_device
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
-from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import naming
 from pytest_gemm.backends.inductor.compilation import CompileLog, CompileSpec, Wanted
 from pytest_gemm.backends.rules import check
-from pytest_gemm.core.outcome import Reason, Unsupported
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.machine import software
 from pytest_gemm.machine.code_key import code_key
+from pytest_gemm.numerics import tensor_core
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import HINTS, Problem
 from pytest_gemm.problem.steps import StepKind
@@ -397,26 +396,6 @@ def _grown(tensor: torch.Tensor, more: Mapping[int, int]) -> torch.Tensor:
     extent = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     # Of its kind: a tensor without memory stays one.
     return tensor.new_zeros(extent).as_strided(shape, strides, tensor.storage_offset())
-
-
-def no_device(name: str, devices: tuple[str, ...], device: str) -> Reason | None:
-    """Why a backend of these devices cannot compute on one, from the cheapest facts on: device files before torch."""
-    if device not in devices:
-        own = " and ".join(devices)
-        article = "the " if own == "cpu" else ""
-        return Reason("device", f"{name} computes on {article}{own}, not on {device}", f"--gemm-device={devices[0]}")
-    if device == "cpu":
-        return None
-    if not any(Path("/dev").glob("nvidia[0-9]*")) and shutil.which("nvidia-smi") is None:
-        return Reason("no-cuda-device", "there is no CUDA device", "run on a machine with an NVIDIA GPU and its driver")
-    import torch
-
-    if torch.version.cuda is None and not torch.cuda.is_available():
-        text = f"torch {torch.__version__} is built without CUDA"
-        return Reason("no-cuda-torch", text, "install a build of PyTorch for CUDA")
-    if not torch.cuda.is_available():
-        return Reason("no-cuda-device", "PyTorch sees no CUDA device", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
-    return None
 
 
 def installed(*distributions: str) -> tuple[tuple[str, str], ...]:

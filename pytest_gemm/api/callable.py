@@ -1,4 +1,6 @@
-"""A plain function as a backend: the shortest way to put a kernel under the whole suite.
+"""A function as a backend: the shortest way to put a kernel under the whole suite.
+
+It computes the product, and eager PyTorch the rest of a problem; or it takes the whole problem (``bind``).
 
 It is registered in a conftest.py, which every process of a run loads.  So torch is imported when a problem
 is prepared and not before: xdist's controller, the doctor, whose children are to be forked without it, and a usage
@@ -9,19 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.own_calls import OwnCalls, name_of
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability, Recipe
+from pytest_gemm.api.protocols import Availability, Candidates, Recipe, no_device
 from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.machine import software
+from pytest_gemm.numerics import tensor_core
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
@@ -35,23 +39,43 @@ if TYPE_CHECKING:
 
 # Types of partial sums that a function can have.
 _SUMS: Final = ("f64", "f32", "f16")
+# Functions of a registration: the number of their arguments, and what these are.
+_FUNCTIONS: Final = (
+    ("matmul", 2, "A and B"),
+    ("linear", 4, "A, B, bias, activation"),
+    ("bind", 2, "the problem and its tensors"),
+)
+# Where a kernel that takes the whole problem rounds.
+_EPILOGUES: Final = ("fused", "eager", "either")
 # Arguments that are lists of names, with an example.
 _NAMES: Final = '("numpy",)'
-_LISTS: Final = {"dtypes": '("f32", "bf16")', "distributions": _NAMES, "imports": _NAMES, "activations": '("relu",)'}
+_LISTS: Final = {
+    "dtypes": '("f32", "bf16")',
+    "distributions": _NAMES,
+    "imports": _NAMES,
+    "activations": '("relu",)',
+    "devices": '("cuda",)',
+}
 # Words of flags that change how operands lie in memory, and not what is computed of them.
 _LAYOUTS: Final = frozenset({"padded", "offset", "argument", "constant", "dynamic"})
 
 
 @dataclasses.dataclass(eq=False)
 class CallableBackend:
-    """A plain function as a backend; ``Registry.add_callable`` documents the attributes.
+    """A function as a backend; ``Registry.add_callable`` documents the attributes.
+
+    A derived class may state any of them, and has ``bind`` and ``candidates`` as methods:
+    ``bind(problem, tensors)`` as of ``add_callable``, ``candidates(problem, operands, request)`` as of a backend.
+
+    Attributes:
+        arithmetic: fields of the contract in which the library's documentation differs.
 
     Raises:
         ValueError: when an argument is not of its kind.
     """
 
     name: str
-    matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    matmul: Callable[..., torch.Tensor]
     dtypes: Iterable[str] = ("f32", "f16", "bf16")
     batched: bool = True
     accumulate: Literal["f64", "f32", "f16"] | None = None
@@ -62,21 +86,39 @@ class CallableBackend:
     imports: Iterable[str] = ()
     linear: Callable[..., torch.Tensor] | None = None
     activations: Iterable[str] = ()
-    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    bind: Callable[..., Callable[[], Any] | None] | None = None
+    candidates: Any = None
+    epilogue: Literal["fused", "eager", "either"] = "fused"
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    library: bool = False
+    arithmetic: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the arguments, which a user writes."""
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is field.default:
+                delattr(self, field.name)  # it is the class's: of a derived one perhaps its own, or a method
+        if "candidates" in vars(self):
+            self._names = self.candidates
+            is_list = isinstance(self._names, Iterable) and not isinstance(self._names, str)
+            self._expect("candidates", is_list or callable(self._names), "names, or a function of the problem")
+            self.candidates = self._listed
+        named, further = ({"candidate": ""}, ", and candidate=") if self.candidates is not None else ({}, "")
         self._expect("pack", self.pack is None or callable(self.pack), "a function of B")
-        self._expect("matmul", _takes(self.matmul, 2), "a function of A and B")
-        self._expect("linear", self.linear is None or _takes(self.linear, 4), "a function of A, B, bias, activation")
+        for function, count, what in _FUNCTIONS:
+            given: object = getattr(self, function)
+            is_right = (given is None and function != "matmul") or _takes(given, count, **named)
+            self._expect(function, is_right, f"a function of {what}{further}")
+        self._expect("linear", None in {self.linear, self.bind}, "None: bind= computes a bias and an activation too")
         self._expect("accumulate", self.accumulate in {*_SUMS, None}, f"one of {', '.join(_SUMS)}")
-        for flag in ("batched", "deterministic", "flushes"):
+        self._expect("epilogue", self.epilogue in _EPILOGUES, f"one of {', '.join(_EPILOGUES)}")
+        for flag in ("batched", "deterministic", "flushes", "library"):
             self._expect(flag, isinstance(getattr(self, flag), bool), "True or False")
         for names, example in _LISTS.items():
-            given: object = getattr(self, names)
-            is_list = isinstance(given, Iterable) and not isinstance(given, str)
+            several: Any = getattr(self, names)
+            is_list = isinstance(several, Iterable) and not isinstance(several, str)
             self._expect(names, is_list, f"names, as {example}")
-            setattr(self, names, tuple(getattr(self, names)))
+            setattr(self, names, tuple(several))
         self._expect("dtypes", bool(self.dtypes), f"names, as {_LISTS['dtypes']}")
         for dtype in self.dtypes:
             if dtype not in DTYPES:
@@ -95,25 +137,50 @@ class CallableBackend:
         if not is_right:
             raise ValueError(f"backend {self.name!r}: {field} is {getattr(self, field)!r}; give {what}")
 
-    def contract(self, problem: Problem) -> Contract:
-        """The arithmetic of a problem: sums in the registered type; without one in f64 for f64, in f32 for others."""
-        accumulate = self.accumulate or ("f64" if problem.dtypes.out.name == "f64" else "f32")
-        epilogue: Literal["eager", "fused"] = "eager" if self.fused(problem) is None else "fused"
-        return Contract(accumulate, epilogue, deterministic=self.deterministic, flushes=self.flushes)
+    def _listed(self, problem: Problem, __: Operands, _: BuildRequest) -> Candidates:
+        """The names of the registration."""
+        names = tuple(self._names(problem) if callable(self._names) else self._names)
+        if not names:
+            raise Unsupported("no-candidate", f"{self.name} has no candidate for it")
+        return Candidates(names)
 
-    def fused(self, problem: Problem) -> str | None:
-        """The activation that ``linear`` computes, "" for none; ``None`` where the problem is more than it computes."""
+    def contract(self, problem: Problem, *, own: bool = False) -> Contract:
+        """The arithmetic of a problem.
+
+        Sums are of the registered type; without one of f64 for f64 and of f32 for others, and those of NVIDIA's tensor
+        cores where the backend computes on CUDA alone.
+
+        Args:
+            problem: what is computed.
+            own: whether the kernel takes the whole problem; otherwise PyTorch rounds after each step.
+        """
+        if self.devices == ("cuda",) and self.accumulate in {"f32", None}:
+            found = tensor_core.contract(problem, library=self.library)
+        else:
+            found = Contract(self.accumulate or ("f64" if problem.dtypes.out.name == "f64" else "f32"))
+        known: dict[str, Any] = {"deterministic": self.deterministic, "flushes": self.flushes}
+        return dataclasses.replace(found, **{"epilogue": self.epilogue if own else "eager", **known, **self.arithmetic})
+
+    def of_linear(
+        self, problem: Problem, tensors: Mapping[str, Any], **named: str
+    ) -> functools.partial[torch.Tensor] | None:
+        """The call of ``linear``; ``None`` where the problem is more than a bias (N,) and one activation."""
+        assert self.linear is not None
         steps = [str(step) for step in problem.epilogue]
         rest = steps[steps[:1] == ["bias"] :]
-        is_own = self.linear is not None and problem.op.name in {"mm", "bmm", "addmm", "linear"} and bool(steps)
         is_flat = not problem.op.weight or problem.shape.batch is None
         others = {flag.partition(".")[2] for flag in problem.flags} - _LAYOUTS
-        if not (is_own and is_flat and str(problem.dtypes) == problem.dtypes.a.name) or others:
+        is_own = problem.op.name in {"mm", "bmm", "addmm", "linear"} and bool(steps) and is_flat and not others
+        if not is_own or str(problem.dtypes) != problem.dtypes.a.name or len(rest) > 1 or {*rest} - {*self.activations}:
             return None
-        return "".join(rest) if not rest or (len(rest) == 1 and rest[0] in self.activations) else None
+        b = tensors["b"].mT if problem.op.weight else tensors["b"]
+        b = b if self.pack is None else self.pack(b)
+        return functools.partial(self.linear, tensors["a"], b, tensors.get("bias"), "".join(rest) or None, **named)
 
     def availability(self, device: str) -> Availability:
-        """Where the distributions that the function needs are installed."""
+        """Where the device is one of its own, and the distributions that the function needs are installed."""
+        if reason := no_device(self.name, self.devices, device):
+            return Availability(reason)
         needs = ("torch", *self.distributions)
         versions = software.installed(needs)
         if lacking := [name for name in needs if name not in versions]:
@@ -122,7 +189,9 @@ class CallableBackend:
         return Availability(versions=tuple(versions.items()))
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
-        """The dtypes and batches of the registration."""
+        """The dtypes and batches of the registration; what no product computes is asked of ``bind``, in ``prepare``."""
+        if (problem.op.rounds_once or problem.group_size) and self.bind is not None:
+            return None
         if problem.op.rounds_once:
             return Unsupported("op", "a plain product takes no scales, and fp8 means nothing without them")
         if problem.group_size:
@@ -139,10 +208,35 @@ class CallableBackend:
         return None
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> CallablePrepared:
-        """Import the modules; there is nothing to compile."""
+        """Import the modules and bind the problem; on CUDA call it too, so that a library compiles and tunes itself.
+
+        Raises:
+            Unsupported: when there is no candidate of the requested name, or ``bind`` does not take what no product
+                computes.
+        """
+        from pytest_gemm.numerics import precision
+
         for name in self.imports:
             importlib.import_module(name)
-        return CallablePrepared(self, problem)
+        prepared = CallablePrepared(self, problem, self._candidate(problem, operands, request))
+        with precision.settings(problem):
+            call = prepared.bind(operands)
+            if (problem.op.rounds_once or problem.group_size) and not prepared.is_own:
+                raise Unsupported(
+                    "op", f"the bind of {self.name} does not take this problem, and no product computes it"
+                )
+            if self.devices == ("cuda",):
+                call()
+        return prepared
+
+    def _candidate(self, problem: Problem, operands: Operands, request: BuildRequest) -> str:
+        """The requested candidate, else the first one; "" where there are none."""
+        if self.candidates is None:
+            return ""
+        names = self.candidates(problem, operands, request.replace(candidate="")).names
+        if request.candidate and request.candidate not in names:
+            raise Unsupported("unknown-candidate", f"{self.name} has no candidate {request.candidate} for it")
+        return request.candidate or str(names[0])
 
     def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
         """The program around the function, which a script takes out of the file that it stands in.
@@ -152,25 +246,50 @@ class CallableBackend:
         """
         import torch
 
+        from pytest_gemm.programs import program
+
         if self.pack is not None:
             raise Unsupported("no-script", f"a script gives A and B, and the function of {self.name} takes a packed B")
-        activation = self.fused(problem)
-        given: Any = self.matmul if activation is None else self.linear
-        plain = inspect.unwrap(given)  # what a decorator such as numba.njit was given
-        names = [name for name, value in getattr(plain, "__globals__", {}).items() if value is given]
+        candidate = self._candidate(problem, operands, request)
+        named = f", candidate={candidate!r}" if candidate else ""
+        known: dict[str, Any] = {"threads": torch.get_num_threads()}
+        tensors = program.args(problem, operands)
+        if self.linear is not None and (whole := self.of_linear(problem, tensors)) is not None:
+            b = "b.mT" if problem.op.weight else "b"
+            call = f"lambda a, b, bias=None: mine(a, {b}, bias, {whole.args[3]!r}{named})"
+            return Recipe(matmul=self._place(self.linear), call=call, **known)
+        taken = self.bind if self.linear is None else None
+        if taken is None and not candidate:
+            return Recipe(matmul=self._place(self.matmul), **known)
+        where, call = self._place(taken or self.matmul), f"build(problem, partial(mine{named}))(**given)"
+        if taken is not None:
+            space = getattr(inspect.unwrap(taken), "__globals__", {})
+            product = next((name for name, value in space.items() if value is self.matmul), "")
+            rest = (
+                f" or partial(build(problem, partial(mine.__globals__[{product!r}]{named})), **given)"
+                if product
+                else ""
+            )
+            call = f"(mine(problem, given{named}){rest})()"
+        imports = "functools import partial", f"{Problem.__module__} import Problem", f"{program.__name__} import build"
+        setup = (*(f"from {one}" for one in imports), f"problem = Problem.parse({problem.line!r})")
+        return Recipe(matmul=where, call=f"lambda **given: {call}", setup=setup, needs=("pytest-gemm",), **known)
+
+    def _place(self, function: Callable[..., Any]) -> tuple[str, str]:
+        """The file of a function and its name there."""
+        plain = inspect.unwrap(function)  # what a decorator such as numba.njit was given
+        names = [name for name, value in getattr(plain, "__globals__", {}).items() if value is function]
         if not names:
             raise Unsupported("no-script", f"a script loads a function of a file by its name, and {self.name} is none")
-        whole = f"lambda a, b, bias=None: mine(a, {'b.mT' if problem.op.weight else 'b'}, bias, {activation or None!r})"
-        call = "" if activation is None else whole
-        return Recipe(threads=torch.get_num_threads(), matmul=(plain.__code__.co_filename, names[0]), call=call)
+        return plain.__code__.co_filename, names[0]
 
 
-def _takes(function: object, count: int) -> bool:
-    """Whether it can be called with that many arguments, as far as Python knows its signature."""
+def _takes(function: object, count: int, **named: str) -> bool:
+    """Whether it can be called with that many arguments and these, as far as Python knows its signature."""
     if not callable(function):
         return False
     try:
-        inspect.signature(function).bind(*[None] * count)
+        inspect.signature(function).bind(*[None] * count, **named)
     except TypeError:
         return False
     except ValueError:  # a builtin function has none
@@ -179,29 +298,45 @@ def _takes(function: object, count: int) -> bool:
 
 
 class CallablePrepared(EagerPrepared):
-    """The function inside the problem's eager program."""
+    """The function inside the problem's eager program, or its call where it takes the whole problem.
 
-    def __init__(self, backend: CallableBackend, problem: Problem) -> None:
-        self._backend = backend
+    Attributes:
+        is_own: whether the backend's ``bind`` has taken the problem.
+    """
+
+    is_own = False
+
+    def __init__(self, backend: CallableBackend, problem: Problem, candidate: str = "") -> None:
+        self._backend, self._candidate = backend, candidate
+        self._named = {"candidate": candidate} if candidate else {}
         self._pack = backend.pack
         self._calls, self._name, self._is_timed = OwnCalls(), name_of(backend.matmul), False
-        product = self._of_packed if backend.pack else backend.matmul
+        self._matmul = functools.partial(backend.matmul, **self._named) if candidate else backend.matmul
+        product = self._of_packed if backend.pack else self._matmul
         super().__init__(problem, backend.contract(problem), product)
         self._counting = self._calls.program(problem, product, self._name)
-        self._activation = backend.fused(problem)
 
-    def _of_packed(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def _of_packed(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         assert self._pack is not None
-        return self._backend.matmul(a, self._pack(b))
+        return self._matmul(a, self._pack(b))
 
     def bind(self, operands: Operands) -> Callable[[], torch.Tensor]:
-        """The call of ``linear``, or the program, of which the first call packs the B of each product."""
-        linear, activation, pack = self._backend.linear, self._activation, self._backend.pack
-        if linear is not None and activation is not None:
-            given, whole = self.arguments(operands), self.own(linear)
-            b = given["b"].mT if self.problem.op.weight else given["b"]
-            b = b if pack is None else pack(b)
-            return lambda: whole(given["a"], b, given.get("bias"), activation or None)
+        """The kernel's own call, or the program around its product, whose first call packs the B of each product.
+
+        Raises:
+            TypeError: when ``bind`` of the backend returns something else than a call or ``None``.
+        """
+        bind = self._backend.bind or (self._backend.of_linear if self._backend.linear else None)
+        if bind is not None:
+            call = bind(self.problem, self.arguments(operands), **self._named)
+            if call is not None and not callable(call):
+                wrong = f"bind of {self._backend.name} returned {type(call).__name__}"
+                raise TypeError(f"{wrong}; return a call without arguments, or None for what it does not take")
+            self.is_own = call is not None
+            self.contract = self._allowed(self._backend.contract(self.problem, own=self.is_own), self.problem)
+            if call is not None:
+                return self.own(call, _name_of_call(call))
+        pack = self._backend.pack
         call = super().bind(operands)
         if pack is None:
             return call
@@ -249,7 +384,20 @@ class CallablePrepared(EagerPrepared):
 
     def proof(self) -> Proof:
         """What the last run called; nothing more can be proved of a function of Python."""
+        chosen = (self._candidate,) if self._candidate else ()
+        proof = Proof(chosen, generated=(self._name,), provable=False)
         if not (called := self._calls.names):
             nothing = self.problem.shape.is_empty or self.problem.shape.k == 0  # to multiply
-            return Proof(generated=(self._name,), uncalled="" if nothing else self._name, provable=False)
-        return Proof(generated=(self._name,), executed=called, composed=self._calls.composed, provable=False)
+            return dataclasses.replace(proof, uncalled="" if nothing else self._name)
+        return dataclasses.replace(proof, executed=called, composed=self._calls.composed)
+
+
+def _name_of_call(call: Callable[[], Any]) -> str:
+    """The name of a function; of a lambda that of the function in which it stands."""
+    return name_of(call).removesuffix(".<lambda>").removesuffix(".<locals>").rpartition(".<locals>.")[2]
+
+
+def plain(problem: Problem) -> bool:
+    """Whether the program is the op and its steps alone, on matrices: no flags, no conversions, no rows in batches."""
+    rows = problem.op.weight and problem.shape.batch is not None
+    return not (problem.flags or problem.autocast or problem.widens or rows)

@@ -39,6 +39,7 @@ class EagerPrepared:
         from pytest_gemm.numerics import precision
         from pytest_gemm.programs import program
 
+        self._allowed = precision.as_allowed
         self.contract = precision.as_allowed(contract, problem)
         self.problem = problem
         self.executed: tuple[str, ...] = ()

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pytest_gemm.api.proof import Proof
@@ -52,6 +54,26 @@ class Availability:
     def ok(self) -> bool:
         """Whether the backend can run."""
         return self.reason is None
+
+
+def no_device(name: str, devices: tuple[str, ...], device: str) -> Reason | None:
+    """Why a backend of these devices cannot compute on one, from the cheapest facts on: device files before torch."""
+    if device not in devices:
+        own = " and ".join(devices)
+        article = "the " if own == "cpu" else ""
+        return Reason("device", f"{name} computes on {article}{own}, not on {device}", f"--gemm-device={devices[0]}")
+    if device == "cpu":
+        return None
+    if not any(Path("/dev").glob("nvidia[0-9]*")) and shutil.which("nvidia-smi") is None:
+        return Reason("no-cuda-device", "there is no CUDA device", "run on a machine with an NVIDIA GPU and its driver")
+    import torch
+
+    if torch.version.cuda is None and not torch.cuda.is_available():
+        text = f"torch {torch.__version__} is built without CUDA"
+        return Reason("no-cuda-torch", text, "install a build of PyTorch for CUDA")
+    if not torch.cuda.is_available():
+        return Reason("no-cuda-device", "PyTorch sees no CUDA device", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
+    return None
 
 
 @runtime_checkable

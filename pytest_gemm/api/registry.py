@@ -12,6 +12,8 @@ from pytest_gemm.core.text import did_you_mean
 if TYPE_CHECKING:
     import torch
 
+    from pytest_gemm.problem.problem import Problem
+
 
 __all__ = ("Registry", "RegistryError")
 
@@ -78,7 +80,7 @@ class Registry:
     def add_callable(
         self,
         name: str,
-        matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        matmul: Callable[..., torch.Tensor],
         *,
         dtypes: Iterable[str] = ("f32", "f16", "bf16"),
         batched: bool = True,
@@ -90,8 +92,13 @@ class Registry:
         imports: Iterable[str] = (),
         linear: Callable[..., torch.Tensor] | None = None,
         activations: Iterable[str] = (),
+        bind: Callable[..., Callable[[], Any] | None] | None = None,
+        candidates: Sequence[str] | Callable[[Problem], Sequence[str]] = (),
+        epilogue: Literal["fused", "eager", "either"] = "fused",
+        devices: tuple[str, ...] = ("cpu", "cuda"),
+        library: bool = False,
     ) -> None:
-        """Register a plain function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch.
+        """Register a function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch, or by ``bind``.
 
         Example for a ``conftest.py``, of a kernel that adds a bias and applies relu before it rounds::
 
@@ -119,6 +126,19 @@ class Registry:
                 dtype or ``None``, and an activation of ``activations`` or ``None``.  Problems of mm, bmm, addmm and
                 linear with a bias (N,), one activation or both are computed by it alone; in others it is not called.
             activations: steps of problem lines that ``linear`` computes: ``("relu", "gelu", "clamp-0_6")``.
+            bind: ``bind(problem, tensors) -> call`` gets the problem and the tensors of its program by name, see
+                docs/how-to/kernels.md, and returns a call without arguments that computes the whole problem; or
+                ``None`` where the kernel does not take it: then PyTorch composes the problem around ``matmul``.  What a
+                user makes once, as a packed weight, is made in ``bind``, before the call.  ``linear`` is a ``bind``
+                for a bias and an activation: give one of both.
+            candidates: names of several kernels, or a function of the problem that returns those for it.  ``matmul``,
+                ``linear`` and ``bind`` get the keyword ``candidate``: one that ``--gemm-candidates`` selects, or the
+                first.
+            epilogue: where a call of ``bind`` or ``linear`` rounds: ``fused``, once at the end; ``eager``, after each
+                step; ``either``.
+            devices: where it computes.  On ``("cuda",)`` alone its sums are those of NVIDIA's tensor cores, and it is
+                called once before the first run.
+            library: with ``devices=("cuda",)``, whether it may call cuBLAS, which may slice K or take no tensor core.
 
         Raises:
             RegistryError: when the name is taken or malformed, or an argument is not of its kind.
@@ -126,7 +146,7 @@ class Registry:
         from pytest_gemm.api.callable import CallableBackend
 
         given: Any = dtypes, batched, accumulate, deterministic, distributions, flushes, pack, imports
-        given += linear, activations
+        given += linear, activations, bind, candidates or None, epilogue, devices, library
         try:
             made = CallableBackend(name, matmul, *given)
         except ValueError as error:

@@ -35,7 +35,7 @@ def as_allowed(contract: Contract, problem: Problem) -> Contract:
     """``contract`` as it is under the problem's flag ``tf32``: inputs may lose bits, and need not.
 
     The products of a sum are stored in the result's type, unless a backend says that it keeps them.  What ``reduced``
-    allows is a matter of cuBLAS alone, see ``backends.tensor_core.contract``.
+    allows is a matter of cuBLAS alone, see ``numerics.tensor_core.contract``.
     """
     count = problem.op.summands
     if count > 1 and not contract.narrow_partials:

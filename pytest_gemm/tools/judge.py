@@ -506,8 +506,7 @@ class _Judging:
         found = self._takes(first)
         kernel = dataclasses.replace(self.kernel, form=first.form)
         name, own = kernel.short.replace(".", "-"), [dtype.partition("-")[0] for dtype in found.takes.dtypes]
-        whole = kernel if "bias" in first.form.roles else None
-        backend = KernelBackend(name, kernel, own, linear=whole, device=first.device)
+        backend = KernelBackend(name, kernel, own, devices=(first.device,))
         line = self.asked.problem
         problems = [Problem.parse(line)] if line else _problems(found.takes, first.form)
         if first.died is None:
@@ -607,7 +606,7 @@ class _Judging:
     def _outcomes(self, backend: KernelBackend, problem: Problem) -> list[Outcome]:
         distributions = distributions_for(problem)[:_DISTRIBUTIONS]
         # One thread: several wait for one another where the cores are busy.
-        case = Case(backend, problem, distributions, self.asked.seed, Device(backend.device), threads=1)
+        case = Case(backend, problem, distributions, self.asked.seed, Device(backend.devices[0]), threads=1)
         made = Judge(lambda *_: "not compared", workers=lambda _: self.worker).outcomes(case)
         return [dataclasses.replace(one, eager="", case=dataclasses.replace(one.case, threads=0)) for one in made]
 
@@ -644,7 +643,7 @@ class _Judging:
 
     def _timed(self, backend: KernelBackend, problem: Problem) -> Speed:
         """Time the kernel beside ATen, in interleaved blocks of one process."""
-        worker, device = self.worker, Device(backend.device)
+        worker, device = self.worker, Device(backend.devices[0])
         case = Case(backend, problem, (), self.asked.seed, device)
         aten = dataclasses.replace(case, backend=AtenBackend())
         given = tensors.make(problem, "rand", self.asked.seed, device)

@@ -15,7 +15,7 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,10 +23,8 @@ import torch
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.request import DEFAULT, BuildRequest
-from pytest_gemm.backends import tensor_core
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import described
-from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
@@ -244,26 +242,22 @@ def first_call(_: object, kernel: Kernel, dtype: str, shape: Sequence[int], devi
 # -- the backend -------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(eq=False)
 class KernelBackend(CallableBackend):
-    """A :class:`Kernel` as a backend of just those problems that have its form, on one device."""
+    """A :class:`Kernel` as a backend of just those problems that have its form, on one device.
 
-    device: str = "cpu"
+    What adds a bias may round before it or not, and a function may call cuBLAS.
+    """
 
-    def contract(self, problem: Problem) -> Contract:
-        """As of any function; what adds a bias may round before it or not.
+    matmul: Kernel
+    epilogue = "either"
+    library = True
 
-        On CUDA the sums are those of tensor cores or of ordinary additions, in slices of K or not: the function may
-        call cuBLAS.  Sums of another declared type than f32 are no tensor core's.
-        """
-        found = super().contract(problem)
-        if self.device == "cuda" and self.accumulate in {None, "f32"}:
-            found = tensor_core.contract(problem, library=True)
-        return dataclasses.replace(found, epilogue="either", deterministic=self.deterministic)
-
-    def fused(self, problem: Problem) -> str | None:  # noqa: ARG002  # a backend's
-        """A kernel that takes a bias adds it in every problem."""
-        return None if self.linear is None else ""
+    def bind(self, problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Any] | None:
+        """A kernel that takes a bias computes every problem."""
+        if "bias" not in self.matmul.form.roles:
+            return None
+        b = tensors["b"].mT if problem.op.weight else tensors["b"]
+        return functools.partial(self.matmul, tensors["a"], b, tensors.get("bias"))
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> None:
         """What it refuses shows when it is called."""
@@ -274,8 +268,8 @@ class KernelBackend(CallableBackend):
         Raises:
             Unsupported: where it raises what a function raises for arguments that it does not take.
         """
-        prepared = super().prepare(problem, operands, request)
         try:
+            prepared = super().prepare(problem, operands, request)
             prepared.bind(operands)()
         except Exception as error:
             of_torch = type(error) is RuntimeError and "CUDA" not in str(error)

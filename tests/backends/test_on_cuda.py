@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_gemm.api import callable as functions
 from pytest_gemm.api import protocols
-from pytest_gemm.backends import on_cuda, tensor_core
-from pytest_gemm.backends.on_cuda import CudaCallableBackend, plain
+from pytest_gemm.api.callable import plain
+from pytest_gemm.backends.on_cuda import CudaCallableBackend
 from pytest_gemm.core.case_id import Device
+from pytest_gemm.numerics import tensor_core
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.problem import Problem
@@ -24,16 +26,12 @@ class Packing(CudaCallableBackend):
 
     packs = 0
 
-    def program(self, problem: Problem) -> Callable[..., Callable[[], Any]] | None:
+    def bind(self, problem: Problem, tensors: dict[str, Any]) -> Callable[[], Any] | None:
         if problem.op.name != "linear":
             return None
-
-        def bound(*, a: Any, b: Any, bias: Any) -> Callable[[], Any]:
-            self.packs += 1
-            packed = b.mT.contiguous()
-            return lambda: torch.addmm(bias, a, packed)
-
-        return bound
+        self.packs += 1
+        packed = tensors["b"].mT.contiguous()
+        return lambda: torch.addmm(tensors["bias"], tensors["a"], packed)
 
 
 @pytest.fixture
@@ -45,7 +43,10 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("sums")
 def test_a_program_of_the_library_is_rounded_once_and_the_product_after_each_step() -> None:
     backend = Packing("packing", torch.matmul, deterministic=False, arithmetic={"input_error": 0.5})
-    found, other = backend.contract(LINEAR), backend.contract(Problem.parse("mm:f32:nn:8x8x8"))
+    found, other = (
+        backend.prepare(problem, tensors.make(problem, "rand", 0, Device.CPU)).contract
+        for problem in (LINEAR, Problem.parse("mm:f32:nn:8x8x8"))
+    )
     assert (found.epilogue, other.epilogue) == ("fused", "eager")
     assert (found.input_error, found.deterministic, found.slices) == (0.5, False, 1)
     assert Packing("packing", torch.matmul, library=True).contract(LINEAR).slices == 4
@@ -81,7 +82,7 @@ def test_a_device_comes_before_a_package(monkeypatch: pytest.MonkeyPatch) -> Non
     wrong = backend.availability("cpu").reason
     assert wrong is not None
     assert wrong.text == "mine computes on cuda, not on cpu"
-    monkeypatch.setattr(on_cuda, "no_device", lambda *_: None)
+    monkeypatch.setattr(functions, "no_device", lambda *_: None)
     lacking = backend.availability("cuda").reason
     assert lacking is not None
     assert lacking.remedy == "pip install gemm-that-is-nowhere"

@@ -24,7 +24,7 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, CandidateBackend, Candidates
 from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.api.settings import configure
-from pytest_gemm.backends import cutedsl, tensor_core
+from pytest_gemm.backends import cutedsl
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import artifact as artifact_module
 from pytest_gemm.backends.inductor import compilation, poisoning, selection, torch_compat
@@ -37,7 +37,7 @@ from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
-from pytest_gemm.numerics import interval, reference
+from pytest_gemm.numerics import interval, reference, tensor_core
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.problem.problem import Problem

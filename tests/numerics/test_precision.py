@@ -11,10 +11,9 @@ import torch
 
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.numerics import precision
+from pytest_gemm.numerics import precision, tensor_core
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.problem import Problem

@@ -12,8 +12,7 @@ import pytest
 import torch
 from oracle import computed, make
 
-from pytest_gemm.backends import tensor_core
-from pytest_gemm.numerics import reference
+from pytest_gemm.numerics import reference, tensor_core
 from pytest_gemm.operands import tensors as factory
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.memory import packed

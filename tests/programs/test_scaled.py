@@ -10,12 +10,11 @@ import pytest
 import torch
 from oracle import computed, interval, make
 
-from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cutedsl import CuteDslPrepared
 from pytest_gemm.backends.inductor.torch_compat import torch_release
 from pytest_gemm.judging import verdict as verdict_module
-from pytest_gemm.numerics import reference
+from pytest_gemm.numerics import reference, tensor_core
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.interval import Interval, insensitive
 from pytest_gemm.operands import tensors as factory

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import pytest_gemm
-from pytest_gemm.backends import tensor_core
+from pytest_gemm.numerics import tensor_core
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record.lines import from_record

@@ -1,0 +1,180 @@
+"""A kernel that takes the whole problem: what it owns, what PyTorch composes around it, and one kernel of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.protocols import CandidateBackend, timed
+from pytest_gemm.api.registry import Registry, RegistryError
+from pytest_gemm.api.request import BuildRequest
+from pytest_gemm.core.case_id import CandidateSelection, Device
+from pytest_gemm.core.outcome import Outcome, Status, Unsupported
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
+from pytest_gemm.operands import tensors
+from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
+
+DTYPES = ("f32", "bf16", "i8")
+Tensors = dict[str, torch.Tensor]
+Call = Callable[[], torch.Tensor]
+
+
+def gemm(a: torch.Tensor, b: torch.Tensor, candidate: str = "") -> torch.Tensor:
+    return a @ b + (candidate == "128x64")
+
+
+def whole(problem: Problem, t: Tensors, candidate: str = "") -> Call | None:
+    """A kernel that computes all but silu in f64 and rounds once."""
+    if problem.step("silu"):
+        return None
+    computed, out = program.build(problem, torch.matmul), t.get("out")
+    wide = {name: x.double() if x.is_floating_point() else x for name, x in t.items()}
+    if problem.group_size:  # a weight is (code - 8) * scale + zero
+        scale, zero = wide["quantisation"].repeat_interleave(problem.group_size, 0).unbind(-1)
+        weight = (t["b"] - 8.0) * scale.mT + zero.mT
+        return lambda: (wide["a"] @ weight.mT).to(t["a"].dtype)
+    kind = getattr(torch, problem.dtypes.out.torch_name)
+
+    def kernel() -> torch.Tensor:
+        made: torch.Tensor = computed(**wide).to(kind) + (candidate == "128x64")
+        return made if out is None else out.copy_(made)
+
+    return kernel
+
+
+def rounds_twice(_: Problem, t: Tensors) -> Call:
+    def kernel() -> torch.Tensor:
+        return (t["a"] @ t["b"].mT + t["bias"]).relu()
+
+    return kernel
+
+
+def judged(backend: Any, line: str, candidates: str = "") -> list[Outcome]:
+    problem = Problem.parse(line)
+    selection = CandidateSelection(candidates)
+    return Judge().outcomes(Case(backend, problem, distributions_for(problem), 0, Device.CPU, selection))
+
+
+@pytest.mark.parametrize(
+    ("line", "kernel", "composed"),
+    [
+        ("addmm:bf16:nn:17x65x127:bias-mn+alpha-0.5+beta-2", "kernel", False),
+        ("addmm:f32:nn:17x65x127:bias-m1+alpha-0.5", "kernel", False),
+        ("linear:bf16:nt:17x65x127:bias+gelu+mul-n+add", "kernel", False),
+        ("mm:f32:nn:17x65x127:a.padded:out.given", "kernel", False),
+        ("woq_int4:bf16-i4-bf16:nt:17x64x128:quant.group-32", "whole", False),
+        ("mm:bf16:nn:17x65x127:silu", "gemm", True),
+        ("bmm:f32:nn:3x17x65x127", "kernel", False),
+    ],
+)
+def test_what_bind_takes_is_the_kernels_own_and_the_rest_is_composed(line: str, kernel: str, composed: bool) -> None:
+    outcomes = judged(CallableBackend("mine", gemm, DTYPES, bind=whole), line)
+    assert {(o.status, o.composed, o.kernels) for o in outcomes} == {(Status.PASSED, composed, (kernel,))}
+
+
+@pytest.mark.parametrize(("epilogue", "passes"), [("fused", False), ("eager", True), ("either", True)])
+def test_where_it_rounds_is_an_argument(epilogue: Any, passes: bool) -> None:
+    registry = Registry()
+    registry.add_callable("mine", gemm, bind=rounds_twice, epilogue=epilogue)
+    outcomes = judged(registry["mine"], "linear:bf16:nt:17x65x127:bias+relu")
+    assert all(o.status is Status.PASSED for o in outcomes) is passes
+
+
+def test_a_class_has_bind_as_a_method_and_a_contract_of_its_own() -> None:
+    class Mine(CallableBackend):
+        epilogue = "either"
+
+        def bind(self, problem: Problem, t: Tensors) -> Call | None:
+            return rounds_twice(problem, t) if problem.step("relu") else None
+
+    outcomes = judged(Mine("mine", gemm), "linear:bf16:nt:17x65x127:bias+relu")
+    assert {(o.status, o.composed, o.kernels) for o in outcomes} == {(Status.PASSED, False, ("kernel",))}
+    (kept,) = {o.composed for o in judged(Mine("mine", gemm), "mm:bf16:nn:17x65x127:bias")}
+    assert kept
+
+
+def test_scales_that_bind_does_not_take_are_no_product() -> None:
+    outcomes = judged(
+        CallableBackend("mine", gemm, DTYPES, bind=lambda *_: None), "woq_int4:bf16-i4-bf16:nt:17x64x128:quant.group-32"
+    )
+    assert {(o.status, o.code) for o in outcomes} == {(Status.UNSUPPORTED, "op")}
+    assert "bind of mine does not take this problem" in outcomes[0].why
+
+
+def test_a_result_in_place_of_a_call_is_said() -> None:
+    outcomes = judged(CallableBackend("mine", gemm, bind=lambda _, t: t["a"] @ t["b"]), "mm:f32:nn:17x65x127")
+    assert {o.status for o in outcomes} == {Status.CRASHED}
+    assert "bind of mine returned Tensor; return a call without arguments, or None" in outcomes[0].why
+
+
+def test_what_is_made_in_bind_is_made_before_a_timed_call() -> None:
+    made = []
+
+    def packing(_: Problem, t: Tensors) -> Call:
+        packed = t["b"].mT.contiguous()
+        made.append(packed)
+        return lambda: torch.addmm(t["bias"], t["a"], packed)
+
+    problem = Problem.parse("linear:f32:nt:17x65x127:bias")
+    given = tensors.make(problem, "rand", 0, Device.CPU)
+    prepared = CallableBackend("mine", gemm, bind=packing).prepare(problem, given)
+    with timed(prepared, given) as call:
+        before = len(made)
+        assert torch.equal(call(), call())  # type: ignore[arg-type]  # a call of any backend
+        assert len(made) == before
+
+
+# -- one kernel of several ---------------------------------------------------------------------------------------
+
+TILES = ("64x64", "128x64", "128x128")
+
+
+@pytest.mark.parametrize("line", ["mm:f32:nn:17x65x127", "linear:bf16:nt:17x65x127:bias"])
+@pytest.mark.parametrize("names", [TILES, lambda problem: TILES if problem.shape.m > 1 else TILES[:1]])
+def test_a_wrong_candidate_among_right_ones_is_found_by_name(line: str, names: Any) -> None:
+    registry = Registry()
+    registry.add_callable("mine", gemm, bind=whole, candidates=names)
+    outcomes = judged(registry["mine"], line, "all")
+    assert {o.candidate for o in outcomes} == {*TILES}
+    assert {o.candidate for o in outcomes if o.status is not Status.PASSED} == {"128x64"}
+    assert {o.candidate for o in judged(registry["mine"], line, "*x128")} == {"128x128"}
+    assert {o.chosen for o in judged(registry["mine"], line)} == {("64x64",)}
+
+
+def test_a_backend_has_candidates_only_where_some_are_named() -> None:
+    assert not isinstance(CallableBackend("mine", gemm), CandidateBackend)
+    several = CallableBackend("mine", gemm, candidates=lambda problem: TILES if problem.shape.m > 1 else ())
+    assert isinstance(several, CandidateBackend)
+    problem = Problem.parse("mm:f32:nn:17x65x127")
+    given = tensors.make(problem, "rand", 0, Device.CPU)
+    with pytest.raises(Unsupported, match="mine has no candidate 32x32"):
+        several.prepare(problem, given, BuildRequest(candidate="32x32"))
+    assert {o.code for o in judged(several, "mm:f32:nn:1x65x127")} == {"no-candidate"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"bind": 5}, "bind is 5; give a function of the problem and its tensors"),
+        ({"bind": lambda _: None}, "give a function of the problem and its tensors"),
+        ({"candidates": "64x64"}, "candidates is '64x64'; give names, or a function of the problem"),
+        (
+            {"candidates": TILES, "bind": rounds_twice},
+            "give a function of the problem and its tensors, and candidate=",
+        ),
+        ({"bind": whole, "linear": torch.addbmm}, "bind= computes a bias and an activation too"),
+        ({"epilogue": "once"}, "epilogue is 'once'; give one of fused, eager, either"),
+        ({"devices": "cuda"}, "devices is 'cuda'; give names, as (\"cuda\",)"),
+    ],
+)
+def test_a_wrong_argument_is_an_error(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(RegistryError) as raised:
+        Registry().add_callable("mine", gemm, **arguments)
+    assert says in str(raised.value)
