@@ -78,7 +78,7 @@ def product(a: Any, b: Any, alpha: float = 1.0, bias: Any = None, beta: float = 
 
 def bind(problem: Any, tensors: Mapping[str, Any]) -> Callable[[], Any] | None:
     """A product with an addend: C before the call."""
-    owns = problem.op.addend or problem.op.own_bias
+    owns = problem.op.name in {"addmm", "baddbmm", "linear"}
     if not owns or problem.chain or not plain(problem) or "bias" not in tensors:
         return None
     b = tensors["b"].mT if problem.op.weight else tensors["b"]

@@ -57,7 +57,7 @@ class QuantoBackend(CallableBackend):
 
     def supports(self, problem: Any, request: Any = None) -> Unsupported | None:
         """What the example binds."""
-        return None if takes(problem) else Unsupported("op", "the example has woq_int8, and da8w8 with quant.columnwise")
+        return None if takes(problem) else Unsupported("op", "it has woq_int8, and da8w8 with quant.columnwise")
 
 
 def pytest_gemm_register_backends(registry: Any) -> None:
