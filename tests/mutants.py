@@ -151,6 +151,14 @@ INT4 = {
     "bf16": "woq_int4:bf16-i4-bf16:nt:20x64x256:quant.group-32",
     "f32": "woq_int4:f32-i4-f32:nt:20x64x1024:quant.group-64",
 }
+# Of level quick, with a short last group; of level full.
+WOQ = {
+    "i4": "woq:bf16-i4-bf16:nt:17x65x202:quant.group-32+zeros",
+    "u8": "woq:f16-u8-f16:nt:17x65x200:quant.group-64+zeros",
+}
+Q8_0 = {"i8": "woq:f32-i8-f32:nt:17x65x128:quant.group-32+inside-q8_0"}
+NF4 = {"i4": "woq:bf16-i4-bf16:nt:17x65x128:quant.group-64+nf4"}
+ABSMAX = {"f32": "da8w8:i8-i8-f32:nt:17x65x127:quant.rowwise+absmax"}
 CODES = {
     "u8": "qlinear:u8-i8-u8:nt:20x40x250:bias:quant.static+requant-0.01_100:a.7bit",
     "i8": "qlinear:u8-i8-i8:nt:31x64x144:bias+add:quant.static+requant-0.5_-5",
@@ -1031,6 +1039,76 @@ def int4(codes: Change = lambda x: x, scales: Change = lambda x: x) -> Plant:
     return whole(run)
 
 
+def decoded(each: Change) -> Plant:
+    """A weight of codes with a scale and a zero point for each element of K, which may be read wrongly."""
+
+    def run(t: Tensors, problem: Problem) -> Tensor:
+        names = ("zero_b", "scale_b")
+        zero, scale = (
+            each(t[n].double().repeat_interleave(problem.group_size, 1)[:, : problem.shape.k]) for n in names
+        )
+        return torch.matmul(t["a"].double(), ((t["b"].double() - zero) * scale).mT).to(t["a"].dtype)
+
+    return whole(run)
+
+
+def group_by_group(t: Tensors, problem: Problem) -> Tensor:
+    """The codes of each group are added up in f32, and scaled after that."""
+    c = torch.zeros(len(t["a"]), len(t["b"]))
+    parts = [x.float().split(problem.group_size, 1) for x in (t["a"], t["b"])]
+    for index, (a, b) in enumerate(zip(*parts, strict=True)):
+        c = c + (a @ (b - t["zero_b"][:, index, None].float()).mT) * t["scale_b"][:, index].float()
+    return c.to(t["a"].dtype)
+
+
+def in_steps(size: int, rounded: Change = torch.round) -> Plant:
+    """Q8_0 with blocks of A of another size, or of other codes: integers, both scales, and a sum in f32."""
+
+    def run(t: Tensors, problem: Problem) -> Tensor:
+        step = t["a"].unflatten(1, (-1, size)).abs().amax(2, keepdim=True) / 127
+        codes = rounded(t["a"].unflatten(1, (-1, size)) / step).flatten(1)
+        steps = step.half().float().expand(-1, -1, size).flatten(1)
+        c = torch.zeros(len(t["a"]), len(t["b"]))
+        for index, first in enumerate(range(0, problem.shape.k, 32)):
+            block = codes[:, first : first + 32] @ t["b"][:, first : first + 32].float().mT
+            c = c + block * (steps[:, first, None] * t["scale_b"][:, index].float())
+        return c
+
+    return whole(run)
+
+
+@mutant(changing("scale_b"), WOQ | Q8_0)
+def scale_of_the_next_group(x: Tensor) -> Tensor:
+    """A group has the scale of the next one."""
+    return x.roll(-1, 1)
+
+
+@mutant(changing("zero_b"), WOQ)
+def zero_of_the_next_group(x: Tensor) -> Tensor:
+    """A group has the zero point of the next one."""
+    return x.roll(-1, 1)
+
+
+@mutant(changing("scale_b"), WOQ)
+def short_group_as_the_one_before(x: Tensor) -> Tensor:
+    """The last group, which is shorter, has the scale of the one before."""
+    return torch.cat([x[:, :-1], x[:, -2:-1]], 1)
+
+
+@mutant(changing("zero_b"), WOQ)
+def zeros_one_off(x: Tensor) -> Tensor:
+    """Zero points are one too small, as a format that stores them so has them."""
+    return x - 1
+
+
+@mutant(changing("b"), NF4)
+def table_entries_exchanged(x: Tensor) -> Tensor:
+    """Two entries of the table stand for each other."""
+    exchanged = torch.arange(16, dtype=torch.uint8)
+    exchanged[[3, 4]] = exchanged[[4, 3]]
+    return exchanged[x.long()]
+
+
 @mutant(whole, CODES_OF_FLOAT)
 def zero_point_forgotten(t: Tensors, problem: Problem) -> Tensor:
     """A's zero point is not subtracted."""
@@ -1587,6 +1665,9 @@ CONTROLS: dict[str, Control] = {
         "sums in f64, one rounding", product(lambda a, b: (a.double() @ b.double()).to(a.dtype)), _FLOATS
     ),
     "int4-dequantised": Control("weights of 4 bits in f64", int4(), INT4),
+    "woq-in-f64": Control("a weight of codes in f64", decoded(lambda x: x), WOQ),
+    "woq-by-groups": Control("sums of groups, which are scaled then", whole(group_by_group), WOQ),
+    "q8-0": Control("ggml's Q8_0", in_steps(32), Q8_0),
     # Results and manners that are unusual, and right.
     "strided-result": Control("a result with gaps, in the midst of other memory", afterwards(strided), SMALL),
     "column-major-result": Control("a transposed result", afterwards(lambda c: c.t().contiguous().t()), SMALL),
@@ -1859,6 +1940,12 @@ MUTANTS |= {
     "int4-zeros-ignored": Mutant(
         "the groups' zeros are not added", int4(scales=lambda x: x * torch.tensor([1.0, 0.0]).to(x.dtype)), INT4
     ),
+    "group-boundary-early": Mutant("groups begin one element early", decoded(lambda x: x.roll(-1, 1)), WOQ),
+    "codes-cut-off": Mutant("codes of A are rounded towards zero", in_steps(32, torch.trunc), Q8_0),
+    "step-of-the-row": Mutant("A has one step for each row", in_steps(128), Q8_0),
+    "absmax-mistyped": Mutant(
+        "1 / 127^2 has a wrong digit", changed(scale_a=lambda x: x * (6.200022e-05 * 127**2)), ABSMAX
+    ),
     # fp8.
     **bugs(FP8, _SCALES),
     "scale-transposed": Mutant("A's scales run along the columns", changed(scale_a=lambda x: x.t()), FP8_SQUARE),
@@ -1960,7 +2047,13 @@ _NAMED: dict[str, str] = {
     "read as unsigned": "int8-read-unsigned weight-read-unsigned mixed-read-unsigned",
     "read as signed": "unsigned-read-as-signed",
     "-128 clipped": "int8-lowest-clipped",
-    "zero point off by one": "weight-zero-point int4-zero-point",
+    "zero point off by one": "weight-zero-point int4-zero-point zeros-one-off",
+    "neighbouring group": "scale-of-the-next-group zero-of-the-next-group short-group-as-the-one-before",
+    "short group": "short-group-as-the-one-before",
+    "group boundary": "group-boundary-early",
+    "scale of one group": "step-of-the-row",
+    "codes cut off": "codes-cut-off",
+    "table entries exchanged": "table-entries-exchanged",
     "zero point ignored": "zero-point-forgotten int4-zeros-ignored",
     "misread operand": "padded-stride-ignored padded-stride-of-b-ignored base-rounded-down layout-ignored "
     "offset-of-b-dropped offset-in-program-dropped offset-of-b-in-program-dropped stride-in-program-dropped "
@@ -2006,7 +2099,7 @@ _NAMED: dict[str, str] = {
     "scales transposed": "scale-transposed block-scales-by-rows",
     "scale of row 0": "scale-of-first-row",
     "scale of block 0": "block-scales-of-the-first",
-    "constant factor": "fnuz-exponent",
+    "constant factor": "fnuz-exponent absmax-mistyped",
     # Places, where they say what the bug is: what is wrong there and nowhere else.
     "N tail": "tail-in-tf32 bias-missing-on-last-tile relu-forgotten-in-the-tail tail-unwritten columns-in-16-bits",
     "M tail": "rows-past-1024 rows-past-2-to-21 rows-in-16-bits last-rows-of-a-large-result",

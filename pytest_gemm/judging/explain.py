@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_gemm.judging import coded
 from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, inside, mostly
 from pytest_gemm.numerics.epilogue import evaluate
 from pytest_gemm.numerics.reference import as_added, as_multiplied, widened
@@ -67,7 +68,7 @@ def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[Cause]:
     # What recomputes the very values comes first: zeros and transposes may be what is left of a missing product.
     zeros = bool((wrong.values == 0).all())
     if sample is not None and not zeros:
-        for hypotheses in (_groups, _parameters, _steps):
+        for hypotheses in (coded.of_codes, _groups, _parameters, _steps):
             yield from sample.explained(hypotheses(sample))
     if whole:
         yield _elsewhere(wrong)
@@ -723,7 +724,8 @@ def _factors(s: _Sample) -> Hypotheses:
         return  # anything can be made to fit a few numbers
     factor = float((s.x[usable] / s.value[usable]).median())
     if factor != 0.0:
-        yield "constant factor", f"the bad elements are {factor:.6g} times what is expected", s.value * factor
+        times = f"{factor:.6g}" if abs(factor - 1.0) > 1e-4 else f"1 {'+-'[factor < 1.0]} {abs(factor - 1.0):.2g}"
+        yield "constant factor", f"the bad elements are {times} times what is expected", s.value * factor
     offset = float((s.x - s.value).median())
     yield (
         "constant offset",

@@ -11,7 +11,7 @@ from mutants import BIAS, BIAS_RELU, PLAIN, SMALL, Control, Planted
 from studies import causes, mutant_study
 
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.judging import explain
+from pytest_gemm.judging import coded, explain
 from pytest_gemm.judging.case import Case
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
@@ -31,6 +31,16 @@ NAMED = [
     ("alpha-and-beta-exchanged", mutants.ADDMM["f32"], 3),
     ("rows-shifted", PLAIN["f32"], 2),
     ("int8-read-unsigned", PLAIN["i8"], 2),
+    ("scale-of-the-next-group", mutants.WOQ["i4"], 2),
+    ("scale-of-the-next-group", mutants.Q8_0["i8"], 2),
+    ("zero-of-the-next-group", mutants.WOQ["i4"], 3),
+    ("zeros-one-off", mutants.WOQ["u8"], 3),
+    ("short-group-as-the-one-before", mutants.WOQ["i4"], 2),
+    ("group-boundary-early", mutants.WOQ["i4"], 2),
+    ("codes-cut-off", mutants.Q8_0["i8"], 1),
+    ("step-of-the-row", mutants.Q8_0["i8"], 1),
+    ("table-entries-exchanged", mutants.NF4["i4"], 2),
+    ("absmax-mistyped", mutants.ABSMAX["f32"], 3),
     ("wrong-shape", PLAIN["f32"], 1),
     ("packed-by-address", SMALL["f32"], 1),
     ("raises", PLAIN["f32"], 1),
@@ -63,7 +73,7 @@ def test_a_tail_is_a_tail_on_any_data(k: int, *, is_last_kept: bool) -> None:
 
 def test_every_name_is_in_the_table() -> None:
     known = {*TABLE["names"], *TABLE["codes"].values()}
-    text = Path(explain.__file__).read_text(encoding="utf-8")
+    text = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (explain, coded))
     written = set(re.findall(r'(?:yield|Cause\() ?"([^"]+)", ', text))
     assert len(written) > 25
     assert {name for name in written if not name.endswith(" missing")} <= known

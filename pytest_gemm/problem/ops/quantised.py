@@ -128,11 +128,15 @@ def _rows(p: Problem, x: Tensor) -> Tensor:
 def _around_da8w8(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
     """The int32 product times A's and B's scales: in their type, which is f32 where the result is f16.
 
+    Largest magnitudes are f32, and what their codes are divided by is one factor behind them, as in bitsandbytes'
+    ``int8_mm_dequant``.
+
     Where A is 3-D it is reshaped after the scales and before the bias, as a quantised linear does.
     """
     scale_a = _rows(p, t["scale_a"]) if p.step("rowwise") is not None else t["scale_a"]
     c = matmul(_rows(p, t["a"]), t["b"].mT)
-    x = c.to(getattr(torch, "bfloat16" if p.dtypes.out.name == "bf16" else "float32")) * scale_a * t["scale_b"]
+    x = c.to(t["scale_a"].dtype) * scale_a * t["scale_b"]
+    x = x * p.result_factor("") if p.step("absmax") else x
     x = x if p.shape.batch is None else x.reshape(p.shape.batch, t["a"].shape[1], p.shape.n)
     return (x + t["bias"] if "bias" in t else x).to(dtype_of(torch, p))
 
@@ -299,6 +303,7 @@ OPS: Final = (
         weight_scales=True,
         scale_dtype=lambda out: "bf16" if out == "bf16" else "f32",
         int8=True,
+        absmax=True,
         derived=_derived,
         flags=("b.alias_t", "b.argument", *OUTPUTS),
     ),
