@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from onnx_graph import Graph, session, takes
 
-from pytest_gemm.api.callable import CallableBackend, CallablePrepared
+from pytest_gemm.api.callable import CallableBackend, CallablePrepared, plain
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.numerics.contract import Contract
 
@@ -47,6 +47,27 @@ def model(op: str, constants: dict[str, Any], **attributes: int) -> Callable[[An
     return run
 
 
+def n_bits(problem: Any, t: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]] | None:
+    """The constants and the attributes of MatMulNBits, of codes with a scale for each block of K; else ``None``."""
+    if problem.op.name not in {"woq", "woq_int8"} or problem.step("nf4") or problem.step("inside"):
+        return None
+    size = problem.group_size if problem.step("group") else 32  # a column's scale is that of each of its blocks
+    codes, (n, k), bits = t["b"].numpy(), t["b"].shape, 4 if problem.dtypes.b.name == "i4" else 8
+    blocks = -(-k // size)
+    codes = codes.view(np.uint8) ^ 128 if codes.dtype == np.int8 else codes
+    scales = t["scale"][:, None] if "scale" in t else t["scale_b"]
+    weight = {"b": np.pad(codes, ((0, 0), (0, blocks * size - k))).reshape(n, blocks, size)}
+    weight["s"] = np.ascontiguousarray(scales.expand(n, blocks).numpy())
+    if "zero_b" in t:
+        zeros = t["zero_b"].expand(n, blocks).numpy().view(np.uint8)
+        weight["z"] = zeros ^ 128 if problem.dtypes.b.name == "i8" else zeros
+    if bits == 4:  # two in a byte, the first one its lower half
+        odd = {"z": np.pad(weight["z"], ((0, 0), (0, blocks % 2)))} if "z" in weight else {}
+        pairs = {name: x[..., ::2] | x[..., 1::2] << 4 for name, x in {"b": weight["b"], **odd}.items()}
+        weight = {**weight, **pairs}
+    return weight, {"K": k, "N": n, "bits": bits, "block_size": size}
+
+
 class OnnxRuntimePrepared(CallablePrepared):
     """One model, QLinearMatMul or MatMulNBits in place of the program; where none fits, the product alone."""
 
@@ -63,14 +84,9 @@ class OnnxRuntimePrepared(CallablePrepared):
             after_a = {"as": np.float32(sa), "az": kind(za), "b": t["b"].mT.numpy(), "bs": column, "bz": zero}
             product = model("QLinearMatMul", {**after_a, "cs": np.float32(sc), "cz": kind(zc)})
             return functools.partial(self.own(product, "QLinearMatMul"), t["a"])
-        if not p.epilogue and not p.flags and p.op.name == "woq_int8" and p.dtypes.a.name == "f32":
+        if plain(p) and not p.epilogue and (weight := n_bits(p, t)):
             self.contract = Contract("f32", "fused", input_error=2.0**-24)
-            n, k = t["b"].shape
-            codes = np.full((n, -(-k // 32) * 32), 128, np.uint8)
-            codes[:, :k] = t["b"].numpy().view(np.uint8) ^ 128
-            weight = {"b": codes.reshape(n, -1, 32), "s": np.repeat(t["scale"].numpy(), codes.shape[1] // 32)}
-            product = model("MatMulNBits", weight, K=k, N=n, bits=8, block_size=32)
-            return functools.partial(self.own(product, "MatMulNBits"), t["a"])
+            return functools.partial(self.own(model("MatMulNBits", weight[0], **weight[1]), "MatMulNBits"), t["a"])
         if takes(p):
             self.contract = Contract("f32", "fused" if p.dtypes.a.name == "f32" else "either")
             run, name, is_one_node = session(Graph(p, t))

@@ -49,8 +49,6 @@ class Contract:
             more are multiplied exactly.  0 where none is known to be.
         input_smallest: with an input error, the smallest number that is kept of an input, 2^-136 for TF32: what is
             below it is lost, which a huge number on the other side multiplies.  0.0 where nothing is.
-        scale_error: relative error of what a sum of integers is multiplied by, beyond one rounding for each scale: of
-            scales that a library keeps in another form, and of its constants.
         alignment_bits, chunk: for tensor cores that truncate: f and L of Fasi et al. (2021); terms of one
             chunk of L are aligned to f fractional bits.  0 for ordinary IEEE additions.
         promote_every: with tensor cores: the number of products P after which their sum is added to one in f32 and
@@ -68,7 +66,6 @@ class Contract:
     input_error: float = 0.0
     input_bits: int = 0
     input_smallest: float = 0.0
-    scale_error: float = 0.0
     alignment_bits: int = 0
     chunk: int = 0
     promote_every: int = 0

@@ -208,8 +208,6 @@ def _da8w8(given: Bounding) -> Product:
     elif mode != "eager":
         # The program's factors as one are rounded once.
         span = span.union(one_by_one(b, a)).union(scaled(first, round_to(a * b, _F32)))
-    if (error := given.contract.scale_error) > 0.0:
-        span = span.widen(torch.maximum(span.lo.abs(), span.hi.abs()) * error)
     if operands.bias is not None:
         bias = widened(operands.bias)
         span = arithmetic.stored(arithmetic.basic(span.map(lambda x: x + bias)), own)
