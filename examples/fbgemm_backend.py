@@ -6,12 +6,14 @@ Run: PYTHONPATH=examples pytest -p fbgemm_backend --pyargs pytest_gemm.conforman
 https://docs.pytorch.org/docs/stable/generated/torch.ao.nn.quantized.Linear.html: ``quantized::linear`` and
 ``quantized::linear_relu`` take u8 codes with a scale and a zero point, an i8 weight with a scale for each column, a
 bias in f32, and give u8 codes.  FBGEMM sums in int32, multiplies in f32, and rounds to nearest even
-(https://github.com/pytorch/FBGEMM/blob/main/include/fbgemm/QuantUtils.h).  The weight is packed once.
+(https://github.com/pytorch/FBGEMM/blob/main/include/fbgemm/QuantUtils.h).  Its product of f32 by a weight that is
+packed in f16 sums in f32 (https://github.com/pytorch/FBGEMM/blob/main/include/fbgemm/FbgemmFP16.h).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -34,11 +36,16 @@ def engine() -> Iterator[Any]:
     torch.backends.quantized.engine = before
 
 
-def product(a: Any, b: Any) -> Any:
-    """FBGEMM's product in f32, with B rounded to f16; no problem reaches it, as none says that of B yet."""
+def product(a: Any, weight: Any) -> Any:
+    """The product of a matrix in f32 and a packed one, which FBGEMM keeps in f16."""
     with engine() as torch:
-        weight = torch.fbgemm_pack_gemm_matrix_fp16(b.mT.contiguous())
         return torch.fbgemm_linear_fp16_weight_fp32_activation(a.contiguous(), weight, None)
+
+
+def pack(b: Any) -> Any:
+    """A weight of f16 as FBGEMM packs it."""
+    with engine() as torch:
+        return torch.fbgemm_pack_gemm_matrix_fp16(b.mT.float().contiguous())
 
 
 def linear(problem: Any, a: Any, b: Any, columns: Any, bias: Any) -> Callable[[], Any]:
@@ -54,19 +61,18 @@ def linear(problem: Any, a: Any, b: Any, columns: Any, bias: Any) -> Callable[[]
 
 
 def bind(problem: Any, tensors: Mapping[str, Any]) -> Callable[[], Any] | None:
-    """The linear with its bias and a relu."""
-    if not takes(problem):
-        return None
+    """The linear with its bias and a relu, or the product with a weight of f16."""
+    if problem.op.name != "qlinear":
+        return None if problem.epilogue else functools.partial(product, tensors["a"], pack(tensors["b"]))
     bias = tensors["bias"].float() if "bias" in tensors else None
     return linear(problem, tensors["a"], tensors["b"], tensors["scale_b"], bias)
 
 
 def takes(problem: Any) -> bool:
-    """Whether the problem is one of these operators: u8 codes in and out, and no step but a bias and a relu."""
-    types = (problem.dtypes.a.name, problem.dtypes.b.name, problem.dtypes.out.name)
+    """Whether it is u8 codes in and out with no step but a bias and a relu, or an f32 matrix by one of f16."""
     steps = [str(step) for step in problem.chain if step.name != "bias"]
-    is_static = problem.step("static") is not None
-    return problem.op.name == "qlinear" and types == ("u8", "i8", "u8") and steps in ([], ["relu"]) and is_static
+    is_linear = str(problem.dtypes) == "u8-i8-u8" and steps in ([], ["relu"]) and problem.step("static") is not None
+    return is_linear or str(problem.dtypes) == "f32-f16-f32"
 
 
 class FbgemmBackend(CallableBackend):
@@ -81,10 +87,12 @@ class FbgemmBackend(CallableBackend):
         return super().availability(device)
 
     def supports(self, problem: Any, request: Any = None) -> Unsupported | None:
-        """The linears of u8 codes."""
-        return None if takes(problem) else Unsupported("op", "quantized::linear is a static qlinear from u8 to u8")
+        """What the operators take."""
+        if not takes(problem):
+            return Unsupported("op", "FBGEMM's are a static qlinear from u8 to u8, and mixed_mm of f32 and f16")
+        return None
 
 
 def pytest_gemm_register_backends(registry: Any) -> None:
     """Register the backend."""
-    registry.add(FbgemmBackend("fbgemm", product, ("u8", "i8"), bind=bind, devices=("cpu",)))
+    registry.add(FbgemmBackend("fbgemm", product, ("u8", "i8", "f32"), bind=bind, pack=pack, devices=("cpu",)))
