@@ -49,7 +49,8 @@ def model(op: str, constants: dict[str, Any], **attributes: int) -> Callable[[An
 
 def n_bits(problem: Any, t: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]] | None:
     """The constants and the attributes of MatMulNBits, of codes with a scale for each block of K; else ``None``."""
-    if problem.op.name not in {"woq", "woq_int8"} or problem.step("nf4") or problem.step("inside"):
+    has_other = problem.step("nf4") or problem.step("inside") or problem.dtypes.a.name == "bf16"
+    if problem.op.name not in {"woq", "woq_int8"} or has_other:
         return None
     size = problem.group_size if problem.step("group") else 32  # a column's scale is that of each of its blocks
     codes, (n, k), bits = t["b"].numpy(), t["b"].shape, 4 if problem.dtypes.b.name == "i4" else 8
