@@ -158,6 +158,8 @@ WOQ = {
 }
 Q8_0 = {"i8": "woq:f32-i8-f32:nt:17x65x128:quant.group-32+inside-q8_0"}
 NF4 = {"i4": "woq:bf16-i4-bf16:nt:17x65x128:quant.group-64+nf4"}
+BIAS_CODES = {"u8": "qlinear:u8-i8-f32:nt:17x65x127:bias:quant.static-0.02_7+bias_codes:a.7bit"}
+HALF_WEIGHT = {"f32": "mixed_mm:f32-f16-f32:nt:17x65x127"}
 ABSMAX = {"f32": "da8w8:i8-i8-f32:nt:17x65x127:quant.rowwise+absmax"}
 CODES = {
     "u8": "qlinear:u8-i8-u8:nt:20x40x250:bias:quant.static+requant-0.01_100:a.7bit",
@@ -1077,6 +1079,15 @@ def in_steps(size: int, rounded: Change = torch.round) -> Plant:
     return whole(run)
 
 
+def integers_first(t: Tensors, problem: Problem) -> Tensor:
+    """The codes of the bias are added to the sum of codes."""
+    static = problem.step("static")
+    assert static is not None
+    scale, zero = static.numbers
+    sums = (t["a"].int() - int(zero)) @ t["b"].int().mT + t["bias"]
+    return sums.float() * (t["scale_b"] * scale)
+
+
 @mutant(changing("scale_b"), WOQ | Q8_0)
 def scale_of_the_next_group(x: Tensor) -> Tensor:
     """A group has the scale of the next one."""
@@ -1668,6 +1679,7 @@ CONTROLS: dict[str, Control] = {
     "woq-in-f64": Control("a weight of codes in f64", decoded(lambda x: x), WOQ),
     "woq-by-groups": Control("sums of groups, which are scaled then", whole(group_by_group), WOQ),
     "q8-0": Control("ggml's Q8_0", in_steps(32), Q8_0),
+    "bias-codes": Control("a bias of codes among integers", whole(integers_first), BIAS_CODES),
     # Results and manners that are unusual, and right.
     "strided-result": Control("a result with gaps, in the midst of other memory", afterwards(strided), SMALL),
     "column-major-result": Control("a transposed result", afterwards(lambda c: c.t().contiguous().t()), SMALL),
@@ -1943,6 +1955,10 @@ MUTANTS |= {
     "group-boundary-early": Mutant("groups begin one element early", decoded(lambda x: x.roll(-1, 1)), WOQ),
     "codes-cut-off": Mutant("codes of A are rounded towards zero", in_steps(32, torch.trunc), Q8_0),
     "step-of-the-row": Mutant("A has one step for each row", in_steps(128), Q8_0),
+    "bias-codes-missing": Mutant("codes of a bias are not added", changed(bias=torch.zeros_like), BIAS_CODES),
+    "activation-as-its-weight": Mutant(
+        "A of f32 is rounded to its weight's f16", changed(a=lambda x: x.half().float()), HALF_WEIGHT
+    ),
     "absmax-mistyped": Mutant(
         "1 / 127^2 has a wrong digit", changed(scale_a=lambda x: x * (6.200022e-05 * 127**2)), ABSMAX
     ),
@@ -2031,8 +2047,8 @@ _NAMED: dict[str, str] = {
     "f32 sums": "f64-sums-in-f32 int32-by-f32 int32-by-f32-late unsigned-summed-in-f32",
     "TF32 inputs": "tf32-truncated tf32-rounded tail-in-tf32",
     "bf16 inputs": "bf16-inputs",
-    "f16 inputs": "f16-inputs",
-    "TF32 or f16 inputs": "tf32-rounded f16-inputs",
+    "f16 inputs": "f16-inputs activation-as-its-weight",
+    "TF32 or f16 inputs": "tf32-rounded f16-inputs activation-as-its-weight",
     "f32 inputs": "f64-by-f32",
     "truncated inputs": "autocast-truncates",
     "small inputs dropped": "fp8-subnormals-dropped tiny-inputs-dropped subnormal-inputs-dropped shared-exponent",
@@ -2080,7 +2096,7 @@ _NAMED: dict[str, str] = {
     "one value": "tail-unwritten inputs-rebound inputs-set inputs-exchanged",
     "stale data": "cached-result stale-packed-weight",
     "added to an earlier result": "stale-workspace",
-    "bias missing": "bias-missing bias-missing-on-last-tile bias-of-one-element",
+    "bias missing": "bias-codes-missing bias-missing bias-missing-on-last-tile bias-of-one-element",
     "bias added twice": "bias-twice",
     "shifted bias": "bias-shifted",
     "bias of column 0": "bias-of-first-column",

@@ -150,7 +150,7 @@ def _qlinear(given: Bounding) -> Product:
     the sum, the scales' product, the product), the second no more than three (t is exact below 2^24), the difference
     one: with ``(1 + u)^3 - 1 < 4 u`` an error of ``4 u x (|s| + |z t|)`` before the last.  An integer compensation has
     less, since ``|c| <= |s| + |z t|``.  Nothing is lost where the scales are powers of two and s, z t and c stay within
-    2^24.
+    2^24.  A bias b of codes is added as an integer, ``(c + b) x``, or in f32 as ``fl(fl(b) x)``: ``4 u x |b|`` more.
     """
     operands, c, scale = given.operands, given.reference.c, given.scale
     arithmetic = Arithmetic(_F32, "fused")
@@ -159,16 +159,18 @@ def _qlinear(given: Bounding) -> Product:
     assert scale is not None
     assert own is not None
     assert operands.scale_b is not None
-    correction = operands.zero * widened(operands.b).sum(-2)
+    correction, codes = operands.zero * widened(operands.b).sum(-2), torch.zeros(())
+    if operands.bias is not None and given.problem.step("bias_codes"):
+        codes = widened(operands.bias)
     value = c * scale
-    exact = max(map(largest_of, (c + correction, correction, c))) <= 2.0**24
+    exact = max(map(largest_of, (c + correction, correction, c, codes, c + codes))) <= 2.0**24
     exact = exact and powers_of_two(widened(operands.scale_b), widened(own))
     span = Span.of(value)
     if not exact:
-        size = ((c + correction).abs() + correction.abs()) * scale.abs()
+        size = ((c + correction).abs() + correction.abs() + codes.abs()) * scale.abs()
         span = arithmetic.basic(Span.of(value, size * (4 * _F32.unit_roundoff)))
-    if operands.bias is not None:
-        bias = widened(operands.bias)
+    bias = given.addend
+    if bias is not None:
         value, span = value + bias, arithmetic.basic(span.map(lambda x: x + bias))
     return Product(value, span, "exact" if exact else "hard")
 

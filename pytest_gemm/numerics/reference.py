@@ -140,10 +140,12 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]
 
 
 def as_added(problem: Problem, operands: Operands) -> Tensor | None:
-    """The bias operand in float64, under autocast rounded to the half type; ``None`` where there is none."""
+    """The bias operand in float64, under autocast rounded to the half type, of codes what they mean; or ``None``."""
     if operands.bias is None:
         return None
     wide = widened(operands.bias)
+    if problem.step("bias_codes"):
+        return wide * operands.scale
     return round_to(wide, problem.input_dtype) if problem.autocast else wide
 
 

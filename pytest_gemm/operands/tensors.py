@@ -322,6 +322,10 @@ class _Memory:
             for index in range(len(bias) if problem.op.several else 0):
                 if not problem.is_one_of("bias", index):
                     bias[index] = -0.0  # the neutral element: a product without a bias keeps the sign of its zeros
+            if problem.step("bias_codes"):
+                static = problem.step("static")
+                assert drawn.scale_b is not None
+                bias = np.rint(bias / (drawn.scale_b * (static.numbers[0] if static else drawn.scale_a)))
             found["bias"] = self.keep("bias", np.asarray(bias), problem.bias_dtype, apart=problem.op.several)
         residuals: list[Tensor] = []
         lookups: dict[int, tuple[Tensor, Tensor]] = {}

@@ -148,6 +148,8 @@ class Facts:
     @property
     def bias_dtype(self) -> DType:
         """Element type of the bias operand."""
+        if self.step("bias_codes"):
+            return DTYPES["i32"]
         return self.dtypes.a if self.autocast else self.value_dtype
 
     @property

@@ -424,6 +424,10 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         choices=("q8_0", "row"),
         needs="coded",
     ),
+    "bias_codes": _quant(
+        help="the bias is int32 codes in steps of A's scale times that of the column, as in QNNPACK",
+        needs="fused_steps",
+    ),
     "absmax": _quant(
         help="scales of rows and columns are their largest magnitudes, each divided by 127, as bitsandbytes has them",
         needs="absmax",

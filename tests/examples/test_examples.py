@@ -70,6 +70,11 @@ PROBLEMS = {
         "woq_int8:bf16-i8-bf16:nt:17x64x128",
         "woq_int4:f32-i4-f32:nt:4x48x192:quant.group-64",
     ],
+    "ggml": [
+        "mm:f32:nn:17x65x127",
+        "woq:f32-i8-f32:nt:17x65x128:quant.group-32+inside-q8_0",
+        "woq:f32-i4-f32:nt:1x65x1024:quant.group-32+inside-q8_0",
+    ],
     "blis": ["mm:f32:nn:17x65x127", "mm:f32:tt:17x65x127", "mm:f64:nt:17x65x127", "bmm:f32:nn:3x32x16x24"],
     "iree": ["mm:f32:nn:17x65x127", "mm:bf16:nt:17x65x127", "mm:f16:nn:17x65x127", "int_mm:i8-i8-i32:nt:17x64x128"],
     "litert": ["mm:f32:nn:17x65x127", "bmm:f32:nn:3x32x16x24"],
@@ -141,6 +146,17 @@ def test_a_library_is_right(example: Callable[[str], Any], name: str, line: str)
     outcomes = judged(backend, line)
     assert outcomes
     assert [(o.distribution, o.reason) for o in outcomes if o.status is not Status.PASSED] == []
+
+
+def test_ggml_with_the_scales_of_other_blocks_is_named(
+    example: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, backend = example("ggml")
+    right = module.blocks
+    monkeypatch.setattr(module, "blocks", lambda codes, scales: right(codes, scales.roll(1, 1)))
+    wrong = [o for o in judged(backend, PROBLEMS["ggml"][1]) if o.status is Status.INCORRECT]
+    assert len(wrong) >= 3
+    assert {(o.cause, o.composed) for o in wrong} == {("neighbouring group", False)}
 
 
 @pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in KERNELS.items() for line in lines])

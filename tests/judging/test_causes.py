@@ -40,6 +40,8 @@ NAMED = [
     ("codes-cut-off", mutants.Q8_0["i8"], 1),
     ("step-of-the-row", mutants.Q8_0["i8"], 1),
     ("table-entries-exchanged", mutants.NF4["i4"], 2),
+    ("bias-codes-missing", mutants.BIAS_CODES["u8"], 3),
+    ("activation-as-its-weight", mutants.HALF_WEIGHT["f32"], 1),
     ("absmax-mistyped", mutants.ABSMAX["f32"], 3),
     ("wrong-shape", PLAIN["f32"], 1),
     ("packed-by-address", SMALL["f32"], 1),

@@ -229,6 +229,7 @@ def test_a_wrong_line_is_told_where_and_what_would_be_right(
     ("woq:f32-i8-f32:nt:3x4x48:quant.group-32+inside-q8_0", "K=48 is not made of blocks of 32"),
     ("woq:f32-i8-f32:nt:3x4x0:quant.columnwise+inside-row", "a row without elements has no scale"),
     ("woq:f32-i4-f32:nt:3x4x64:quant.group-32+inside-q4", "'q4' does not fit inside"),
+    ("qlinear:u8-i8-f32:nt:3x4x5:quant.static+bias_codes", "bias_codes is about a bias.*add bias"),
     ("da8w8:i8-i8-f32:nt:3x4x64:quant.rowwise+zeros", "da8w8 takes no zeros.*these do: woq"),
     # Several products, and sums of two.
     ("linears:f32:nt:3x17x65x97:gated-silu", "joins two products"),
