@@ -60,6 +60,7 @@ def takes(problem: Any) -> bool:
     is_one = problem.op.name == "woq_int8" or (problem.op.name == "da8w8" and problem.step("columnwise") is not None)
     if problem.op.name == "woq" and problem.dtypes.b.name == "i4":
         is_one = not (problem.step("nf4") or problem.step("inside") or problem.shape.k % problem.group_size)
+        is_one = is_one and problem.shape.k > 0  # the packing of codes divides by their number
     return is_one and not problem.epilogue and plain(problem)
 
 
