@@ -2058,7 +2058,7 @@ _NAMED: dict[str, str] = {
     "rounded through bf16": "bf16-detour rounded-before-widened rounded-before-scale",
     "rounded through f16": "f16-detour rounded-before-widened",
     "overflow": "split-k-partials-in-f16 f16-accumulation f16-products f16-sums-promoted f16-inputs f16-detour "
-    "rescaled int32-in-28-bits int32-in-31-bits",
+    "activation-as-its-weight rescaled int32-in-28-bits int32-in-31-bits",
     "saturated": "int32-saturates int16-pairs-saturate infinity-saturates largest-code-lost",
     "read as unsigned": "int8-read-unsigned weight-read-unsigned mixed-read-unsigned",
     "read as signed": "unsigned-read-as-signed",

@@ -145,7 +145,8 @@ def as_added(problem: Problem, operands: Operands) -> Tensor | None:
         return None
     wide = widened(operands.bias)
     if problem.step("bias_codes"):
-        return wide * operands.scale
+        assert operands.scale is not None
+        return wide.mul_(operands.scale)
     return round_to(wide, problem.input_dtype) if problem.autocast else wide
 
 

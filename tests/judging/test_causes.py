@@ -75,7 +75,7 @@ def test_a_tail_is_a_tail_on_any_data(k: int, *, is_last_kept: bool) -> None:
 
 def test_every_name_is_in_the_table() -> None:
     known = {*TABLE["names"], *TABLE["codes"].values()}
-    text = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (explain, coded))
+    text = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (explain, coded))
     written = set(re.findall(r'(?:yield|Cause\() ?"([^"]+)", ', text))
     assert len(written) > 25
     assert {name for name in written if not name.endswith(" missing")} <= known
