@@ -1,11 +1,9 @@
-"""JAX's matrix product on the CPU, compiled by XLA, as the backend ``jax``.
+"""JAX's matrix products on the CPU, each with its epilogue as one program of XLA, as the backend ``jax``.
 
 Requirements: jax
 Run: PYTHONPATH=examples pytest -p jax_backend --pyargs pytest_gemm.conformance --gemm-backends=jax
 
-With ``preferred_element_type`` the product accumulates to that type and returns it
-(https://docs.jax.dev/en/latest/_autosummary/jax.lax.dot_general.html): f32 for f32, bf16 and f16, int32 for int8; it is
-then rounded once.  ``HIGHEST`` asks for the full precision of f32.  On a CPU subnormal numbers count as zeros
+``xla_program.py`` has the program.  On a CPU subnormal numbers count as zeros
 (https://docs.jax.dev/en/latest/notebooks/Common_Gotchas_in_JAX.html): the contract says so.
 
 Operands are handed over by DLPack, which JAX takes of compact tensors alone: a strided one is copied first.  JAX
@@ -15,6 +13,8 @@ computes while Python goes on: a result is waited for.
 from __future__ import annotations
 
 from typing import Any
+
+from xla_program import XlaPrepared, product
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.dlpack import hand_over, take_back
@@ -30,12 +30,9 @@ def pack(one: Any) -> Any:
 def matmul(a: Any, y: Any) -> Any:
     """The product of two matrices or of two batches of them."""
     import jax
-    from jax import lax
-    from jax import numpy as jnp
 
-    sums = jnp.float32 if a.is_floating_point() else jnp.int32
-    product = jnp.matmul(pack(a), y, precision=lax.Precision.HIGHEST, preferred_element_type=sums)
-    return take_back(product.astype(y.dtype if a.is_floating_point() else sums), a, wait=jax.block_until_ready)
+    made = product(pack(a), y)
+    return take_back(made.astype(y.dtype) if a.is_floating_point() else made, a, wait=jax.block_until_ready)
 
 
 class JaxBackend(CallableBackend):
@@ -48,7 +45,7 @@ class JaxBackend(CallableBackend):
         import jax
 
         jax.devices("cpu")
-        return super().prepare(problem, operands)
+        return XlaPrepared(self, problem)
 
 
 def pytest_gemm_register_backends(registry: Any) -> None:

@@ -23,7 +23,7 @@ from pytest_gemm.speed.data import by_case, read_session
 
 HEAD = ("library", "release", "judged", "cases", "right", "wrong", "refused", "ops", "seconds")
 # Where the name of a backend is not a part of its distribution's, without hyphens.
-DISTRIBUTIONS = {"cutile": "cuda-tile"}
+DISTRIBUTIONS = {"cutile": "cuda-tile", "fbgemm": "torch", "ggml": "pywhispercpp"}
 
 
 def release_of(backend: str, versions: Mapping[str, str]) -> str:

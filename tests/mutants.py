@@ -156,6 +156,16 @@ INT4 = {
     "bf16": "woq_int4:bf16-i4-bf16:nt:20x64x256:quant.group-32",
     "f32": "woq_int4:f32-i4-f32:nt:20x64x1024:quant.group-64",
 }
+# Of level quick, with a short last group; of level full.
+WOQ = {
+    "i4": "woq:bf16-i4-bf16:nt:17x65x202:quant.group-32+zeros",
+    "u8": "woq:f16-u8-f16:nt:17x65x200:quant.group-64+zeros",
+}
+Q8_0 = {"i8": "woq:f32-i8-f32:nt:17x65x128:quant.group-32+inside-q8_0"}
+NF4 = {"i4": "woq:bf16-i4-bf16:nt:17x65x128:quant.group-64+nf4"}
+BIAS_CODES = {"u8": "qlinear:u8-i8-f32:nt:17x65x127:bias:quant.static-0.02_7+bias_codes:a.7bit"}
+HALF_WEIGHT = {"f32": "mixed_mm:f32-f16-f32:nt:17x65x127"}
+ABSMAX = {"f32": "da8w8:i8-i8-f32:nt:17x65x127:quant.rowwise+absmax"}
 CODES = {
     "u8": "qlinear:u8-i8-u8:nt:20x40x250:bias:quant.static+requant-0.01_100:a.7bit",
     "i8": "qlinear:u8-i8-i8:nt:31x64x144:bias+add:quant.static+requant-0.5_-5",
@@ -1036,6 +1046,85 @@ def int4(codes: Change = lambda x: x, scales: Change = lambda x: x) -> Plant:
     return whole(run)
 
 
+def decoded(each: Change) -> Plant:
+    """A weight of codes with a scale and a zero point for each element of K, which may be read wrongly."""
+
+    def run(t: Tensors, problem: Problem) -> Tensor:
+        names = ("zero_b", "scale_b")
+        zero, scale = (
+            each(t[n].double().repeat_interleave(problem.group_size, 1)[:, : problem.shape.k]) for n in names
+        )
+        return torch.matmul(t["a"].double(), ((t["b"].double() - zero) * scale).mT).to(t["a"].dtype)
+
+    return whole(run)
+
+
+def group_by_group(t: Tensors, problem: Problem) -> Tensor:
+    """The codes of each group are added up in f32, and scaled after that."""
+    c = torch.zeros(len(t["a"]), len(t["b"]))
+    parts = [x.float().split(problem.group_size, 1) for x in (t["a"], t["b"])]
+    for index, (a, b) in enumerate(zip(*parts, strict=True)):
+        c = c + (a @ (b - t["zero_b"][:, index, None].float()).mT) * t["scale_b"][:, index].float()
+    return c.to(t["a"].dtype)
+
+
+def in_steps(size: int, rounded: Change = torch.round) -> Plant:
+    """Q8_0 with blocks of A of another size, or of other codes: integers, both scales, and a sum in f32."""
+
+    def run(t: Tensors, problem: Problem) -> Tensor:
+        step = t["a"].unflatten(1, (-1, size)).abs().amax(2, keepdim=True) / 127
+        codes = rounded(t["a"].unflatten(1, (-1, size)) / step).flatten(1)
+        steps = step.half().float().expand(-1, -1, size).flatten(1)
+        c = torch.zeros(len(t["a"]), len(t["b"]))
+        for index, first in enumerate(range(0, problem.shape.k, 32)):
+            block = codes[:, first : first + 32] @ t["b"][:, first : first + 32].float().mT
+            c = c + block * (steps[:, first, None] * t["scale_b"][:, index].float())
+        return c
+
+    return whole(run)
+
+
+def integers_first(t: Tensors, problem: Problem) -> Tensor:
+    """The codes of the bias are added to the sum of codes."""
+    static = problem.step("static")
+    assert static is not None
+    scale, zero = static.numbers
+    sums = (t["a"].int() - int(zero)) @ t["b"].int().mT + t["bias"]
+    return sums.float() * (t["scale_b"] * scale)
+
+
+@mutant(changing("scale_b"), WOQ | Q8_0)
+def scale_of_the_next_group(x: Tensor) -> Tensor:
+    """A group has the scale of the next one."""
+    return x.roll(-1, 1)
+
+
+@mutant(changing("zero_b"), WOQ)
+def zero_of_the_next_group(x: Tensor) -> Tensor:
+    """A group has the zero point of the next one."""
+    return x.roll(-1, 1)
+
+
+@mutant(changing("scale_b"), WOQ)
+def short_group_as_the_one_before(x: Tensor) -> Tensor:
+    """The last group, which is shorter, has the scale of the one before."""
+    return torch.cat([x[:, :-1], x[:, -2:-1]], 1)
+
+
+@mutant(changing("zero_b"), WOQ)
+def zeros_one_off(x: Tensor) -> Tensor:
+    """Zero points are one too small, as a format that stores them so has them."""
+    return x - 1
+
+
+@mutant(changing("b"), NF4)
+def table_entries_exchanged(x: Tensor) -> Tensor:
+    """Two entries of the table stand for each other."""
+    exchanged = torch.arange(16, dtype=torch.uint8)
+    exchanged[[3, 4]] = exchanged[[4, 3]]
+    return exchanged[x.long()]
+
+
 @mutant(whole, CODES_OF_FLOAT)
 def zero_point_forgotten(t: Tensors, problem: Problem) -> Tensor:
     """A's zero point is not subtracted."""
@@ -1654,6 +1743,10 @@ CONTROLS: dict[str, Control] = {
         "sums in f64, one rounding", product(lambda a, b: (a.double() @ b.double()).to(a.dtype)), _FLOATS
     ),
     "int4-dequantised": Control("weights of 4 bits in f64", int4(), INT4),
+    "woq-in-f64": Control("a weight of codes in f64", decoded(lambda x: x), WOQ),
+    "woq-by-groups": Control("sums of groups, which are scaled then", whole(group_by_group), WOQ),
+    "q8-0": Control("ggml's Q8_0", in_steps(32), Q8_0),
+    "bias-codes": Control("a bias of codes among integers", whole(integers_first), BIAS_CODES),
     # Results and manners that are unusual, and right.
     "strided-result": Control("a result with gaps, in the midst of other memory", afterwards(strided), SMALL),
     "column-major-result": Control("a transposed result", afterwards(lambda c: c.t().contiguous().t()), SMALL),
@@ -1932,6 +2025,16 @@ MUTANTS |= {
     "int4-zeros-ignored": Mutant(
         "the groups' zeros are not added", int4(scales=lambda x: x * torch.tensor([1.0, 0.0]).to(x.dtype)), INT4
     ),
+    "group-boundary-early": Mutant("groups begin one element early", decoded(lambda x: x.roll(-1, 1)), WOQ),
+    "codes-cut-off": Mutant("codes of A are rounded towards zero", in_steps(32, torch.trunc), Q8_0),
+    "step-of-the-row": Mutant("A has one step for each row", in_steps(128), Q8_0),
+    "bias-codes-missing": Mutant("codes of a bias are not added", changed(bias=torch.zeros_like), BIAS_CODES),
+    "activation-as-its-weight": Mutant(
+        "A of f32 is rounded to its weight's f16", changed(a=lambda x: x.half().float()), HALF_WEIGHT
+    ),
+    "absmax-mistyped": Mutant(
+        "1 / 127^2 has a wrong digit", changed(scale_a=lambda x: x * (6.200022e-05 * 127**2)), ABSMAX
+    ),
     # fp8.
     **bugs(FP8, _SCALES),
     "scale-transposed": Mutant("A's scales run along the columns", changed(scale_a=lambda x: x.t()), FP8_SQUARE),
@@ -2017,8 +2120,8 @@ _NAMED: dict[str, str] = {
     "f32 sums": "f64-sums-in-f32 int32-by-f32 int32-by-f32-late unsigned-summed-in-f32",
     "TF32 inputs": "tf32-truncated tf32-rounded tail-in-tf32",
     "bf16 inputs": "bf16-inputs",
-    "f16 inputs": "f16-inputs",
-    "TF32 or f16 inputs": "tf32-rounded f16-inputs",
+    "f16 inputs": "f16-inputs activation-as-its-weight",
+    "TF32 or f16 inputs": "tf32-rounded f16-inputs activation-as-its-weight",
     "f32 inputs": "f64-by-f32",
     "truncated inputs": "autocast-truncates",
     "small inputs dropped": "fp8-subnormals-dropped tiny-inputs-dropped subnormal-inputs-dropped shared-exponent",
@@ -2028,12 +2131,18 @@ _NAMED: dict[str, str] = {
     "rounded through bf16": "bf16-detour rounded-before-widened rounded-before-scale",
     "rounded through f16": "f16-detour rounded-before-widened",
     "overflow": "split-k-partials-in-f16 f16-accumulation f16-products f16-sums-promoted f16-inputs f16-detour "
-    "rescaled int32-in-28-bits int32-in-31-bits",
+    "activation-as-its-weight rescaled int32-in-28-bits int32-in-31-bits",
     "saturated": "int32-saturates int16-pairs-saturate infinity-saturates largest-code-lost",
     "read as unsigned": "int8-read-unsigned weight-read-unsigned mixed-read-unsigned",
     "read as signed": "unsigned-read-as-signed",
     "-128 clipped": "int8-lowest-clipped",
-    "zero point off by one": "weight-zero-point int4-zero-point",
+    "zero point off by one": "weight-zero-point int4-zero-point zeros-one-off",
+    "neighbouring group": "scale-of-the-next-group zero-of-the-next-group short-group-as-the-one-before",
+    "short group": "short-group-as-the-one-before",
+    "group boundary": "group-boundary-early",
+    "scale of one group": "step-of-the-row",
+    "codes cut off": "codes-cut-off",
+    "table entries exchanged": "table-entries-exchanged",
     "zero point ignored": "zero-point-forgotten int4-zeros-ignored",
     "misread operand": "padded-stride-ignored padded-stride-of-b-ignored base-rounded-down layout-ignored "
     "offset-of-b-dropped offset-in-program-dropped offset-of-b-in-program-dropped stride-in-program-dropped "
@@ -2064,7 +2173,7 @@ _NAMED: dict[str, str] = {
     "addend read after the write": "addend-read-in-the-last-tile-again addend-read-by-each-part "
     "addend-read-after-the-product",
     "A read after the write": "a-overwritten-by-tiles",
-    "bias missing": "addend-not-read bias-missing bias-missing-on-last-tile bias-of-one-element",
+    "bias missing": "addend-not-read bias-codes-missing bias-missing bias-missing-on-last-tile bias-of-one-element",
     "bias added twice": "bias-twice addend-twice-from-the-second-call-on",
     "shifted bias": "bias-shifted bias-rounded-down",
     "bias of column 0": "bias-of-first-column",
@@ -2083,7 +2192,7 @@ _NAMED: dict[str, str] = {
     "scales transposed": "scale-transposed block-scales-by-rows",
     "scale of row 0": "scale-of-first-row",
     "scale of block 0": "block-scales-of-the-first",
-    "constant factor": "fnuz-exponent",
+    "constant factor": "fnuz-exponent absmax-mistyped",
     # Places, where they say what the bug is: what is wrong there and nowhere else.
     "N tail": "tail-in-tf32 bias-missing-on-last-tile relu-forgotten-in-the-tail tail-unwritten columns-in-16-bits",
     "M tail": "rows-past-1024 rows-past-2-to-21 rows-in-16-bits last-rows-of-a-large-result",

@@ -184,11 +184,17 @@ class CallableBackend:
             return None
         if problem.op.rounds_once:
             return Unsupported("op", "a plain product takes no scales, and fp8 means nothing without them")
-        if problem.group_size:
+        if problem.group_size and not problem.op.coded:
             return Unsupported("op", "a plain product does not decode 4-bit weights")
         # Mixed, weight-only and autocast products reach the function after their cast in the graph.
         cast_first = problem.autocast or problem.op.converts or problem.widens
-        given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}
+        given = (
+            {"f32"}
+            if problem.op.coded
+            else {problem.dtypes.out.name}
+            if cast_first
+            else {problem.dtypes.a.name, problem.dtypes.b.name}
+        )
         if lacking := " ".join(sorted(given.difference(self.dtypes))):
             text = f"{self.name} was registered without {lacking}"
             return Unsupported("dtype", text, f"add it to dtypes= of {self.name}")

@@ -115,7 +115,8 @@ def _own(evidence: Evidence) -> _Own | None:
     failed, again, place = evidence.operands, evidence.again, evidence.place
     problem, output = failed.problem, failed.problem.outputs[place]
     # The script computes its reference in float64, which these programs do not take.
-    quantised = failed.zero_b is not None or failed.quantisation is not None or problem.op.rounds_once
+    is_decoded = failed.quantisation is not None or problem.op.coded
+    quantised = failed.zero_b is not None or is_decoded or problem.op.rounds_once
     in_place = problem.in_place != ""  # the program would find its own result in C
     if again is None or in_place or failed.offs is not None or failed.lookups or quantised or problem.shape.is_empty:
         return None

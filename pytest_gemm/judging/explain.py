@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pytest_gemm.judging import recompute
+from pytest_gemm.judging import coded, recompute
 from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, inside, mostly
 from pytest_gemm.judging.recompute import FEW_K, Cause, Hypotheses, Sample, toward_zero
 from pytest_gemm.numerics.rounding import round_to, ulp_of
@@ -48,7 +48,7 @@ def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[Cause]:
     # What recomputes the very values comes first: zeros and transposes may be what is left of a missing product.
     zeros = bool((wrong.values == 0).all())
     if not zeros:
-        yield from recomputed(recompute.groups, recompute.parameters, recompute.steps)
+        yield from recomputed(coded.of_codes, recompute.groups, recompute.parameters, recompute.steps)
     if whole and not has_nan:
         yield _elsewhere(wrong)
     # Zeros fit much, above all behind a relu; where each element shows few k, they may be what is left without these.

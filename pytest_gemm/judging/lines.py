@@ -161,7 +161,9 @@ class Lines:
     def operands(self) -> Operands:
         """The operands of these lines, on the CPU."""
         whole, index = self.whole, self.index
-        broadcast, sides = {"bias", "scale_a", "scale_b"}, {"a": whole.a, "b": whole.b}
+        # With a line for each column of B, of groups.
+        by_columns = {"quantisation", *(("scale_b", "zero_b") if whole.problem.op.coded else ())}
+        broadcast, sides = {"bias", "scale_a", "scale_b"} - by_columns, {"a": whole.a, "b": whole.b}
         if blocks := whole.problem.scale_blocks:  # each line has scales of its own, those of its block
             assert whole.scale_a is not None
             assert whole.scale_b is not None
@@ -171,8 +173,8 @@ class Lines:
         for name, x in sides.items():
             own = -2 if name.endswith("a") else -1
             found[name] = _selected(x, {dim: index[dim] for dim in (own, -3) if dim in index})
-        if whole.quantisation is not None and -1 in index:
-            found["quantisation"] = _selected(whole.quantisation, {-2: index[-1]})
+        if -1 in index:
+            found |= {n: _selected(x, {-2: index[-1]}) for n, x in whole.tensors.items() if n in by_columns}
         found |= {"problem": self.shape(whole.problem), "residuals": tuple(map(self.of, whole.residuals))}
         return dataclasses.replace(whole, device=Device.CPU, buffers=(), **found)
 

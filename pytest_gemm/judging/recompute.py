@@ -422,4 +422,5 @@ def factors(s: Sample) -> Hypotheses:
     if int(usable.sum()) >= 4 * FEW and len(s.value[usable].unique()) >= FEW:  # anything fits a few numbers
         factor = float((s.x[usable] / s.value[usable]).median())
         if factor:
-            yield "constant factor", f"the bad elements are {factor:.6g} times what is expected", s.value * factor
+            times = f"{factor:.6g}" if abs(factor - 1.0) > 1e-4 else f"1 {'+-'[factor < 1.0]} {abs(factor - 1.0):.2g}"
+            yield "constant factor", f"the bad elements are {times} times what is expected", s.value * factor

@@ -1,10 +1,14 @@
-"""What an op makes of an A whose rows it quantises to 8 bits itself: the codes that a correct kernel may have."""
+"""What an op makes of an A that it quantises to 8 bits itself: the codes that a correct kernel may have."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 import torch
+
+from pytest_gemm.numerics.rounding import round_to
+from pytest_gemm.problem.dtypes import DTYPES, DType
 
 # Relative error of a scale 255 / (high - low) in f32, of its reciprocal, and of an element that it has multiplied: a
 # difference, a quotient and a product or a quotient, one rounding each.
@@ -47,3 +51,27 @@ def quantised(a: torch.Tensor) -> Quantised:
     least = torch.minimum(torch.maximum(least, -128.0 - last), 127.0 - last)
     most = torch.minimum(torch.maximum(most, -128.0 - first), 127.0 - first)
     return Quantised((least + most) / (2.0 * scale), (most - least) / (2.0 * scale))
+
+
+def _symmetric(a: torch.Tensor, size: int, dtype: DType) -> Quantised:
+    """Blocks of ``size`` elements of a row in 127 steps to either side of 0, which are f32 and kept in ``dtype``.
+
+    ``step = max |a| / 127`` in f32 and ``code = round(a / step)``.  A kernel multiplies by ``1 / step`` or by
+    ``127 / max |a|``: three roundings at most, so that an ``a / step`` near a half goes either way, as a tie does.
+    What is multiplied is the code times the step as it is kept, in f16 another one than the codes are made by.
+    Q8_0: the struct ``block_q8_0`` and ``quantize_row_q8_0_ref`` of ggml.
+    """
+    blocks = a.unflatten(-1, (-1, size))
+    step = round_to(blocks.abs().amax(-1, keepdim=True) / 127.0, DTYPES["f32"])
+    kept, x = round_to(step, dtype), blocks / torch.where(step > 0.0, step, 1.0)
+    error = x.abs() * SCALING + 0.5
+    least, most = torch.ceil(x - error).clamp(-127.0, 127.0), torch.floor(x + error).clamp(-127.0, 127.0)
+    return Quantised(((least + most) * (kept / 2.0)).flatten(-2), ((most - least) * (kept / 2.0)).flatten(-2))
+
+
+# The ways in which an op may quantise A, see :attr:`Problem.a_rule`.
+RULES: Final[Mapping[str, Callable[[torch.Tensor], Quantised]]] = {
+    "steps": quantised,
+    "q8_0": lambda a: _symmetric(a, 32, DTYPES["f16"]),
+    "row": lambda a: _symmetric(a, a.shape[-1], DTYPES["f32"]),
+}

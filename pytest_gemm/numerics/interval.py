@@ -105,7 +105,7 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
     found = _Passage(given, product_of(given)).result()
     return (
         found
-        if problem.op.int8 or problem.op.quantises_a or problem.prologues("ab")
+        if problem.op.int8 or problem.a_rule != "" or problem.prologues("ab")
         else dataclasses.replace(found, signs=lambda: _signs_of(given))
     )
 

@@ -81,8 +81,8 @@ def product_of(given: Bounding) -> Product:
         return _qlinear(given)
     if op.int8:
         return _da8w8(given)
-    if op.quantises_a:
-        return _da8w4(given)
+    if given.problem.a_rule:
+        return _of_codes(given)
     if given.problem.dtypes.out.name == "i32":
         value = wrap_int32(given.reference.c)
         return Product(value, Span.of(value), "exact")
@@ -150,7 +150,7 @@ def _qlinear(given: Bounding) -> Product:
     the sum, the scales' product, the product), the second no more than three (t is exact below 2^24), the difference
     one: with ``(1 + u)^3 - 1 < 4 u`` an error of ``4 u x (|s| + |z t|)`` before the last.  An integer compensation has
     less, since ``|c| <= |s| + |z t|``.  Nothing is lost where the scales are powers of two and s, z t and c stay within
-    2^24.
+    2^24.  A bias b of codes is added as an integer, ``(c + b) x``, or in f32 as ``fl(fl(b) x)``: ``4 u x |b|`` more.
     """
     operands, c, scale = given.operands, given.reference.c, given.scale
     arithmetic = Arithmetic(_F32, "fused")
@@ -159,16 +159,18 @@ def _qlinear(given: Bounding) -> Product:
     assert scale is not None
     assert own is not None
     assert operands.scale_b is not None
-    correction = operands.zero * widened(operands.b).sum(-2)
+    correction, codes = operands.zero * widened(operands.b).sum(-2), torch.zeros(())
+    if operands.bias is not None and given.problem.step("bias_codes"):
+        codes = widened(operands.bias)
     value = c * scale
-    exact = max(map(largest_of, (c + correction, correction, c))) <= 2.0**24
+    exact = max(map(largest_of, (c + correction, correction, c, codes, c + codes))) <= 2.0**24
     exact = exact and powers_of_two(widened(operands.scale_b), widened(own))
     span = Span.of(value)
     if not exact:
-        size = ((c + correction).abs() + correction.abs()) * scale.abs()
+        size = ((c + correction).abs() + correction.abs() + codes.abs()) * scale.abs()
         span = arithmetic.basic(Span.of(value, size * (4 * _F32.unit_roundoff)))
-    if operands.bias is not None:
-        bias = widened(operands.bias)
+    bias = given.addend
+    if bias is not None:
         value, span = value + bias, arithmetic.basic(span.map(lambda x: x + bias))
     return Product(value, span, "exact" if exact else "hard")
 
@@ -179,9 +181,13 @@ def _da8w8(given: Bounding) -> Product:
     The integers are exact.  Each step of the program is rounded to its type (bf16 where out is, else f32; the last one
     to f16 where out is): *eager* does so for certain and in the program's order, other contracts may at each of them,
     and Inductor's pattern multiplies by B's scales first, behind oneDNN's or the template's product.
+
+    With largest magnitudes there are three factors of f32 behind the integer, in any order: three roundings, and a
+    constant that is off by 2 u at most, since it may be written with seven digits: less than 6 u.
     """
     operands, out, mode = given.operands, given.problem.dtypes.out, given.contract.epilogue
-    own = out if out.name == "bf16" else _F32
+    is_absmax = given.problem.step("absmax") is not None
+    own = out if out.name == "bf16" and not is_absmax else _F32
     arithmetic = Arithmetic(_F32, mode)
     assert operands.scale_a is not None
     assert operands.scale_b is not None
@@ -198,7 +204,10 @@ def _da8w8(given: Bounding) -> Product:
         return span
 
     span = one_by_one(a, b)
-    if mode != "eager":
+    if is_absmax:
+        span = first.turned(lambda x: x * (a * b * given.problem.result_factor("")))
+        span = span.widen(span.size * (6 * _F32.unit_roundoff))
+    elif mode != "eager":
         # The program's factors as one are rounded once.
         span = span.union(one_by_one(b, a)).union(scaled(first, round_to(a * b, _F32)))
     if operands.bias is not None:
@@ -209,24 +218,28 @@ def _da8w8(given: Bounding) -> Product:
     return Product(given.value, span, "exact" if span.thin else "hard")
 
 
-def _da8w4(given: Bounding) -> Product:
+def _of_codes(given: Bounding) -> Product:
     """A sum of integers for each group of K, scaled and added up in f32, and scaled by the step of A's row.
 
     The integers are exact in f32: ``255 * 8 * 256 < 2^24``.  Each is multiplied by its group's scale, S of them are
     added up, and the sum is multiplied by a step that has an error of 3 u itself: ``(S + 6) u |A| @ |B|``, and what A's
     codes leave open.  The bias is one more rounding.
+
+    Of ``woq`` a kernel may keep the sums of the 16 lanes of a vector register apart up to the end, which are 15
+    additions more, and where A has steps for its blocks they are the groups' own.  In a group of more than 1024, sums
+    of codes of 8 bits are beyond 2^24, and their conversion is one more rounding.
     """
-    problem, reference, bias = given.problem, given.reference, given.operands.bias
+    problem, reference, added = given.problem, given.reference, given.addend
     arithmetic, value, u = Arithmetic(_F32, given.contract.epilogue), given.reference.c, _F32.unit_roundoff
     slack = reference.slack
     assert slack is not None
     exact = problem.terms == 0 or (not bool(slack.any()) and _is_exact(given, None, 1.0))
     span = Span.of(value)
     if not exact:
-        theta = (problem.terms // problem.group_size + 6) * u
+        lanes = 16 if problem.op.coded else 0
+        theta = (-(-problem.terms // problem.group_size) + 6 + lanes) * u
         span = Span.of(value, reference.big * theta + slack + _underflow(given, 1.0))
-    if bias is not None:
-        added = widened(bias)
+    if added is not None:
         value, span = value + added, arithmetic.basic(span.map(lambda x: x + added))
     return Product(value, arithmetic.stored(span, problem.dtypes.out), "exact" if exact else "hard")
 
@@ -251,6 +264,7 @@ def _error_of(
     # any order: (c sa) sb, c (sa sb), or of the operands before they are multiplied, each product by both.
     of_blocks = 2 if problem.scale_blocks or problem.micro_block else 0
     scales = of_blocks + (0 if scale is None else 1 if operands.scale_a is None else 2)
+    scales += problem.op.coded  # of each element of the weight, or of the sum of its group
     extra = scales + (alpha != 1.0) * 2 + (addend is not None) * (1 if problem.beta == 1.0 else 3)
     factor = abs(alpha)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 from torch import Tensor
 
-from pytest_gemm.numerics.dynamic import quantised
+from pytest_gemm.numerics.dynamic import RULES
 from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.operands import prologues
 from pytest_gemm.operands.dtypes import torch_dtype
@@ -125,11 +125,11 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]
     """A and B as the product multiplies them: after the prologues.
 
     Under autocast on the CPU, rounded once to the half type; A without its zero point, or as the op quantises it, and
-    B's codes of 4 bits with their scales and zeros, both exact in float64.  Otherwise they are the
+    B's codes with their scales and zeros, both exact in float64.  Otherwise they are the
     operands themselves.
     """
-    if operands.quantisation is not None:
-        a = quantised(widened(operands.a)).middle if problem.op.quantises_a else operands.a
+    if operands.quantisation is not None or problem.op.coded:
+        a = RULES[problem.a_rule](widened(operands.a)).middle if problem.a_rule else operands.a
         return a, operands.weight
     if operands.zero:
         return widened(operands.a) - operands.zero, operands.b
@@ -153,10 +153,13 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]
 
 
 def as_added(problem: Problem, operands: Operands) -> Tensor | None:
-    """The bias operand in float64, under autocast rounded to the half type; ``None`` where there is none."""
+    """The bias operand in float64, under autocast rounded to the half type, of codes what they mean; or ``None``."""
     if operands.bias is None:
         return None
     wide = widened(operands.bias)
+    if problem.step("bias_codes"):
+        assert operands.scale is not None
+        return wide.mul_(operands.scale)
     return round_to(wide, problem.input_dtype) if problem.autocast else wide
 
 
@@ -173,12 +176,13 @@ def reference(problem: Problem, operands: Operands) -> Reference:
     if problem.dtypes.out.name == "f64":
         c, slack = _beyond_float64(a, b, operands.groups)
         return Reference(c, 0.0, slack, *given, multiply)
-    if problem.op.quantises_a:
-        slack = _matmul(quantised(widened(operands.a)).spread, b.abs())
+    if problem.a_rule:
+        slack = _matmul(RULES[problem.a_rule](widened(operands.a)).spread, b.abs())
     elif operands.quantisation is not None:
         slack = _dequantised(a, b, operands)
     rounded = problem.dtypes.a.is_float or problem.dtypes.b.is_float
-    own_theta = max(0, problem.terms - 1) * 2.0**-53 if rounded else 0.0
+    # Codes times f32 have up to 33 bits, so that their products with f32 are rounded as well.
+    own_theta = max(0, problem.terms - (not problem.op.coded)) * 2.0**-53 if rounded else 0.0
     found = Reference(multiply(a, b), own_theta, slack, *given, multiply)
     if problem.op.outside and bool((found.c.abs() > found.big * (1 + 2.0**-20)).any()):
         raise ValueError(f"op {problem.op.name}: around() subtracts products, or changes values; see adding-an-op.md")

@@ -54,13 +54,14 @@ def _gated_by_a(p: Problem) -> bool:
 
 
 def _keeps_integers(p: Problem) -> bool:
-    """Integers come through as they are: not from a saturating step, nor with 8 bits of a scale of their own."""
-    return not (p.b_is_a or saturating_steps(p) or p.step("requant") is not None or p.op.quantises_a)
+    """Integers come through as they are: not from a saturating step, a table, or 8 bits of a scale of their own."""
+    is_coded = p.step("requant") is not None or p.step("nf4") is not None or p.a_rule != ""
+    return not (p.b_is_a or saturating_steps(p) or is_coded)
 
 
 def _keeps_rows(p: Problem) -> bool:
     """A row of A with a single 1 gives a row of B."""
-    return not (p.b_is_a or p.op.quantises_a or _gated_by_a(p))
+    return not (p.b_is_a or p.a_rule != "" or _gated_by_a(p))
 
 
 def _only_floats(p: Problem) -> bool:
@@ -80,14 +81,19 @@ def _varies_if_positive(p: Problem) -> bool:
 
 def _may_be_special(p: Problem) -> bool:
     """Nothing is asked about NaN in what is quantised or packed."""
-    has_none = p.op.quantises_a or p.dtypes.a.is_packed
+    has_none = p.a_rule != "" or p.dtypes.a.is_packed
     return _only_floats(p) and not has_none and p.terms >= 1 and p.shape.m * p.shape.n >= 2
 
 
 def _may_be_large(p: Problem) -> bool:
     """Partial sums that may be stored in f16 may overflow there."""
     half_partials = p.has("math.half_partials") and p.dtypes.out.name == "f16"
-    return _only_floats(p) and not saturating_steps(p) and not half_partials
+    return _only_floats(p) and not saturating_steps(p) and not half_partials and p.a_rule != "q8_0"
+
+
+def _may_be_small(p: Problem) -> bool:
+    """The scales of Q8_0 are f16, and would be 0, as those of large numbers would be infinite."""
+    return _only_floats(p) and not saturating_steps(p) and not _gated_by_a(p) and p.a_rule != "q8_0"
 
 
 # The ones that find the most bugs alone come first.
@@ -134,7 +140,7 @@ DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType({
     ),
     "rand-small": Distribution(
         "magnitudes near the lower end: underflow in a narrower intermediate",
-        rand_small, lambda p: _only_floats(p) and not saturating_steps(p) and not _gated_by_a(p), zero_mean=True,
+        rand_small, _may_be_small, zero_mean=True,
     ),
 })  # fmt: skip
 

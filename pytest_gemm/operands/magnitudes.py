@@ -29,8 +29,8 @@ _GROWTH: Final = {"mul": 4.0, "div": 2.0}
 # Zero point of a dynamically quantised A: far from 0, as asymmetric data have it; "half": in 7 bits.
 _DYNAMIC_ZERO: Final = {"u8": 121, "i8": -9, "half": 57}
 
-# What zero points of up to 8 make of a code of 4 bits at most: 1 becomes 9, in a power of two.
-_INT4_GROWTH: Final = 16
+# What zero points of up to 8 make of a code at most: 1 becomes 9, in a power of two.
+_ZEROS_GROWTH: Final = 16
 # Wanted magnitude of a product of floats that is cast to an integer: more than the fraction, which is cut off, and not
 # so much that the error of an f32 sum hides how it is cut off.
 _INTEGER_TARGET: Final = 2.0**12
@@ -130,8 +130,8 @@ class Headroom:
         limit = self.limit * 3 // 4 if self.adds else self.limit
         if self.problem.op.weight_scales and not self.problem.op.int8:  # sums of integers are exact before the scales
             limit = int(limit * _SCALE_STEP)
-        if self.b.dtype.name == "i4":
-            limit //= _INT4_GROWTH
+        if self.b.dtype.name == "i4" or self.problem.step("zeros"):
+            limit //= _ZEROS_GROWTH
         if self.all_integer:
             limit = min(limit, int(self.room / (2.0 if self.adds else 1.0)))
         return max(limit, 1)
@@ -229,6 +229,8 @@ def _multiplied(problem: Problem) -> tuple[DType, DType, int]:
     """The element types whose numbers the product multiplies, and A's zero point."""
     a, b = ((problem.input_dtype,) * 2) if problem.autocast else (problem.dtypes.a, problem.dtypes.b)
     zero = 0
+    if problem.op.coded and b.name == "u8":
+        b = DTYPES["i8"]  # what is left of its codes without their zero point has signs
     if problem.op.zero_points:
         static, seven_bits = problem.step("static"), problem.has("a.7bit")
         zero = int(static.numbers[1]) if static else _DYNAMIC_ZERO["half" if seven_bits else a.name]
@@ -269,7 +271,8 @@ class Drawn(Grid):
         level: typical magnitude of the product, scales included.
         spare: what the bias may reach, in quanta (exact distributions).
         scale_a: scales of A's rows, or of A as a whole.
-        scale_b: scales of B's columns, or of B as a whole.
+        scale_b: scales of B's columns, or of B as a whole, or of its groups.
+        zero_b: zero points of its groups.
         quantisation: scales and zeros of the groups of a 4-bit weight.
         wholes: scales of A and of B as a whole, beside those of blocks.
         positive: bias and residuals keep to positive values.
@@ -281,6 +284,7 @@ class Drawn(Grid):
     spare: float = 0.0
     scale_a: Array | None = None
     scale_b: Array | None = None
+    zero_b: Array | None = None
     quantisation: Array | None = None
     wholes: tuple[float, float] | None = None
     positive: bool = False

@@ -208,6 +208,8 @@ def _range_shifts(headroom: Headroom, ea: int, eb: int) -> list[int]:
     type's largest number.
     """
     a, b = headroom.a.dtype, headroom.b.dtype
+    if b.is_float and a.name != b.name:
+        return []  # one of them has not the range of the other
     if headroom.problem.autocast and a.name == "f16":
         return []  # compiled code may leave the conversion out, and a subnormal loses more bits by it than u allows
     subnormal = [min(eb - b.emin, a.emax - 1 - ea), -min(ea - a.emin, b.emax - 1 - eb)]
@@ -276,7 +278,7 @@ def specials(headroom: Headroom) -> Drawn:
     every k, as the bound of its reference grows with the range within a line.
     """
     problem = headroom.problem
-    movable = not (problem.b_is_a or problem.has("r0.alias") or problem.has("program.chained"))
+    movable = not (problem.b_is_a or problem.has("r0.alias") or problem.has("program.chained") or problem.op.coded)
     used = [(0, 0)]  # fp8 has its powers of two in the scales
 
     def exponents(rms: float, bound: float) -> tuple[int, int]:

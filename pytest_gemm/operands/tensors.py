@@ -40,6 +40,7 @@ from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines,
 from pytest_gemm.problem.dtypes import DTYPES, E8M0, DType
 from pytest_gemm.problem.ops.grouped_mm import scale_of
 from pytest_gemm.problem.ops.microscaled import swizzled, tiled
+from pytest_gemm.problem.ops.woq import MIDDLE, weight_of
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import BLOCK_K
@@ -72,7 +73,9 @@ class Operands(Grid):
             Those of small blocks lie in swizzled order (``microscaled``); f4 is packed along K: A has K / 2 columns.
         whole_a, whole_b: scales of whole tensors beside those of blocks, f32, scalars; or ``None``.
         zero_a: A's zero point as a tensor, int32, a scalar, for ``qlinear`` with ``dynamic``; or ``None``.
-        zero_b: B's zero points, int32, (N,), all of them 0, for ``qlinear``; or ``None``.
+            For ``woq`` those of groups, (N, groups), in :attr:`Problem.scale_dtype`.
+        zero_b: B's zero points, int32, (N,), all of them 0, for ``qlinear``; for ``woq`` with ``zeros`` codes,
+            (N, groups); or ``None``.
         quantisation: scale and zero of each group of K and each column for ``woq_int4``, (K / group, N, 2) in A's
             dtype: an element of B is ``(code - 8) * scale + zero``; or ``None``.
         zero: what is subtracted of each element of A before it is multiplied: its zero point.
@@ -151,7 +154,8 @@ class Operands(Grid):
         """
         if self.whole_a is not None and self.whole_b is not None:
             return _wide(self.whole_a) * _wide(self.whole_b)
-        if self.scale_b is None or self.problem.scale_blocks or self.problem.micro_block:
+        problem = self.problem
+        if self.scale_b is None or problem.scale_blocks or problem.micro_block or problem.op.coded:
             return None
         found = _wide(self.scale_b)
         if static := self.problem.step("static"):
@@ -166,6 +170,10 @@ class Operands(Grid):
     @property
     def weight(self) -> Tensor:
         """B as the product multiplies it, where it is stored as codes: float64, CPU, (K, N), exact."""
+        if self.problem.op.coded:
+            given = {name: _wide(x) for name, x in self.tensors.items() if name in {"scale_b", "zero_b"}}
+            weight: Tensor = weight_of(torch, self.problem, {"b": _wide(self.b).mT, **given}, torch.float64).mT
+            return weight
         assert self.quantisation is not None
         scales, zeros = _wide(self.quantisation)[:, None].unbind(-1)
         groups = (_wide(self.b) - 8.0).unflatten(0, (-1, self.problem.group_size))
@@ -260,6 +268,10 @@ def make(problem: Problem, distribution: str, seed: int, device: str = Device.CP
     _face_relu(headroom, drawn)
     if headroom.problem.op.int8:
         _scale_int8(headroom, drawn, distribution)
+        if problem.step("absmax"):
+            _to_largest(drawn)
+    elif headroom.problem.op.coded:
+        _code(headroom, drawn, distribution)
     elif headroom.b.dtype.name == "i4":
         _quantise(headroom, drawn, distribution)
 
@@ -310,6 +322,10 @@ class _Memory:
             for index in range(len(bias) if problem.op.several else 0):
                 if not problem.is_one_of("bias", index):
                     bias[index] = -0.0  # the neutral element: a product without a bias keeps the sign of its zeros
+            if problem.step("bias_codes"):
+                static = problem.step("static")
+                assert drawn.scale_b is not None
+                bias = np.rint(bias / (drawn.scale_b * (static.numbers[0] if static else drawn.scale_a)))
             found["bias"] = self.keep(
                 "bias",
                 np.asarray(bias),
@@ -376,7 +392,14 @@ class _Memory:
             return {"quantisation": self.keep("quantisation", drawn.quantisation, problem.dtypes.a)}
         if drawn.scale_b is None:
             return {}
-        dtype = DTYPES[problem.op.scale_dtype(problem.dtypes.out.name)]
+        if problem.op.coded:
+            found = {"scale_b": self.keep("scale_b", drawn.scale_b, problem.scale_dtype)}
+            return (
+                found
+                if drawn.zero_b is None
+                else found | {"zero_b": self.keep("zero_b", drawn.zero_b, problem.dtypes.b)}
+            )
+        dtype = problem.scale_dtype
         if problem.micro_block:
             return self._of_small_blocks(drawn)
         if blocks := problem.scale_blocks:
@@ -471,6 +494,13 @@ def _scale_int8(headroom: Headroom, drawn: Drawn, distribution: str) -> None:
         drawn.quantum *= 0.25  # the smallest of its powers is 1/8
 
 
+def _to_largest(drawn: Drawn) -> None:
+    """Largest magnitudes in place of scales: 127 of them, which of a power of two is exact."""
+    assert drawn.scale_a is not None
+    assert drawn.scale_b is not None
+    drawn.scale_a, drawn.scale_b = (np.asarray(x * np.float32(127.0)) for x in (drawn.scale_a, drawn.scale_b))
+
+
 def _quantise(headroom: Headroom, drawn: Drawn, distribution: str) -> None:
     """Scales and zeros of the groups of a 4-bit weight, (K / group, N, 2), and codes of 0 to 15 in place of B's values.
 
@@ -495,6 +525,63 @@ def _quantise(headroom: Headroom, drawn: Drawn, distribution: str) -> None:
         if drawn.quantum > 0:
             _span_255(drawn)
     drawn.quantisation = np.stack([scale, zero], axis=-1)
+
+
+def _code(headroom: Headroom, drawn: Drawn, distribution: str) -> None:
+    """Scales of the groups of a weight, (N, groups), their zero points, and codes in place of B's values.
+
+    Zero points differ from group to group and from column to column.  Where B's values mean something, their codes move
+    with the zero point, as far as there is room; elsewhere they take their whole range whatever it is.  Of NF4 only -1,
+    0 and 1 are on a grid.
+    """
+    problem, b = headroom.problem, drawn.b
+    assert b is not None
+    shape = (headroom.b.shape[1], -(-problem.terms // problem.group_size))
+    scales, zeros = headroom.draw("affine"), headroom.draw("affine-zero")
+    middle, is_exact = MIDDLE[problem.dtypes.b.name], drawn.quantum > 0
+    if problem.step("zeros"):
+        low = {"i4": 0, "u8": 0}.get(problem.dtypes.b.name, -128)
+        reach = 8 if is_exact or problem.dtypes.b.name == "i4" else 64
+        first, last, each = middle - reach, middle + reach - 1, None
+        if distribution in _NEUTRAL | {"int-1", "specials"} or drawn.positive:
+            # Of a large B some lines are drawn, and they are rotated.
+            is_whole = b.shape[1] == shape[0] and b.size > 0
+            first = max(first, low - int(b.min())) if is_whole else middle
+            last = (
+                min(last, low + (15 if problem.dtypes.b.name == "i4" else 255) - int(b.max())) if is_whole else middle
+            )
+            each = is_whole
+        drawn.zero_b = zeros.look_up(shape, np.arange(first, last + 1, dtype=np.float32), 8)
+        if each:
+            drawn.b = b + drawn.zero_b.repeat(problem.group_size, 1)[:, : problem.terms]
+        else:
+            drawn.b = b + middle
+    elif problem.step("nf4") and distribution == "int-1":
+        drawn.b = np.where(b < 0, 0, np.where(b > 0, 15, 7)).astype(b.dtype)
+    else:
+        drawn.b = b + middle
+        if problem.step("nf4"):
+            vars(drawn).update(vars(Grid()))
+    if distribution in _NEUTRAL | {"int-1"}:
+        drawn.scale_b = np.ones(shape, dtype=np.float32)
+    elif is_exact and not problem.step("nf4"):
+        drawn.scale_b = scales.look_up(shape, np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 8)
+    else:
+        unit = 8.0 if problem.step("nf4") else 1.0 if problem.dtypes.b.name == "i4" else 2.0**-7
+        drawn.scale_b = np.abs(scales.binade(shape, False)) * np.float32(unit)
+    if problem.a_rule and drawn.quantum > 0:
+        _span_127(drawn, 32 if problem.a_rule == "q8_0" else problem.terms)
+
+
+def _span_127(drawn: Drawn, size: int) -> None:
+    """Integers of each block of a row of A from -127 to 127, one of which is the one or the other: in steps of 1.
+
+    It stands at the same place of each block, so that rows that are rotated have one in each too.
+    """
+    unit = np.float32(drawn.units[0])
+    drawn.a = (np.mod(drawn.a / unit + 127.0, 255.0) - 127.0) * unit
+    rows, blocks = np.arange(drawn.a.shape[1])[:, None], np.arange(drawn.a.shape[2] // size)
+    drawn.a[:, rows, blocks * size + rows % size] = np.where(rows % 2, -127.0, 127.0) * unit
 
 
 def _span_255(drawn: Drawn) -> None:

@@ -153,6 +153,8 @@ class Facts:
     @property
     def bias_dtype(self) -> DType:
         """Element type of the bias operand."""
+        if self.step("bias_codes"):
+            return DTYPES["i32"]
         return self.dtypes.a if self.autocast else self.value_dtype
 
     @property
@@ -162,8 +164,25 @@ class Facts:
 
     @property
     def group_size(self) -> int:
-        """Elements along K that share a scale, 0 where the op has no groups."""
+        """Elements along K that share a scale of B, 0 where the op has no groups; the last group may be shorter."""
+        if self.op.coded and self.step("columnwise"):
+            return max(self.shape.k, 1)
         return int(self._number("group", 0))
+
+    @property
+    def scale_dtype(self) -> DType:
+        """Element type of the scales: f16 in Q8_0, f32 of largest magnitudes, of other codes that of A."""
+        if self.a_rule == "q8_0":
+            return DTYPES["f16"]
+        if self.step("nf4") or self.step("absmax"):
+            return DTYPES["f32"]
+        return self.dtypes.a if self.op.coded else DTYPES[self.op.scale_dtype(self.dtypes.out.name)]
+
+    @property
+    def a_rule(self) -> str:
+        """How the op itself quantises A, a key of :data:`~pytest_gemm.numerics.dynamic.RULES`; "" where it does not."""
+        step = self.step("inside")
+        return step.text if step else "steps" if self.op.quantises_a else ""
 
     @property
     def scale_blocks(self) -> tuple[int, int] | None:
@@ -182,7 +201,9 @@ class Facts:
         return self._number("nv", 0.0) == 2.0
 
     def result_factor(self, device: str) -> float:
-        """What an fp8 result is multiplied by before it is rounded."""
+        """What multiplies a scaled product beside its scales: 1 / 127^2 of largest magnitudes, the scale of fp8."""
+        if self.step("absmax"):
+            return 1.0 / 127.0**2
         scale = self._number("result", 1.0)
         return 1.0 / scale if device == "cpu" else scale
 

@@ -406,11 +406,31 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         fits=lambda scale: scale > 0.0 and math.frexp(scale)[0] == 0.5,
         needs="fp8_result",
     ),
-    "columnwise": _quant(help="one scale for A and a scale for each column of B"),
+    "columnwise": _quant(help="a scale for each column of B, and where A is quantised one for A"),
     "group": _quant(
-        help="group-64: so many elements of K share a scale; 32, 64, 128 or 256",
+        help="group-64: so many elements of K share a scale; 16, 32, 64, 128, 256 or 512",
         numbers=(128.0,),
-        fits=(32.0, 64.0, 128.0, 256.0).__contains__,
+        fits=(16.0, 32.0, 64.0, 128.0, 256.0, 512.0).__contains__,
+    ),
+    "zeros": _quant(
+        help="a zero point for each scale of B, subtracted from its codes; without it the code in the middle",
+        needs="coded",
+    ),
+    "nf4": _quant(
+        help="the codes of B are places in the table of NF4, and its scales, in f32, largest magnitudes", needs="coded"
+    ),
+    "inside": _quant(
+        help="inside-q8_0: the kernel quantises A by ggml's Q8_0, 32 elements of K at a time; inside-row: by its rows",
+        choices=("q8_0", "row"),
+        needs="coded",
+    ),
+    "bias_codes": _quant(
+        help="the bias is int32 codes in steps of A's scale times that of the column, as in QNNPACK",
+        needs="fused_steps",
+    ),
+    "absmax": _quant(
+        help="scales of rows and columns are their largest magnitudes, each divided by 127, as bitsandbytes has them",
+        needs="absmax",
     ),
     "static": _quant(
         help="static-0.02_7: SCALE_ZEROPOINT of A, constants of the program, above 0 and an integer",

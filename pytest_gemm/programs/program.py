@@ -43,7 +43,7 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
     elif problem.has("out.alias"):
         tensors["a"] = tensors.pop("out")
     for field, x in tensors.items():
-        name = "scale" if field == "scale_b" and op.converts else field
+        name = "scale" if field == "scale_b" and op.converts and not op.coded else field
         if name == "a":
             found[name] = views.given_whole(problem, name, x) if problem.view_of(name) else _deep(problem, x)
         elif name == "b":

@@ -79,11 +79,12 @@ def work(problem: Problem) -> Work:
 
 def _scale_bits(problem: Problem) -> int:
     """Bits of the scales and zero points of quantised operands, in the types in which PyTorch takes them."""
-    op, n, dtype = problem.op, problem.shape.n, DTYPES[problem.op.scale_dtype(problem.dtypes.out.name)]
+    op, n, dtype = problem.op, problem.shape.n, problem.scale_dtype
     if not (op.scales or op.weight_scales):
         return 0
     if problem.group_size:  # a scale and a zero point for each group of K and each column
-        return 2 * n * -(-problem.shape.k // problem.group_size) * problem.dtypes.a.bits
+        zero = problem.dtypes.a.bits if not op.coded else problem.dtypes.b.bits if problem.step("zeros") else 0
+        return n * -(-problem.shape.k // problem.group_size) * ((dtype.bits if op.coded else zero) + zero)
     if blocks := problem.scale_blocks:
         k = -(-problem.shape.k // BLOCK_K)
         return k * (-(-problem.shape.m // blocks[0]) + -(-n // blocks[1])) * dtype.bits

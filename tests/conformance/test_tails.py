@@ -31,6 +31,7 @@ TILE = 8
 # "grammar" no problem line has one, because K consists of groups.
 REFUSED = {
     ("da8w4", "k"): {"grammar"},
+    ("woq", "k"): {"grammar"},  # of Q8_0 and NF4
     ("woq_int4", "k"): {"grammar"},
     ("woq_int4", "n"): {"int4-shape"},
     ("grouped_mm", "k"): {"alignment"},

@@ -14,7 +14,7 @@ from mutants import BIAS, BIAS_RELU, PLAIN, SMALL, Control, Planted
 from studies import causes, mutant_study
 
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.judging import explain, recompute, verdict
+from pytest_gemm.judging import coded, explain, recompute, verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.locate import Wrong
 from pytest_gemm.judging.recompute import Sample
@@ -44,6 +44,18 @@ NAMED = [
     ("bias-rounded-down", mutants.OFFSET_BIAS["f32"], 3),
     ("rows-shifted", PLAIN["f32"], 2),
     ("int8-read-unsigned", PLAIN["i8"], 2),
+    ("scale-of-the-next-group", mutants.WOQ["i4"], 2),
+    ("scale-of-the-next-group", mutants.Q8_0["i8"], 2),
+    ("zero-of-the-next-group", mutants.WOQ["i4"], 3),
+    ("zeros-one-off", mutants.WOQ["u8"], 3),
+    ("short-group-as-the-one-before", mutants.WOQ["i4"], 2),
+    ("group-boundary-early", mutants.WOQ["i4"], 2),
+    ("codes-cut-off", mutants.Q8_0["i8"], 1),
+    ("step-of-the-row", mutants.Q8_0["i8"], 1),
+    ("table-entries-exchanged", mutants.NF4["i4"], 2),
+    ("bias-codes-missing", mutants.BIAS_CODES["u8"], 3),
+    ("activation-as-its-weight", mutants.HALF_WEIGHT["f32"], 1),
+    ("absmax-mistyped", mutants.ABSMAX["f32"], 3),
     ("wrong-shape", PLAIN["f32"], 1),
     ("packed-by-address", SMALL["f32"], 1),
     ("raises", PLAIN["f32"], 1),
@@ -107,7 +119,7 @@ def test_sums_held_in_f16_are_named_though_the_result_is_f32() -> None:
 
 def test_every_name_is_in_the_table() -> None:
     known = {*TABLE["names"], *TABLE["codes"].values()}
-    text = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (explain, recompute))
+    text = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (coded, explain, recompute))
     written = set(re.findall(r'(?:yield |\()"([^"]+ [^"]+)", f?"', text)) - {"unexpected NaN"}
     assert len(written) > 25
     assert {name for name in written if not name.endswith(" missing")} <= known

@@ -71,6 +71,7 @@ PARTS = [
     "baddbmm:f32:nt:70x40x30x16:bias-mn",
 ]
 PARTS += ["addmm:f32:nn:300x260x96:bias-m1", "woq_int4:bf16-i4-bf16:nt:64x96x64:quant.group-32"]
+PARTS += ["woq:f32-u8-f32:nt:300x260x96:quant.group-64+zeros"]
 
 
 @pytest.mark.usefixtures("few_elements")

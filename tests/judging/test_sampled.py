@@ -174,6 +174,8 @@ FORMS = [
     "da8w4:f32-i4-f32:nt:300x260x256:bias+relu:quant.group-32", "linears:bf16:nt:3x300x260x512:bias",
     "linears:bf16:nt:2x300x260x512:gated-silu", "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:300x260x520:bias:quant.blocks",
     "scaled_mm:f8e4m3fn-f8e4m3fn-f32:nt:300x260x520:quant.blocks-128_1",
+    "woq:bf16-i4-bf16:nt:300x260x500:quant.group-32+zeros",
+    "woq:f32-i8-f32:nt:300x260x512:bias:quant.group-32+inside-q8_0",
 ]  # fmt: skip
 
 

@@ -49,6 +49,7 @@ BASES = {
     "mixed_mm": [("f16-i8-f16", ""), ("f32-i8-f32", "")],
     "woq_int8": [("bf16-i8-bf16", "")],
     "woq_int4": [("bf16-i4-bf16", "group-32")],
+    "woq": [("bf16-i4-bf16", "group-32"), ("f32-i8-f32", "group-32"), ("f32-i4-f32", "group-16+nf4")],
     "da8w4": [("f32-i4-f32", "bias+group-32")],
     "qlinear": [("u8-i8-f32", "static"), ("u8-i8-u8", "dynamic+requant"), ("i8-i8-i8", "static-0.1_3+requant")],
     "da8w8": [("i8-i8-f32", "rowwise"), ("i8-i8-f32", "columnwise")],

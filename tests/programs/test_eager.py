@@ -42,6 +42,12 @@ LINES = (
     "da8w8:i8-i8-bf16:nt:2x9x64x127:bias:quant.rowwise", "da8w8:i8-i8-f32:nt:3x0x16x32:quant.rowwise",
     "woq_int4:bf16-i4-bf16:nt:9x64x256:quant.group-64", "woq_int4:f32-i4-f32:nt:3x16x128:relu:quant.group-32",
     "da8w4:f32-i4-f32:nt:17x65x128:bias:quant.group-32", "da8w4:f32-i4-f32:nt:17x64x128:relu:quant.group",
+    "qlinear:u8-i8-f32:nt:17x65x127:bias+relu:quant.static-0.02_7+bias_codes:a.7bit",
+    "qlinear:u8-i8-u8:nt:17x65x127:bias:quant.dynamic+bias_codes+requant-0.37_3:a.7bit",
+    "da8w8:i8-i8-f16:nt:17x65x127:bias:quant.rowwise+absmax", "mixed_mm:f32-f16-f32:nn:17x65x127:bias",
+    "woq:f16-u8-f16:nt:17x65x100:bias+relu:quant.group-16+zeros", "woq:f32-i8-f32:nt:3x16x1100:quant.columnwise",
+    "woq:f32-i4-f32:nt:17x65x96:bias:quant.group-32+inside-q8_0", "woq:bf16-i4-bf16:nt:9x16x128:quant.group-64+nf4",
+    "woq:f32-i8-f32:nt:17x65x100:gelu:quant.group-64+inside-row", "woq:bf16-i4-bf16:nt:3x4x0:quant.columnwise+zeros",
 )  # fmt: skip
 
 

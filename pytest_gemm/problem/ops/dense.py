@@ -50,7 +50,7 @@ def _linear(torch: Any, _: Problem, t: Tensors) -> Tensor:
 def _mixed(torch: Any, p: Problem, t: Tensors) -> Tensor:
     out = dtype_of(torch, p)
     a, b = t["a"], t["b"]
-    return torch.mm(a if p.dtypes.a.is_float else a.to(out), b if p.dtypes.b.is_float else b.to(out))
+    return torch.mm(a if p.dtypes.a == p.dtypes.out else a.to(out), b if p.dtypes.b == p.dtypes.out else b.to(out))
 
 
 def _around_one_of_linears(_: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
@@ -157,9 +157,12 @@ OPS: Final = (
     Op(
         "mixed_mm",
         "never",
-        tuple(line for x in FLOATS for i in ("i8", "u8") for line in (f"{x}-{i}-{x}", f"{i}-{x}-{x}")),
+        (
+            *(line for x in FLOATS for i in ("i8", "u8") for line in (f"{x}-{i}-{x}", f"{i}-{x}-{x}")),
+            *("f32-f16-f32", "f32-bf16-f32"),
+        ),
         _mixed,
-        help="torch.mm of floats and 8-bit integers, which the program converts to the float type",
+        help="torch.mm of floats and of 8-bit integers or a half type, which the program converts to the float type",
         converts=True,
         flags=("b.argument", *OUTPUTS, *PRECISION),
     ),

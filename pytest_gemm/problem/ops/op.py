@@ -124,6 +124,8 @@ class Op:
         ragged: the dimension that is divided into groups of uneven sizes, ``m``, ``n`` or ``k``; "" for none.
         summands: of how many products the result is the sum; each has its share of K.
         quantises_a: whether the op itself quantises each row of A to 8 bits.
+        coded: whether B is codes with scales of groups of K, (N, groups), and where the line has them zero points.
+        absmax: whether scales can be largest magnitudes.
         pack: the N x K weight in the form that the op takes, of the program's tensors, where a user packs it once;
             ``None`` for no packing.
         derived: what a compiler makes of several constants of the program, by what it makes it of.
@@ -155,6 +157,8 @@ class Op:
     ragged: str = ""
     summands: int = 1
     quantises_a: bool = False
+    coded: bool = False
+    absmax: bool = False
     pack: Callable[[Any, Problem, Tensors], Tensor] | None = None
     derived: Callable[[Any, Problem, Tensors], Tensors] | None = None
     check: Callable[[Problem], Complaints] = lambda _: iter(())

@@ -35,6 +35,13 @@ def _scale_and_zero(p: Problem, t: Tensors) -> Any:
     return static.numbers if static else (t["scale_a"], t["zero_a"])
 
 
+def _bias(torch: Any, p: Problem, t: Tensors) -> Tensor | None:
+    """The bias as PyTorch's op takes it, in float."""
+    if not p.step("bias_codes"):
+        return t.get("bias")
+    return t["bias"].to(torch.float32) * (t["scale_b"] * _scale_and_zero(p, t)[0])
+
+
 def _qlinear(torch: Any, p: Problem, t: Tensors) -> Tensor:
     """The overload that the problem's scales and steps need; ``b`` is packed.
 
@@ -49,7 +56,7 @@ def _qlinear(torch: Any, p: Problem, t: Tensors) -> Tensor:
     name, _, algorithm = (unary.spec.onednn if unary else "none").partition("/")
     numbers = list(unary.numbers) if unary else []
     before = (t["a"], scale, int(zero) if is_static else zero, t["b"], t["scale_b"], t["zero_b"])
-    after = (t.get("bias"), out_scale, int(out_zero), dtype_of(torch, p))
+    after = (_bias(torch, p, t), out_scale, int(out_zero), dtype_of(torch, p))
     op = torch.ops.onednn.qlinear_pointwise
     if binary is None:
         return (op.default if is_static else op.tensor)(*before, *after, name, numbers, algorithm)
@@ -65,8 +72,8 @@ def _around_qlinear(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tenso
     both = t["scale_b"] * scale
     sums = t["b"].to(torch.float32).sum(1)
     x = matmul(t["a"], t["b"].mT).to(torch.float32) * both - both * zero * sums
-    if "bias" in t:
-        x = x + t["bias"].to(torch.float32)
+    if (bias := _bias(torch, p, t)) is not None:
+        x = x + bias.to(torch.float32)
     for step in p.passes:
         x = step.apply(torch, x, t["r0"].to(torch.float32) if step.kind is StepKind.BINARY else None)
     out, requant = dtype_of(torch, p), p.step("requant")
@@ -107,6 +114,8 @@ def _check_qlinear(p: Problem) -> Complaints:
     names = [step.name for step in p.quant]
     if is_integer and "requant" not in names:
         yield "quant", 0, "an 8-bit result needs its scale", "add requant"
+    if "bias_codes" in names and p.step("bias") is None:
+        yield "quant", names.index("bias_codes"), "bias_codes is about a bias", "add bias"
     if not is_integer and "requant" in names:
         yield "quant", names.index("requant"), "a float result is not requantised", "drop requant"
     for field, steps in (("epilogue", p.epilogue), ("quant", p.quant)):
@@ -128,11 +137,15 @@ def _rows(p: Problem, x: Tensor) -> Tensor:
 def _around_da8w8(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
     """The int32 product times A's and B's scales: in their type, which is f32 where the result is f16.
 
+    Largest magnitudes are f32, and what their codes are divided by is one factor behind them, as in bitsandbytes'
+    ``int8_mm_dequant``.
+
     Where A is 3-D it is reshaped after the scales and before the bias, as a quantised linear does.
     """
     scale_a = _rows(p, t["scale_a"]) if p.step("rowwise") is not None else t["scale_a"]
     c = matmul(_rows(p, t["a"]), t["b"].mT)
-    x = c.to(getattr(torch, "bfloat16" if p.dtypes.out.name == "bf16" else "float32")) * scale_a * t["scale_b"]
+    x = c.to(t["scale_a"].dtype) * scale_a * t["scale_b"]
+    x = x * p.result_factor("") if p.step("absmax") else x
     x = x if p.shape.batch is None else x.reshape(p.shape.batch, t["a"].shape[1], p.shape.n)
     return (x + t["bias"] if "bias" in t else x).to(dtype_of(torch, p))
 
@@ -299,6 +312,7 @@ OPS: Final = (
         weight_scales=True,
         scale_dtype=lambda out: "bf16" if out == "bf16" else "f32",
         int8=True,
+        absmax=True,
         derived=_derived,
         flags=("b.alias_t", "b.argument", *OUTPUTS),
     ),

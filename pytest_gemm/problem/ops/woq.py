@@ -1,4 +1,9 @@
-"""Products whose weight is quantised: woq_int8 with a scale for each column, woq_int4 with scales of groups of K."""
+"""Products whose weight is quantised: woq_int8 with a scale for each column, woq_int4 with scales of groups of K.
+
+Both are kernels of ATen's; woq_int4 adds a zero after it has scaled.  ``woq`` is what other libraries have: codes of 4
+or 8 bits, ``(code - zero point) * scale`` with a scale and a zero point for each group and column, or places in a
+table, times A in float, or times the codes of A that the kernel makes itself.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import Any, Final
 from pytest_gemm.problem.layout import Layout
 from pytest_gemm.problem.ops.op import OUTPUTS, Complaints, Matmul, Op, Problem, Tensor, Tensors, around_dense, dtype_of
 
+_ATEN_GROUPS: Final = (32, 64, 128, 256)
 # Weights of the flag concat: as many as Inductor's pattern has.
 THIRDS: Final = 3
 
@@ -60,10 +66,78 @@ def _packed(torch: Any, p: Problem, t: Tensors) -> Tensors:
 
 
 def check_groups(p: Problem) -> Complaints:
-    """K is a whole number of groups."""
+    """K is a whole number of groups, in a size that ATen has."""
+    if p.group_size not in _ATEN_GROUPS:
+        yield "quant", 0, f"{p.op.name} has no group of {p.group_size}", "give a group of 32, 64, 128 or 256"
     if p.shape.k % p.group_size:
         problem = f"K={p.shape.k} is no multiple of the group {p.group_size}"
         yield "quant", 0, problem, "give another K, or a group of 32, 64, 128 or 256"
+
+
+# The entries of bitsandbytes' NF4, by their codes: quantiles of a normal distribution (Dettmers et al., QLoRA, 2023,
+# appendix E), of which -1, 0 and 1 are exact.
+NF4: Final = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+# The code in the middle: what is subtracted where there are no zero points.
+MIDDLE: Final = {"i4": 8, "u8": 128, "i8": 0}
+
+
+def weight_of(torch: Any, p: Problem, t: Tensors, dtype: Any) -> Tensor:
+    """The N x K weight that the codes ``b`` mean with ``scale_b`` and ``zero_b``, computed in a dtype."""
+
+    def each(name: str) -> Tensor:
+        return t[name].repeat_interleave(p.group_size, 1)[:, : p.shape.k].to(dtype)
+
+    if p.step("nf4"):
+        codes = torch.tensor(NF4, dtype=torch.float32, device=t["b"].device).to(dtype)[t["b"].long()]
+    else:
+        codes = t["b"].to(dtype) - (each("zero_b") if "zero_b" in t else MIDDLE[p.dtypes.b.name])
+    return codes * each("scale_b")
+
+
+def _quantised_a(torch: Any, p: Problem, a: Tensor) -> Tensor:
+    """A of f32 as the codes that the kernel makes of it mean: 127 steps to the largest magnitude, in f32."""
+    size = 32 if p.a_rule == "q8_0" else max(p.shape.k, 1)
+    blocks = a.unflatten(-1, (-1, size))
+    step = blocks.abs().amax(-1, keepdim=True) / 127.0
+    codes = torch.round(blocks / torch.where(step > 0, step, 1.0))
+    return (codes * step.to(getattr(torch, "float16" if size == 32 else "float32"))).flatten(-2)
+
+
+def _coded(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
+    """The weight is decoded to f32, which keeps the product too up to its one rounding."""
+    a = t["a"].to(torch.float32)
+    if p.a_rule and p.shape.k:
+        a = _quantised_a(torch, p, a)
+    return matmul(a, weight_of(torch, p, t, torch.float32).mT).to(dtype_of(torch, p))
+
+
+def _check_coded(p: Problem) -> Complaints:
+    """What the formats of libraries rule out."""
+    for index, step in enumerate(p.quant):
+        if step.name == "nf4" and p.dtypes.b.name != "i4":
+            yield "quant", index, "nf4 is a table of 16 entries", f"write {p.dtypes.a.name}-i4-{p.dtypes.out.name}"
+        if step.name == "zeros" and (p.step("nf4") or p.a_rule):
+            other = p.step("nf4") or p.step("inside")
+            yield "quant", index, f"{other} has no zero points", "drop zeros"
+        if step.name == "inside":
+            if p.step("nf4") or str(p.dtypes) not in {"f32-i4-f32", "f32-i8-f32"}:
+                problem = f"{step} multiplies codes by codes, and a result in f32"
+                yield "quant", index, problem, "write f32-i4-f32 or f32-i8-f32, without nf4"
+            if p.shape.k == 0:
+                yield "shape", 2, "a row without elements has no scale", "give a K of 32 or more"
+            if step.text == "q8_0" and p.shape.k % 32:
+                yield "shape", 2, f"K={p.shape.k} is not made of blocks of 32", "give a K of 32, 64, 96 ..."
+            if step.text == "q8_0" and p.group_size != 32:
+                yield "quant", index, "Q8_0 has blocks of 32", "write group-32+inside-q8_0"
+        if step.name == "nf4" and p.shape.k % p.group_size:
+            problem = (
+                f"K={p.shape.k} is no multiple of the group {p.group_size}: blocks of NF4 would go on in the next row"
+            )
+            yield "shape", 2, problem, "give another K or group"
 
 
 OPS: Final = (
@@ -97,5 +171,21 @@ OPS: Final = (
         pack=_pack,
         derived=_packed,
         check=check_groups,
+    ),
+    Op(
+        "woq",
+        "never",
+        (*(f"{x}-{codes}-{x}" for x in ("f32", "bf16", "f16") for codes in ("i4", "u8", "i8")),),
+        lambda torch, p, t: _coded(torch, p, t, torch.mm),
+        _coded,
+        help="a linear whose weight is codes of 4 or 8 bits: (code - zero point) * scale, decoded to f32",
+        layouts=(Layout.NT,),
+        scales=("group", "columnwise"),
+        weight=True,
+        converts=True,
+        weight_scales=True,
+        coded=True,
+        check=_check_coded,
+        flags=("b.argument", *OUTPUTS[1:]),
     ),
 )
