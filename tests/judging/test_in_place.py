@@ -163,6 +163,7 @@ def test_the_script_of_a_failure_begins_with_the_values_that_c_had(line: str, tm
     (one,) = [one for one in Judge().judge(case) if one.evidence is not None][:1]
     assert one.evidence is not None
     script = repro.script(one.outcome, backend.recipe(problem, one.evidence.operands), one.evidence)
+    assert torch.equal(script.tensors["a"], one.evidence.operands.a)
     (tmp_path / "repro.py").write_text(script.text)
     torch.save(script.tensors, tmp_path / "repro.pt")
     ran = subprocess.run([sys.executable, tmp_path / "repro.py"], capture_output=True, text=True, check=False)
