@@ -14,6 +14,7 @@ from hypothesis import find
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.request import DEFAULT
+from pytest_gemm.backends import rules
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Outcome, Status
@@ -80,7 +81,7 @@ class Owner(CallableBackend):
         class Prepared(CallablePrepared):
             def bind(self, operands: Any) -> Callable[[], torch.Tensor]:
                 given, own = self.arguments(operands), self.own(kernel)
-                return lambda: own(problem, given)  # type: ignore[no-any-return]
+                return lambda: own(problem, given)
 
         return Prepared(self, problem)
 
@@ -115,6 +116,16 @@ def test_eager_pytorch_takes_the_addend_in_place_and_loses_an_a_that_it_writes_o
     outcomes = judged(AtenBackend(), OVER_A)
     assert {o.status for o in outcomes} == {Status.INCORRECT}
     assert outcomes[0].cause == "never computed"
+
+
+@pytest.mark.parametrize(("line", "strided"), [
+    (OVER_A, False), (OVER_A.replace("nn", "tn"), True), ("mm:f32:nn:17x65x65:a.padded:out.given+alias", True),
+    ("bmm:f32:nn:3x6x6x6:a.batch_middle:out.given+alias", True), (STRIDED[0], False), (STRIDED[3], True),
+    ("mm:f32:nn:1x33x65:out.given+padded+transposed", True), ("mm:f32:nn:1x33x65:out.given+padded", False),
+])  # fmt: skip
+def test_a_compiled_program_takes_a_contiguous_c_alone(line: str, *, strided: bool) -> None:
+    reason = rules.check(("inductor",), Problem.parse(line), DEFAULT)
+    assert (reason is not None and reason.reason.code == "out-strided") == strided
 
 
 @pytest.mark.parametrize(("line", "of"), [(ADDEND, "bias"), (OVER_A, "a")])
@@ -152,6 +163,7 @@ def test_the_script_of_a_failure_begins_with_the_values_that_c_had(line: str, tm
     (one,) = [one for one in Judge().judge(case) if one.evidence is not None][:1]
     assert one.evidence is not None
     script = repro.script(one.outcome, backend.recipe(problem, one.evidence.operands), one.evidence)
+    assert torch.equal(script.tensors["a"], one.evidence.operands.a)
     (tmp_path / "repro.py").write_text(script.text)
     torch.save(script.tensors, tmp_path / "repro.pt")
     ran = subprocess.run([sys.executable, tmp_path / "repro.py"], capture_output=True, text=True, check=False)
