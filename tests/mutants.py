@@ -1084,6 +1084,16 @@ def in_steps(size: int, rounded: Change = torch.round) -> Plant:
     return whole(run)
 
 
+def by_largest(constant: float) -> Plant:
+    """bitsandbytes' ``int8_mm_dequant`` behind an int32 product: both statistics, and a constant for 1 / 127^2."""
+
+    def run(t: Tensors, _: Problem) -> Tensor:
+        sums = (t["a"].int() @ t["b"].int().mT).float()
+        return sums * (t["scale_a"] * t["scale_b"]) * constant
+
+    return whole(run)
+
+
 def integers_first(t: Tensors, problem: Problem) -> Tensor:
     """The codes of the bias are added to the sum of codes."""
     static = problem.step("static")
@@ -1746,6 +1756,7 @@ CONTROLS: dict[str, Control] = {
     "woq-in-f64": Control("a weight of codes in f64", decoded(lambda x: x), WOQ),
     "woq-by-groups": Control("sums of groups, which are scaled then", whole(group_by_group), WOQ),
     "q8-0": Control("ggml's Q8_0", in_steps(32), Q8_0),
+    "int8-mm-dequant": Control("1 / 127^2 with seven digits", by_largest(6.200012e-05), ABSMAX),
     "bias-codes": Control("a bias of codes among integers", whole(integers_first), BIAS_CODES),
     # Results and manners that are unusual, and right.
     "strided-result": Control("a result with gaps, in the midst of other memory", afterwards(strided), SMALL),
@@ -2032,9 +2043,7 @@ MUTANTS |= {
     "activation-as-its-weight": Mutant(
         "A of f32 is rounded to its weight's f16", changed(a=lambda x: x.half().float()), HALF_WEIGHT
     ),
-    "absmax-mistyped": Mutant(
-        "1 / 127^2 has a wrong digit", changed(scale_a=lambda x: x * (6.200022e-05 * 127**2)), ABSMAX
-    ),
+    "absmax-mistyped": Mutant("1 / 127^2 has a wrong digit", by_largest(6.200022e-05), ABSMAX),
     # fp8.
     **bugs(FP8, _SCALES),
     "scale-transposed": Mutant("A's scales run along the columns", changed(scale_a=lambda x: x.t()), FP8_SQUARE),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_gemm.numerics.reference import widened
-from pytest_gemm.problem.ops.woq import MIDDLE, NF4, weight_of
+from pytest_gemm.problem.ops.woq import CODES, NF4, weight_of
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.recompute import Hypotheses, Sample
@@ -38,7 +38,7 @@ def of_codes(s: Sample) -> Hypotheses:
     if "zero_b" in whole:
         zero = lines["zero_b"]
         yield "zero point ignored", "the zero points were not subtracted", result(zero_b=torch.zeros_like(zero))
-        middle = torch.full_like(zero, MIDDLE[problem.dtypes.b.name])
+        middle = torch.full_like(zero, CODES[problem.dtypes.b.name][1])
         yield "zero point ignored", f"the zero points were all {int(middle[0, 0])}", result(zero_b=middle)
         for step in (1.0, -1.0):
             yield "zero point off by one", "the zero points of B are off by one", result(zero_b=zero + step)

@@ -40,7 +40,7 @@ from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines,
 from pytest_gemm.problem.dtypes import DTYPES, E8M0, DType
 from pytest_gemm.problem.ops.grouped_mm import scale_of
 from pytest_gemm.problem.ops.microscaled import swizzled, tiled
-from pytest_gemm.problem.ops.woq import MIDDLE, weight_of
+from pytest_gemm.problem.ops.woq import CODES, weight_of
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import BLOCK_K
@@ -538,24 +538,19 @@ def _code(headroom: Headroom, drawn: Drawn, distribution: str) -> None:
     assert b is not None
     shape = (headroom.b.shape[1], -(-problem.terms // problem.group_size))
     scales, zeros = headroom.draw("affine"), headroom.draw("affine-zero")
-    middle, is_exact = MIDDLE[problem.dtypes.b.name], drawn.quantum > 0
+    (low, middle, high), is_exact = CODES[problem.dtypes.b.name], drawn.quantum > 0
     if problem.step("zeros"):
-        low = {"i4": 0, "u8": 0}.get(problem.dtypes.b.name, -128)
-        reach = 8 if is_exact or problem.dtypes.b.name == "i4" else 64
-        first, last, each = middle - reach, middle + reach - 1, None
+        reach, moves = 8 if is_exact or high == 15 else 64, False
+        first, last = middle - reach, middle + reach - 1
         if distribution in _NEUTRAL | {"int-1", "specials"} or drawn.positive:
             # Of a large B some lines are drawn, and they are rotated.
-            is_whole = b.shape[1] == shape[0] and b.size > 0
-            first = max(first, low - int(b.min())) if is_whole else middle
-            last = (
-                min(last, low + (15 if problem.dtypes.b.name == "i4" else 255) - int(b.max())) if is_whole else middle
+            moves = b.shape[1] == shape[0] and b.size > 0
+            first, last = (
+                (max(first, low - int(b.min())), min(last, high - int(b.max()))) if moves else (middle, middle)
             )
-            each = is_whole
         drawn.zero_b = zeros.look_up(shape, np.arange(first, last + 1, dtype=np.float32), 8)
-        if each:
-            drawn.b = b + drawn.zero_b.repeat(problem.group_size, 1)[:, : problem.terms]
-        else:
-            drawn.b = b + middle
+        each = drawn.zero_b.repeat(problem.group_size, 1)[:, : problem.terms] if moves else middle
+        drawn.b = b + each
     elif problem.step("nf4") and distribution == "int-1":
         drawn.b = np.where(b < 0, 0, np.where(b > 0, 15, 7)).astype(b.dtype)
     else:

@@ -47,7 +47,7 @@ LINES = (
     "da8w8:i8-i8-f16:nt:17x65x127:bias:quant.rowwise+absmax", "mixed_mm:f32-f16-f32:nn:17x65x127:bias",
     "woq:f16-u8-f16:nt:17x65x100:bias+relu:quant.group-16+zeros", "woq:f32-i8-f32:nt:3x16x1100:quant.columnwise",
     "woq:f32-i4-f32:nt:17x65x96:bias:quant.group-32+inside-q8_0", "woq:bf16-i4-bf16:nt:9x16x128:quant.group-64+nf4",
-    "woq:f32-i8-f32:nt:17x65x100:gelu:quant.group-64+inside-row", "woq:bf16-i4-bf16:nt:3x4x0:quant.columnwise+zeros",
+    "woq:f32-i8-f32:nt:17x65x32:gelu:quant.group-16+inside-row", "woq:bf16-i4-bf16:nt:3x4x0:quant.columnwise+zeros",
 )  # fmt: skip
 
 

@@ -81,8 +81,8 @@ NF4: Final = (
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-# The code in the middle: what is subtracted where there are no zero points.
-MIDDLE: Final = {"i4": 8, "u8": 128, "i8": 0}
+# The least code, the one in the middle, which is subtracted where there are no zero points, and the largest.
+CODES: Final = {"i4": (0, 8, 15), "u8": (0, 128, 255), "i8": (-128, 0, 127)}
 
 
 def weight_of(torch: Any, p: Problem, t: Tensors, dtype: Any) -> Tensor:
@@ -94,24 +94,22 @@ def weight_of(torch: Any, p: Problem, t: Tensors, dtype: Any) -> Tensor:
     if p.step("nf4"):
         codes = torch.tensor(NF4, dtype=torch.float32, device=t["b"].device).to(dtype)[t["b"].long()]
     else:
-        codes = t["b"].to(dtype) - (each("zero_b") if "zero_b" in t else MIDDLE[p.dtypes.b.name])
+        codes = t["b"].to(dtype) - (each("zero_b") if "zero_b" in t else CODES[p.dtypes.b.name][1])
     return codes * each("scale_b")
 
 
 def _quantised_a(torch: Any, p: Problem, a: Tensor) -> Tensor:
     """A of f32 as the codes that the kernel makes of it mean: 127 steps to the largest magnitude, in f32."""
-    size = 32 if p.a_rule == "q8_0" else max(p.shape.k, 1)
+    size, kept = (32, torch.float16) if p.a_rule == "q8_0" else (p.shape.k, torch.float32)
     blocks = a.unflatten(-1, (-1, size))
     step = blocks.abs().amax(-1, keepdim=True) / 127.0
     codes = torch.round(blocks / torch.where(step > 0, step, 1.0))
-    return (codes * step.to(getattr(torch, "float16" if size == 32 else "float32"))).flatten(-2)
+    return (codes * step.to(kept)).flatten(-2)
 
 
 def _coded(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
     """The weight is decoded to f32, which keeps the product too up to its one rounding."""
-    a = t["a"].to(torch.float32)
-    if p.a_rule and p.shape.k:
-        a = _quantised_a(torch, p, a)
+    a = _quantised_a(torch, p, t["a"]) if p.a_rule else t["a"].to(torch.float32)
     return matmul(a, weight_of(torch, p, t, torch.float32).mT).to(dtype_of(torch, p))
 
 
@@ -134,9 +132,7 @@ def _check_coded(p: Problem) -> Complaints:
             if step.text == "q8_0" and p.group_size != 32:
                 yield "quant", index, "Q8_0 has blocks of 32", "write group-32+inside-q8_0"
         if step.name == "nf4" and p.shape.k % p.group_size:
-            problem = (
-                f"K={p.shape.k} is no multiple of the group {p.group_size}: blocks of NF4 would go on in the next row"
-            )
+            problem = f"K={p.shape.k} is no multiple of {p.group_size}: blocks of NF4 would go on in the next row"
             yield "shape", 2, problem, "give another K or group"
 
 
