@@ -1,4 +1,4 @@
-"""A function on CUDA as a backend: its refusals, its contract, and what is made once for a timed call."""
+"""A function on CUDA as a backend: its contract, and what is made once for a timed call."""
 
 from __future__ import annotations
 
