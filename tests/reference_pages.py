@@ -226,17 +226,10 @@ def _machines() -> str:
 # Problems with tensors that no op has by itself.
 _FURTHER: Final = (
     *(f"addmm:bf16:nn:16x32x256:bias{shape}" for shape in ("", "-0", "-1n", "-m1", "-mn", "-xn")),
-    "baddbmm:bf16:nn:3x16x32x256:bias-mn",
-    "linear:bf16:nt:3x16x32x256:bias",
-    "linear:bf16:nt:4x16x32x256:bias:a.4d",
-    "linears:bf16:nt:3x16x32x256:bias",
-    "mm:bf16:nn:16x32x256:add+mul-n+sub-m1",
-    "mm:bf16:nn:16x32x256:add-at",
-    "mm:bf16:nn:16x256x256:add:r0.alias",
-    "mm:bf16:nn:16x32x256:out.given",
-    "mm:bf16:nn:16x16x16:b.alias",
-    "mm:bf16:nn:16x32x256:a.sliced",
-    "woq_int8:bf16-i8-bf16:nt:16x48x256:program.concat",
+    *(f"linear:bf16:nt:4x16x32x256:bias{flag}" for flag in ("", ":a.4d")),
+    *(f"mm:bf16:nn:16x32x256:{words}" for words in ("add+mul-n+sub-m1", "add-at", "out.given", "a.sliced")),
+    *("linears:bf16:nt:3x16x32x256:bias", "mm:bf16:nn:16x16x16:b.alias", "mm:bf16:nn:16x256x256:add:r0.alias"),
+    *("baddbmm:bf16:nn:3x16x32x256:bias-mn", "woq_int8:bf16-i8-bf16:nt:16x48x256:program.concat"),
 )
 
 

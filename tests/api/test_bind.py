@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from pytest_gemm.api.callable import CallableBackend
-from pytest_gemm.api.protocols import CandidateBackend, timed
-from pytest_gemm.api.registry import Registry, RegistryError
+from pytest_gemm.api.protocols import CandidateBackend
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.conformance import matrix
 from pytest_gemm.core.case_id import CandidateSelection, Device
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -87,19 +86,6 @@ def test_where_it_rounds_is_an_argument(epilogue: Any, passes: bool) -> None:
     assert all(o.status is Status.PASSED for o in outcomes) is passes
 
 
-def test_a_class_has_bind_as_a_method_and_a_contract_of_its_own() -> None:
-    class Mine(CallableBackend):
-        epilogue = "either"
-
-        def bind(self, problem: Problem, t: Tensors) -> Call | None:
-            return rounds_twice(problem, t) if problem.step("relu") else None
-
-    outcomes = judged(Mine("mine", gemm), "linear:bf16:nt:17x65x127:bias+relu")
-    assert {(o.status, o.composed, o.kernels) for o in outcomes} == {(Status.PASSED, False, ("kernel",))}
-    (kept,) = {o.composed for o in judged(Mine("mine", gemm), "mm:bf16:nn:17x65x127:bias")}
-    assert kept
-
-
 def test_scales_that_bind_does_not_take_are_no_product() -> None:
     outcomes = judged(
         CallableBackend("mine", gemm, DTYPES, bind=lambda *_: None), "woq_int4:bf16-i4-bf16:nt:17x64x128:quant.group-32"
@@ -114,71 +100,34 @@ def test_a_result_in_place_of_a_call_is_said() -> None:
     assert "bind of mine returned Tensor; return a call without arguments, or None" in outcomes[0].why
 
 
-def test_what_is_made_in_bind_is_made_before_a_timed_call() -> None:
-    made = []
-
-    def packing(_: Problem, t: Tensors) -> Call:
-        packed = t["b"].mT.contiguous()
-        made.append(packed)
-        return lambda: torch.addmm(t["bias"], t["a"], packed)
-
-    problem = Problem.parse("linear:f32:nt:17x65x127:bias")
-    given = tensors.make(problem, "rand", 0, Device.CPU)
-    prepared = CallableBackend("mine", gemm, bind=packing).prepare(problem, given)
-    with timed(prepared, given) as call:
-        before = len(made)
-        assert torch.equal(call(), call())  # type: ignore[arg-type]  # a call of any backend
-        assert len(made) == before
-
-
 # -- mistakes of kernels that own an epilogue, as XLA made them in 2026 --------------------------------------------
 
 
-def parts(problem: Problem, t: Tensors) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The sums and the bias of addmm and linear in f64; ``None`` of other problems."""
-    if problem.op.name not in {"addmm", "linear"} or problem.chain or "bias" not in t:
-        return None
-    b = t["b"].mT if problem.op.weight else t["b"]
-    bias = t["bias"].double() * problem.beta
-    return t["a"].double() @ b.double(), bias if problem.beta else torch.zeros_like(bias)  # which ignores its NaN
+# What a kernel makes of alpha, of its sums and of beta times the bias.
+EPILOGUES: dict[str, Callable[..., torch.Tensor]] = {
+    "": lambda alpha, c, bias: alpha * c + bias,
+    "alpha on the bias": lambda alpha, c, bias: alpha * (c + bias),
+    "bias along rows": lambda alpha, c, bias: alpha * c + (bias[:, None] if c.shape[0] == c.shape[1] else bias),
+}
 
 
-def right(problem: Problem, t: Tensors) -> Call | None:
-    found = parts(problem, t)
-    return found and (lambda: (problem.alpha * found[0] + found[1]).to(t["a"].dtype))
+@pytest.mark.parametrize("cause", EPILOGUES)
+def test_the_level_quick_shows_and_names_it(cause: str) -> None:
+    def kernel(problem: Problem, t: Tensors) -> Call:
+        b, beta = t["b"].mT if problem.op.weight else t["b"], problem.beta
+        sums, bias = t["a"].double() @ b.double(), t["bias"].double() * beta if beta else torch.zeros(1)
+        epilogue = EPILOGUES[cause] if bias.dim() == 1 and len(bias) > 1 else EPILOGUES[""]
+        return lambda: epilogue(problem.alpha, sums, bias).to(t["a"].dtype)
 
-
-def alpha_over_the_bias(problem: Problem, t: Tensors) -> Call | None:
-    found = parts(problem, t)
-    return found and (lambda: (problem.alpha * (found[0] + found[1])).to(t["a"].dtype))
-
-
-def along_the_rows_of_a_square(problem: Problem, t: Tensors) -> Call | None:
-    found = parts(problem, t)
-    if found is None or found[1].dim() != 1 or problem.shape.m != problem.shape.n:
-        return right(problem, t)
-    return lambda: (problem.alpha * found[0] + found[1][:, None]).to(t["a"].dtype)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "causes"),
-    [
-        (right, set()),
-        (alpha_over_the_bias, {"alpha on the bias"}),
-        (along_the_rows_of_a_square, {"bias along rows"}),
-    ],
-)
-def test_the_level_quick_shows_and_names_it(kernel: Callable[..., Call | None], causes: set[str]) -> None:
     lines = [
         one.line
         for one in (*matrix.family("addmm", "quick"), *matrix.family("linear", "quick"))
         if str(one.dtypes) == "f32" and one.step("bias") and not (one.chain or one.flags or one.shape.is_empty)
     ]
     outcomes = [one for line in lines for one in judged(CallableBackend("mine", gemm, bind=kernel), line, most=4)]
-    wrong = [one for one in outcomes if one.status is not Status.PASSED]
-    assert bool(wrong) is bool(causes)
-    assert causes <= {one.cause for one in wrong}
     assert {one.composed for one in outcomes} == {False}
+    causes = {one.cause for one in outcomes if one.status is not Status.PASSED}
+    assert cause in causes if cause else not causes
 
 
 # -- one kernel of several ---------------------------------------------------------------------------------------
@@ -204,24 +153,3 @@ def test_a_backend_has_candidates_only_where_some_are_named() -> None:
     assert isinstance(several, CandidateBackend)
     assert {o.code for o in judged(several, "mm:f32:nn:17x65x127", "32x32")} == {"unknown-candidate"}
     assert {o.code for o in judged(several, "mm:f32:nn:1x65x127")} == {"no-candidate"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"bind": 5}, "bind is 5; give a function of the problem and its tensors"),
-        ({"bind": lambda _: None}, "give a function of the problem and its tensors"),
-        ({"candidates": "64x64"}, "candidates is '64x64'; give names, or a function of the problem"),
-        (
-            {"candidates": TILES, "bind": rounds_twice},
-            "give a function of the problem and its tensors, and candidate=",
-        ),
-        ({"bind": whole, "linear": torch.addbmm}, "bind= computes a bias and an activation too"),
-        ({"epilogue": "once"}, "epilogue is 'once'; give one of fused, eager, either"),
-        ({"devices": "cuda"}, "devices is 'cuda'; give names, as (\"cuda\",)"),
-    ],
-)
-def test_a_wrong_argument_is_an_error(arguments: dict[str, Any], says: str) -> None:
-    with pytest.raises(RegistryError) as raised:
-        Registry().add_callable("mine", gemm, **arguments)
-    assert says in str(raised.value)

@@ -38,11 +38,6 @@ class Forgotten(CallablePrepared):
         return functools.partial(fused, self.arguments(operands))
 
 
-class ForgottenInRun(CallablePrepared):
-    def run(self, operands: Any) -> torch.Tensor:
-        return fused(self.arguments(operands))
-
-
 class FallsBack(CallablePrepared):
     """The library refuses the problem, and the class computes it without a word."""
 
@@ -61,15 +56,6 @@ class FallsBack(CallablePrepared):
         return call
 
 
-class Whole(CallablePrepared):
-    """Calls a function of the library's for a bias, and the product otherwise."""
-
-    def bind(self, operands: Any) -> Callable[[], torch.Tensor]:
-        if not self.problem.step("bias"):
-            return super().bind(operands)
-        return functools.partial(self.own(fused), self.arguments(operands))
-
-
 class Backend(CallableBackend):
     kind: type[CallablePrepared] = CallablePrepared
 
@@ -83,7 +69,7 @@ def judged(kind: type[CallablePrepared], line: str) -> list[Outcome]:
     return Judge().outcomes(Case(backend, problem, distributions_for(problem), 0, Device.CPU))
 
 
-@pytest.mark.parametrize("kind", [Forgotten, ForgottenInRun, FallsBack])
+@pytest.mark.parametrize("kind", [Forgotten, FallsBack])
 def test_a_right_result_without_a_call_of_the_library_is_a_fallback(kind: type[CallablePrepared]) -> None:
     outcomes = judged(kind, LINEAR)
     assert {(o.status, o.code) for o in outcomes} == {(Status.FALLBACK, "nothing-called")}
@@ -102,9 +88,6 @@ def test_a_right_result_without_a_call_of_the_library_is_a_fallback(kind: type[C
         (CallablePrepared, "mm:f32-f32-bf16:nn:17x65x127", True, "gemm"),  # operands are cast
         (CallablePrepared, "mm_plus_mm:f32:nn:17x33x64", True, "gemm"),
         (CallablePrepared, "grouped_mm:bf16:nt:3x8x24x64", True, "gemm"),
-        (Whole, LINEAR, False, "fused"),
-        (Whole, "mm:f32:nn:17x65x127", False, "gemm"),
-        (Whole, "linear:f32:nt:17x65x127:relu", True, "gemm"),
     ],
 )
 def test_an_outcome_says_what_eager_pytorch_computed(
@@ -187,24 +170,30 @@ def test_of_nothing_to_multiply_no_call_is_asked() -> None:
     assert {o.status for o in judged(CallablePrepared, "grouped_mm:bf16:nt:4x0x32x64")} == {Status.PASSED}
 
 
+def of_bias(problem: Problem, t: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor] | None:
+    return functools.partial(fused, t) if problem.step("bias") else None
+
+
 def test_a_timed_call_is_not_counted() -> None:
     problem, calls = Problem.parse(LINEAR), []
 
-    class Noting(Whole):
+    class Noting(CallablePrepared):
         def own(self, function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
-            calls.append(super().own(function, name))
-            return calls[-1]
+            calls.append((function, super().own(function, name)))
+            return calls[-1][1]
 
     given = tensors.make(problem, "rand", 0, "cpu")
-    prepared = Noting(CallableBackend("mine", gemm), problem)
+    prepared = Noting(CallableBackend("mine", gemm, bind=of_bias), problem)
     prepared.run(given)
     with prepared.timed(given) as call:
         assert torch.equal(call(), fused(prepared.arguments(given)))
-    assert [made is fused for made in calls] == [False, True]
+    assert [made is function for function, made in calls] == [False, True]
 
 
 def test_the_summary_counts_both() -> None:
-    outcomes = [*judged(Whole, LINEAR), *judged(Whole, "linear:f32:nt:17x65x127:relu")]
+    backend, problems = CallableBackend("mine", gemm, bind=of_bias), map(Problem.parse, (LINEAR, f"{LINEAR[:-4]}relu"))
+    cases = [Case(backend, one, distributions_for(one), 0, Device.CPU) for one in problems]
+    outcomes = [outcome for case in cases for outcome in Judge().outcomes(case)]
     count = len(outcomes) // 2
     said = terminal.summary(Run(outcomes=outcomes))
     assert f"mine: {count} cases by its own path, {count} composed by eager PyTorch" in said

@@ -23,7 +23,6 @@ from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands.distributions import distributions_for
-from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops.op import Op
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.errors import FileError
@@ -53,10 +52,6 @@ def judged(backend: Any, line: str) -> list[Outcome]:
     return Judge().outcomes(Case(backend, problem, distributions_for(problem), 0, Device.CPU))
 
 
-def above_too(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (a @ b).tril(1)
-
-
 def without_the_diagonal(_: Problem, t: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
     return lambda: (t["a"] @ t["b"]).tril(-1)
 
@@ -64,29 +59,20 @@ def without_the_diagonal(_: Problem, t: dict[str, torch.Tensor]) -> Callable[[],
 @pytest.mark.parametrize("line", ["causal_mm:f32:nn:33x47x64", LINE])
 def test_right_kernels_of_the_example_pass_and_wrong_ones_do_not(example: ModuleType, line: str) -> None:
     mine = CallableBackend("mine", torch.matmul, bind=example.bind)
-    for backend in (AtenBackend(), mine, CallableBackend("composed", torch.matmul)):
-        assert {o.status for o in judged(backend, line)} == {Status.PASSED}
-    assert {o.composed for o in judged(mine, line)} == {line.count(":") > 3}
-    assert Status.INCORRECT in {
-        o.status for o in judged(CallableBackend("wrong", torch.matmul, bind=without_the_diagonal), line)
-    }
-    sums = CallableBackend("sums", lambda a, b: (a @ b).roll(1, 0))
-    assert Status.INCORRECT in {o.status for o in judged(sums, line)}
-    assert {o.status for o in judged(CallableBackend("above", above_too), line)} == {Status.PASSED}  # tril drops it
+    assert {o.status for o in (*judged(AtenBackend(), line), *judged(mine, line))} == {Status.PASSED}
+    wrong = CallableBackend("wrong", torch.matmul, bind=without_the_diagonal)
+    assert Status.INCORRECT in {o.status for o in judged(wrong, line)}
 
 
-def test_it_can_be_sent_to_another_process_and_is_forgotten_by_the_next_run(example: ModuleType) -> None:
-    problem = Problem.parse(LINE)
-    assert pickle.loads(pickle.dumps(problem)) == problem
+@pytest.mark.usefixtures("example")
+def test_the_next_run_of_a_process_has_forgotten_it() -> None:
+    sent = pickle.dumps(Problem.parse(LINE))
+    assert pickle.loads(sent) == Problem.parse(LINE)
     assert {one.op.name for one in cases("smoke")} == {"causal_mm"}
-    sent = pickle.dumps(problem)
     OpRegistry()
     assert not cases("smoke")
-    with pytest.raises(ProblemError, match="unknown op 'causal_mm'"):
-        Problem.parse(LINE)
     with pytest.raises(LookupError, match="has not loaded the hook pytest_gemm_register_ops that registers causal_mm"):
         pickle.loads(sent)
-    assert example.TILE
 
 
 @pytest.mark.usefixtures("registry")

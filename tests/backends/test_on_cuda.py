@@ -1,4 +1,4 @@
-"""A function on CUDA as a backend: its refusals, its contract, and what is made once for a timed call."""
+"""A function on CUDA as a backend: its contract, and what is made once for a timed call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm.api import callable as functions
 from pytest_gemm.api import protocols
 from pytest_gemm.api.callable import plain
 from pytest_gemm.backends.on_cuda import CudaCallableBackend
@@ -67,32 +66,6 @@ def test_a_timed_call_has_its_weight_packed_before() -> None:
         for _ in range(3):
             call()
         assert backend.packs == before
-
-
-def test_rules_exclude_problems() -> None:
-    backend = CudaCallableBackend("aligned", torch.matmul, rules=("tma",))
-    refused = backend.supports(Problem.parse("mm:f16:nn:16x17x16"))
-    assert refused is not None
-    assert refused.reason.code == "alignment"
-    assert backend.supports(Problem.parse("mm:f16:nn:16x16x16")) is None
-
-
-def test_a_device_comes_before_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = CudaCallableBackend("mine", torch.matmul, distributions=("gemm-that-is-nowhere",))
-    wrong = backend.availability("cpu").reason
-    assert wrong is not None
-    assert wrong.text == "mine computes on cuda, not on cpu"
-    monkeypatch.setattr(functions, "no_device", lambda *_: None)
-    lacking = backend.availability("cuda").reason
-    assert lacking is not None
-    assert lacking.remedy == "pip install gemm-that-is-nowhere"
-
-
-def test_the_library_is_imported_before_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_core, "contract", lambda *_, **__: Contract("f32"))
-    backend = CudaCallableBackend("mine", torch.matmul, imports=("gemm_that_is_nowhere",))
-    with pytest.raises(ModuleNotFoundError, match="gemm_that_is_nowhere"):
-        backend.prepare(LINEAR, tensors.make(LINEAR, "rand", 0, Device.CPU))
 
 
 @pytest.mark.parametrize(

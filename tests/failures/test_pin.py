@@ -44,7 +44,12 @@ RIGHT = "def mine(a, b):\n    return a @ b\n"
 
 
 def judged(
-    tmp_path: Path, problem: Problem, distribution: str, text: str = WRONG, activations: tuple[str, ...] = ()
+    tmp_path: Path,
+    problem: Problem,
+    distribution: str,
+    text: str = WRONG,
+    activations: tuple[str, ...] = (),
+    candidate: str = "",
 ) -> tuple[list[Judged], Case, Path]:
     """What the judge found of a function of a file, by default one which is wrong from row 4 on."""
     path = tmp_path / "mine.py"
@@ -52,8 +57,9 @@ def judged(
     space: dict[str, Any] = {}
     exec(compile(text, str(path), "exec"), space)
     mine = space["mine"]
-    backend = CallableBackend("mine", mine, linear=mine if activations else None, activations=activations)
-    case = Case(backend, problem, (distribution,), 0, Device.CPU)
+    more: dict[str, Any] = {"candidates": ("64x64", candidate), "bind": space.get("bind")} if candidate else {}
+    backend = CallableBackend("mine", mine, linear=mine if activations else None, activations=activations, **more)
+    case = Case(backend, problem, (distribution,), 0, Device.CPU, CandidateSelection(candidate))
     found = list(Judge().judge(case))
     assert [one.outcome.status for one in found] == [Status.INCORRECT]
     return found, case, path
@@ -151,36 +157,25 @@ def test_a_full_folder_gets_reports_alone_and_what_is_written_is_measured_once(
 
 
 OF_SEVERAL = """
-def matmul(a, b, candidate=""):
+def mine(a, b, candidate=""):
     return a @ b + (candidate == "128x64")
-
+"""
+WITH_BIND = """
 def bind(problem, t, candidate=""):
-    return (lambda: matmul(t["a"], t["b"], candidate) + t["bias"]) if problem.op.name == "addmm" else None
+    return (lambda: mine(t["a"], t["b"], candidate) + t["bias"]) if problem.op.name == "addmm" else None
 """
 
 
-@pytest.mark.parametrize(
-    ("line", "has_bind"),
-    [("mm:f32:nn:8x16x32", False), ("mm:f32:nn:8x16x32", True), ("addmm:f32:nn:8x16x32:bias", True)],
-)
-def test_a_script_and_a_rerun_name_the_candidate(tmp_path: Path, line: str, has_bind: bool) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(OF_SEVERAL)
-    space: dict[str, Any] = {}
-    exec(compile(OF_SEVERAL, str(path), "exec"), space)
-    bind, names = space["bind"] if has_bind else None, ("64x64", "128x64", "128x128")
-    backend = CallableBackend("mine", space["matmul"], bind=bind, candidates=names)
-    case = Case(backend, Problem.parse(line), ("rand",), 0, Device.CPU, CandidateSelection("all"))
-    found = [one for one in Judge().judge(case) if one.outcome.status is Status.INCORRECT]
-    assert [one.outcome.candidate for one in found] == ["128x64"]
+@pytest.mark.parametrize("line", ["mm:f32:nn:8x16x32", "addmm:f32:nn:8x16x32:bias"])
+@pytest.mark.parametrize("text", [OF_SEVERAL, OF_SEVERAL + WITH_BIND])
+def test_a_script_and_a_rerun_name_the_candidate(tmp_path: Path, line: str, text: str) -> None:
+    found, case, source = judged(tmp_path, Problem.parse(line), "rand", text, candidate="128x64")
     artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
     (place,) = (tmp_path / "kept").iterdir()
-    text = (place / "repro.py").read_text()
-    assert "Candidate 128x64" in text
-    assert "Needs torch and pytest-gemm." in text
+    assert re.search(r"Candidate 128x64.*Needs torch and pytest-gemm", (place / "repro.py").read_text(), re.DOTALL)
     assert "--gemm-candidates=128x64" in (place / "report.txt").read_text()
     assert run(place / "repro.py") == 1
-    path.write_text(OF_SEVERAL.replace('(candidate == "128x64")', "0"))
+    source.write_text(text.replace('(candidate == "128x64")', "0"))
     assert run(place / "repro.py") == 0
 
 
