@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 import torch
 from hypothesis import find
 
-from pytest_gemm.api.callable import CallableBackend, CallablePrepared
+from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends import rules
 from pytest_gemm.backends.aten import AtenBackend
@@ -70,26 +71,9 @@ def as_if_contiguous(problem: Problem, t: Tensors) -> torch.Tensor:
     return t["out"]
 
 
-class Owner(CallableBackend):
+def owner(kernel: Callable[[Problem, Tensors], torch.Tensor]) -> CallableBackend:
     """A kernel that takes the whole problem."""
-
-    kernel: Callable[[Problem, Tensors], torch.Tensor]
-
-    def prepare(self, problem: Problem, operands: Any, request: Any = None) -> CallablePrepared:
-        kernel = self.kernel
-
-        class Prepared(CallablePrepared):
-            def bind(self, operands: Any) -> Callable[[], torch.Tensor]:
-                given, own = self.arguments(operands), self.own(kernel)
-                return lambda: own(problem, given)
-
-        return Prepared(self, problem)
-
-
-def owner(kernel: Callable[[Problem, Tensors], torch.Tensor]) -> Owner:
-    backend = Owner("mine", torch.matmul)
-    backend.kernel = kernel
-    return backend
+    return CallableBackend("mine", torch.matmul, bind=lambda problem, t: functools.partial(kernel, problem, t))
 
 
 def judged(backend: Any, line: str) -> list[Outcome]:
