@@ -109,6 +109,7 @@ _PLACES: Final = {
     "batches are bad": "some batches",
     "only batch": "one batch",
     "in the last row of its group": "last row of a group",
+    "in the first row of its group": "first row of a group",
     "only group": "one group",
 }
 
@@ -125,9 +126,10 @@ def _grouped(bad: torch.Tensor, groups: tuple[tuple[int, int], ...]) -> str:
     which = [(g, first, last) for g, first, last in filled if bool(rows[first:last].any())]
     if not which:
         return ""
-    are_last = set(rows.nonzero().flatten().tolist()) <= {last - 1 for _, _, last in filled}
-    if are_last and len(filled) > 1 and any(last - first > 1 for _, first, last in which):
-        return "every bad element is in the last row of its group"
+    if len(filled) > 1 and any(last - first > 1 for _, first, last in which):
+        for edges, name in (({f for _, f, _ in filled}, "first"), ({e - 1 for _, _, e in filled}, "last")):
+            if set(rows.nonzero().flatten().tolist()) <= edges:
+                return f"every bad element is in the {name} row of its group"
     if len(which) == len(filled):
         return ""
     if len(which) > 1:

@@ -244,7 +244,12 @@ def _other_scales(s: Sample) -> Hypotheses:
         if given is None:
             continue
         own, shifted = widened(given), f"the scales of {name} are shifted: each line has that of the"
+        others = [("after", -1), ("before", 1)] if operands.groups and own.dim() == 2 else []
         for kind, text, scales in (
+            *(
+                ("wrong group", f"the scales of {name} were those of the group {at}", own.roll(i, 0))
+                for at, i in others
+            ),
             ("scale ignored", f"the scale of {name} was not applied", torch.ones_like(own)),
             ("reciprocal scale", f"the reciprocal of the scale of {name} was applied", 1.0 / own),
             ("scale applied twice", f"the scale of {name} was applied twice", own * own),
@@ -329,7 +334,8 @@ def _ranges(k: int) -> Iterator[tuple[str, int, Tensor, Tensor]]:
         slices = [*itertools.pairwise(edges), *((first, min(first + size, k)) for first in range(0, k, size))]
         # What is left of K after whole blocks is a tail, though it may be the last of several slices too.
         ends = {(i, j) for i, j in slices if j >= k - 1 and (n > 8 or j - i <= 16 or j - i in rests)}
-        first, last = torch.tensor([one for one in slices if one not in ends]).unbind(1)
+        kept = torch.tensor([one for one in slices if one not in ends], dtype=torch.int64)
+        first, last = kept.reshape(-1, 2).unbind(1)
         yield "slice of K", n, first, last
     yield "K tail", 0, k - every, every * 0 + k
     yield "K head", 0, every * 0, every

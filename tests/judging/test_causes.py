@@ -123,3 +123,13 @@ def test_every_name_is_in_the_table() -> None:
     written = set(re.findall(r'(?:yield |\()"([^"]+ [^"]+)", f?"', text)) - {"unexpected NaN"}
     assert len(written) > 25
     assert {name for name in written if not name.endswith(" missing")} <= known
+
+
+@pytest.mark.parametrize("k", range(1, 6))
+def test_a_few_products_have_ranges_too(k: int) -> None:
+    right = oracle.make(f"mm:f32:nn:33x65x{k}", "rand", 3)
+    wrong = oracle.computed(right)
+    wrong += right.a[:, -1:] @ right.b[-1:]
+    found = verdict.compare(wrong, oracle.interval(right), right.problem, right).mismatch
+    assert found is not None
+    assert found.name in {"K tail twice", "constant factor"}
