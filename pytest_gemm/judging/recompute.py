@@ -244,7 +244,7 @@ def _other_scales(s: Sample) -> Hypotheses:
         if given is None:
             continue
         own, shifted = widened(given), f"the scales of {name} are shifted: each line has that of the"
-        others = [("after", -1), ("before", 1)] if operands.groups and own.dim() == 2 else []
+        others = [("after", -1), ("before", 1)] * (operands.groups != () and own.dim() == 2)
         for kind, text, scales in (
             *(
                 ("wrong group", f"the scales of {name} were those of the group {at}", own.roll(i, 0))
