@@ -114,8 +114,8 @@ class _Judging:
         op, dtypes, device: what the kernel takes; "" or empty to find out.
         problem: the only problem line; "" for all of the kernel's form.
         seed: of all values.
-        limit: seconds of a call, after which the worker is ended; ``None``: 10, and 90 of a first call, which may
-            compile.
+        limit: seconds of a call, after which the worker is ended; ``None``: 10, and 15 of a first call, or 90 where
+            it may compile.
         started: since when seconds count, by ``time.time()``.
 
     Raises:
@@ -151,7 +151,8 @@ class _Judging:
             self.worker = Inline(_CALLS)
             return self._found()
         with contextlib.closing(Keeper({}, cores(), (), _CALLS)) as keeper:
-            self.worker = Process(keeper, (self.limit or 10.0, self.limit or 90.0))
+            first = 90.0 if self.kernel.may_compile else 15.0
+            self.worker = Process(keeper, (self.limit or 10.0, self.limit or first))
             with contextlib.closing(self.worker):
                 return self._found()
 

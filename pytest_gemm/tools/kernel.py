@@ -100,8 +100,17 @@ class Kernel:
     @property
     def is_for_gpus(self) -> bool:
         """Whether its file names CUDA or Triton: such a kernel may return anything for tensors of the CPU."""
+        return self._names("cuda|triton")
+
+    @property
+    def may_compile(self) -> bool:
+        """Whether a first call may take long: its file names a compiler, or is not looked at."""
+        is_seen = Path(self.name.rpartition(":")[0]).suffix in {".py", ".so"}
+        return not is_seen or self._names("cuda|triton|compile|jit|process")
+
+    def _names(self, pattern: str) -> bool:
         path = Path(self.name.rpartition(":")[0])
-        return path.suffix == ".py" and re.search("cuda|triton", path.read_text(errors="replace"), re.I) is not None
+        return path.suffix == ".py" and re.search(pattern, path.read_text(errors="replace"), re.I) is not None
 
     def load(self) -> Callable[..., Any]:
         """The function.

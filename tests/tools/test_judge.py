@@ -237,3 +237,13 @@ def test_the_screen_is_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= judgement.COLUMNS
     assert lines[0].startswith("incorrect: wrong dtype")
     assert any(line.startswith("  rerun: pytest-gemm judge kernels_of_a_user.py:wide --problem=") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "may"),
+    [("def f(a, b):\n    return a @ b\n", False), ("import numba\nf = numba.njit(lambda a, b: a)\n", True)],
+)
+def test_a_first_call_has_longer_where_it_may_compile(text: str, may: bool, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    assert Kernel(f"{tmp_path}/mine.py:f").may_compile is may
+    assert Kernel("a_module:f").may_compile
