@@ -17,9 +17,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from pytest_gemm.api.callable import CallableBackend, CallablePrepared
-from pytest_gemm.numerics.contract import Contract
-
 # enum ggml_type.
 F32, Q4_0, Q8_0 = 0, 2, 8
 
@@ -81,25 +78,12 @@ def blocks(codes: Any, scales: Any) -> tuple[int, Any]:
     return (Q4_0 if is_q4 else Q8_0), torch.cat([scales.unsqueeze(-1).view(torch.uint8), data], -1).contiguous()
 
 
-class GgmlPrepared(CallablePrepared):
-    """A weight of Q8_0 or Q4_0 in place of the program, or the product alone."""
-
-    def bind(self, operands: Any) -> Callable[[], Any]:
-        """Make the graph, and return its run."""
-        t, p = self.arguments(operands), self.problem
-        if p.a_rule != "q8_0" or p.epilogue or p.flags or p.shape.is_empty:
-            return super().bind(operands)
-        self.contract = Contract("f32", "fused")
-        return self.own(product(*blocks(t["b"], t["scale_b"]), p.shape.n, t["a"]), "ggml_mul_mat")
-
-
-class GgmlBackend(CallableBackend):
-    """The backend."""
-
-    def prepare(self, problem: Any, operands: Any, request: Any = None) -> GgmlPrepared:
-        """Load the library."""
-        ggml()
-        return GgmlPrepared(self, problem)
+def bind(problem: Any, t: Any) -> Callable[[], Any] | None:
+    """A weight of Q8_0 or Q4_0 by an A that ggml quantises."""
+    ggml()  # loaded before anything is judged
+    if problem.a_rule != "q8_0" or problem.epilogue or problem.flags or problem.shape.is_empty:
+        return None
+    return product(*blocks(t["b"], t["scale_b"]), problem.shape.n, t["a"])
 
 
 def matmul(a: Any, b: Any) -> Any:
@@ -109,4 +93,5 @@ def matmul(a: Any, b: Any) -> Any:
 
 def pytest_gemm_register_backends(registry: Any) -> None:
     """Register the backend."""
-    registry.add(GgmlBackend("ggml", matmul, dtypes=("f32",), batched=False, distributions=("pywhispercpp",)))
+    how = {"dtypes": ("f32",), "batched": False, "distributions": ("pywhispercpp",)}
+    registry.add_callable("ggml", matmul, bind=bind, **how)

@@ -179,22 +179,20 @@ class CallableBackend:
         return Availability(versions=tuple(versions.items()))
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
-        """The dtypes and batches of the registration; what no product computes is asked of ``bind``, in ``prepare``."""
-        if (problem.op.rounds_once or problem.group_size) and self.bind is not None:
-            return None
+        """The dtypes and batches of the registration; what has scales or codes is asked of ``bind``, in ``prepare``."""
+        is_asked = (problem.op.rounds_once or problem.group_size) and self.bind is not None
+        return None if is_asked else self._refused(problem)
+
+    def _refused(self, problem: Problem) -> Unsupported | None:
+        """Why the problem cannot be composed around the product."""
         if problem.op.rounds_once:
             return Unsupported("op", "a plain product takes no scales, and fp8 means nothing without them")
         if problem.group_size and not problem.op.coded:
             return Unsupported("op", "a plain product does not decode 4-bit weights")
         # Mixed, weight-only and autocast products reach the function after their cast in the graph.
         cast_first = problem.autocast or problem.op.converts or problem.widens
-        given = (
-            {"f32"}
-            if problem.op.coded
-            else {problem.dtypes.out.name}
-            if cast_first
-            else {problem.dtypes.a.name, problem.dtypes.b.name}
-        )
+        given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}
+        given = {"f32"} if problem.op.coded else given
         if lacking := " ".join(sorted(given.difference(self.dtypes))):
             text = f"{self.name} was registered without {lacking}"
             return Unsupported("dtype", text, f"add it to dtypes= of {self.name}")
@@ -216,8 +214,9 @@ class CallableBackend:
         prepared = CallablePrepared(self, problem, self._candidate(problem, operands, request))
         with precision.settings(problem):
             call = prepared.bind(operands)
-            if (problem.op.rounds_once or problem.group_size) and not prepared.is_own:
-                raise Unsupported("op", f"the bind of {self.name} does not take it, and no product computes it")
+            reason = None if prepared.is_own else self._refused(problem)
+            if reason is not None and (problem.op.rounds_once or problem.group_size):
+                raise reason
             if self.devices == ("cuda",):
                 call()
         return prepared
