@@ -323,6 +323,7 @@ class Lines(Display):
 def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, raised: type[BaseException]
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # the last recording is there
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(runner_module, "_Open", Answer)
     monkeypatch.setattr(Answer, "left", [None, None, None, end])
