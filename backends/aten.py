@@ -89,8 +89,8 @@ class CompiledAten(InductorBackend):
 
     name = "aten"
     inductor_name = "ATEN"
-    devices = ("cpu", "cuda")
-    rules = ("aten-compiled", "aten", "grouped")
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    rules: tuple[str, ...] = ("aten-compiled", "aten", "grouped")
 
     def installation(self) -> Availability:
         """As eager ATen."""

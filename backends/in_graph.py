@@ -12,9 +12,9 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.callable import CallableBackend
-from pytest_gemm.api.protocols import Availability, Recipe
+from pytest_gemm.api.protocols import Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
-from pytest_gemm.backends.inductor.backend import InductorBackend
+from pytest_gemm.backends.aten import CompiledAten
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.problem.ops.op import around_dense
 from pytest_gemm.problem.problem import Problem
@@ -67,22 +67,14 @@ class GraphBackend(CallableBackend):
         return dataclasses.replace(self.compiled.recipe(problem, operands, request), matmul=found.matmul)
 
 
-class _Compiled(InductorBackend):
-    """The function in a program of Inductor's, with PyTorch's own options."""
+class _Compiled(CompiledAten):
+    """The function in a program of Inductor's, as one with ATen's products is compiled."""
 
-    inductor_name = "ATEN"
+    rules = ()
 
     def __init__(self, backend: GraphBackend) -> None:
         super().__init__()
         self.name, self.devices, self._backend = backend.name, backend.devices, backend
-
-    def installation(self) -> Availability:
-        """The backend's own matter."""
-        return Availability()
-
-    def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
-        """PyTorch's defaults."""
-        return {"compile_threads": 1}
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """Programs around one product of A and B."""

@@ -14,6 +14,7 @@ import torch
 
 from pytest_gemm.backends.inductor.compilation import Packing, Session
 from pytest_gemm.backends.inductor.hooks import hooked
+from pytest_gemm.problem.ops.op import called
 from pytest_gemm.problem.ops.woq import THIRDS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -138,10 +139,7 @@ def straight_line(
         assert matmul is not None
         return matmul(a, b)
 
-    def called(a: Any, b: Any) -> Any:
-        return tracer.create_proxy("call_function", product, (a, b), {})
-
-    given = None if matmul is None else called
+    given = None if matmul is None else functools.partial(called, torch, "product", product)
     result: Any = program.build(problem, given, is_packed=is_packed)(**tensors)
     graph.output(tuple(one.node for one in result) if isinstance(result, tuple) else result.node)
     module = torch.fx.GraphModule(parameters, graph)
