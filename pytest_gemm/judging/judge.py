@@ -142,6 +142,19 @@ class Judge:
         if starved:
             self.release()
 
+    def of_changed(self, case: Case, ran: Ran, change: Callable[[operands.Operands], object]) -> str | None:
+        """What is wrong with the results of a call whose operands were changed first; ``None`` for nothing.
+
+        Raises:
+            Misconduct: for a shape that has no place in the product.
+        """
+        given = self._truths.of(case, case.distributions[0]).operands.clone()
+        change(given)
+        made = program.gathered(case.problem, Returned.of(case.problem, ran).results)
+        verdicts = Truth(given, given.digest()).verdicts(made, ran.contract, {}, self.reference)
+        wrong = (one.comparison.mismatch for one in verdicts)
+        return next((one.summary() for one in wrong if one is not None), None)
+
     def worker_of(self, backend: Backend) -> Worker:
         """What runs the code of a backend."""
         return self._worker if self.workers is None else self.workers(backend)

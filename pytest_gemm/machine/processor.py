@@ -16,6 +16,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 
 @dataclasses.dataclass(frozen=True)
 class Cpu:
@@ -81,11 +83,40 @@ def waited() -> float | None:
     Returns:
         ``None`` where nothing is counted.
     """
-    found = []
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has just ended
-            found.append(int(path.read_text(encoding="utf-8").split()[1]))
+    found = [numbers[1] for numbers in _scheduled().values()]
     return sum(found) * 1e-9 if any(found) else None
+
+
+def worked() -> dict[int, int]:
+    """Nanoseconds that each thread of this process and each of its children and their children has run, by number."""
+    children = (one.pid for one in psutil.Process().children(recursive=True))
+    return {task: numbers[0] for pid in (os.getpid(), *children) for task, numbers in _scheduled(pid).items()}
+
+
+def ran(pid: int) -> float:
+    """Seconds that the main thread of a process has run, as the kernel counts them; 0.0 where it does not."""
+    return _scheduled(pid).get(pid, [0])[0] * 1e-9
+
+
+def is_own(task: int) -> bool:
+    """Whether the number is that of a thread of this process."""
+    return Path(f"/proc/self/task/{task}").exists()
+
+
+def task_name(task: int) -> str:
+    """The name of a thread or process; its number where it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{task}/comm").read_text(encoding="utf-8").strip()
+    return str(task)
+
+
+def _scheduled(pid: int | str = "self") -> dict[int, list[int]]:
+    """Nanoseconds that each thread of a process has run, and waited for a core, by the thread's number."""
+    found = {}
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError):  # a thread that has just ended
+            found[int(path.parent.name)] = list(map(int, path.read_text(encoding="utf-8").split()))
+    return found
 
 
 TICKS: Final = os.sysconf("SC_CLK_TCK")

@@ -5,19 +5,34 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Prepared, timed
+from pytest_gemm.core.outcome import Misconduct
+from pytest_gemm.machine import processor
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Peaks
-from pytest_gemm.speed.timing import cpu, cuda, paired
+from pytest_gemm.speed.timing import clock, cpu, cuda, paired
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_gemm.operands.tensors import Operands
+    from pytest_gemm.speed.timing.changing import Changing, Doubt
     from pytest_gemm.worker.inline import Inline
+
+
+# Nanoseconds of work that a thread may do while it is to do nothing, and seconds of that.
+_IDLE_NS: Final = 2_000_000
+_QUIET: Final = 0.004
+# Threads of a library may spin for a fifth of a second behind a call before they sleep.
+_SPIN: Final = 0.4
 
 
 @dataclasses.dataclass
@@ -26,19 +41,37 @@ class _Bench:
 
     Attributes:
         subject, comparator: what is called; there may be no comparator.
-        sets: operands: on a GPU as many as its cache does not hold.
+        sets: operands: on a GPU as many as its cache does not hold, on a CPU two, of which A is not the same memory.
+        changing: changes them.
         calls: how many calls fill a reading, known from the first window on.
-        last: what the last timed call returned.
+        last: what a call behind the last window returned, of a result that all calls accumulate.
+        open: the block of a window that is not over yet, and the calls of the subject in it.
     """
 
     subject: Prepared
     comparator: Prepared | None
     sets: Sequence[Operands]
+    changing: Changing
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
     last: Any = None
+    open: tuple[contextlib.ExitStack, Sequence[Callable[[], object]]] | None = None
+
+    def close(self) -> None:
+        """End the block of a window."""
+        if self.open is not None:
+            self.open[0].close()
+            self.open = None
+
+    @contextlib.contextmanager
+    def calling(self, prepared: Prepared) -> Iterator[list[Callable[[], object]]]:
+        """A block with the call of each set."""
+        with contextlib.ExitStack() as stack:
+            yield [stack.enter_context(timed(prepared, given)) for given in self.sets]
 
 
 _benches: dict[int, _Bench] = {}
+# By thread or child that began before a case was kept, and after the one before it: the case.
+_owners: dict[int, int] = {}
 
 
 @functools.cache
@@ -46,49 +79,148 @@ def _timer(device: str) -> paired.Timer:
     return cuda.CudaTimer() if device == "cuda" else cpu.CpuTimer()
 
 
+def _check(timer: paired.Timer) -> None:
+    """Restore the clocks and the caches.
+
+    Raises:
+        Misconduct: for a clock that was replaced, and for L2 that is kept.
+    """
+    names = clock.restored()
+    if isinstance(timer, cuda.CudaTimer):
+        names += timer.runtime.unlike()
+        if kept := timer.runtime.persisting():
+            text = f"the kernel keeps {kept / 1e6:.3g} MB of L2 for its data from call to call"
+            raise Misconduct("l2-persists", text, "reset the limit of persisting L2 before returning")
+    if names:
+        text = f"functions that time were replaced: {', '.join(names)}"
+        raise Misconduct("clock-replaced", text, "leave the clocks of Python, of PyTorch and of pytest-gemm alone")
+
+
 def keep(inline: Inline, subject: int, comparator: int, given: Operands) -> None:
-    """Keep what was built, by the numbers of the worker (comparator 0: none), to be timed with copies of operands."""
-    count = cuda.rotation(int(roofline.work(given.problem).bytes), given.device)
+    """Keep what was built, by the numbers of the worker (comparator 0: none), to be timed with copies of operands.
+
+    Raises:
+        Misconduct: for what it has done to the clocks and caches.
+    """
+    from pytest_gemm.speed.timing.changing import Changing
+
+    _owners.update(dict.fromkeys(processor.worked().keys() - _owners.keys(), subject))
+    _check(_timer(given.device))  # of no later case
+    first = given.clone()
+    if given.device == "cuda":
+        count = cuda.rotation(int(roofline.work(given.problem).bytes), given.device)
+        sets = [first, *(given.clone() for _ in range(count - 1))]
+    else:
+        sets = [first, first.moved(lambda one: one.clone() if one.name in {"a", "out"} else one)]
     _benches[subject] = _Bench(
-        inline.prepared(subject),
-        inline.prepared(comparator) if comparator else None,
-        [given.clone() for _ in range(count)],
+        inline.prepared(subject), inline.prepared(comparator) if comparator else None, sets, Changing(sets)
     )
 
 
-def window(_: Inline, subject: int, plan: paired.Plan) -> paired.Readings:
+def window(_: Inline, subject: int, plan: paired.Plan, stays: bool) -> paired.Readings:
     """Time a case for a while.
 
     Args:
         subject: its number.
         plan: how.
+        stays: a :func:`stretch` and :func:`working` follow.
+
+    Raises:
+        Misconduct: for a result that comes late, a clock that was replaced and L2 that is kept.
     """
     one = _benches[subject]
+    timer = _timer(one.sets[0].device)
+    timer.changing = one.changing
     with contextlib.ExitStack() as stack:
-
-        def calls(prepared: Prepared) -> list[Callable[[], object]]:
-            return [stack.enter_context(timed(prepared, given)) for given in one.sets]
-
-        of_subject = calls(one.subject)
-        beside = None if one.comparator is None else calls(one.comparator)
-        readings = paired.measure(of_subject, beside, timer=_timer(one.sets[0].device), plan=plan, calls=one.calls)
-        one.sets[0].reset_out()
-        one.last = of_subject[0]()
+        of_subject = stack.enter_context(one.calling(one.subject))
+        beside = None if one.comparator is None else stack.enter_context(one.calling(one.comparator))
+        readings = paired.measure(of_subject, beside, timer=timer, plan=plan, calls=one.calls)
+        one.changing.restore()
+        if one.sets[0].problem.in_place:
+            one.sets[0].reset_out()
+            one.last = of_subject[0]()
+        if stays:
+            one.open = stack.pop_all(), of_subject
+    _check(timer)
     return readings
 
 
-def last(_: Inline, subject: int) -> tuple[torch.Tensor, ...]:
-    """What the last timed call has returned; raises as ``calls.taken``."""
-    from pytest_gemm.worker.calls import taken
-    from pytest_gemm.worker.inline import as_tuple, wait_for
+def stretch(_: Inline, subject: int, calls: int) -> None:
+    """So many calls, for the clock of who asks."""
+    one = _benches[subject]
+    assert one.open is not None
+    for call in itertools.islice(itertools.cycle(one.open[1]), calls):
+        call()
+    _wait(one)
 
-    wait_for(_benches[subject].sets[0].device)
-    return taken(as_tuple(_benches[subject].last))[1]
+
+def working(_: Inline, subject: int) -> tuple[float, str]:
+    """How many threads and children live beside the main thread, and which of other cases work between the calls.
+
+    Raises:
+        Misconduct: where one of this case works although no call is being made, with its name.
+    """
+    _wait(_benches[subject])
+    before = processor.worked()
+    time.sleep(_QUIET)
+    busy: Mapping[int, str] = {}
+    if _busy(before, _IDLE_NS):
+        time.sleep(_SPIN)
+        again = processor.worked()
+        time.sleep(_SPIN / 4)
+        busy = _busy(again, int(_SPIN / 8 * 1e9))
+    if own := [name for task, name in busy.items() if _owners.get(task, subject) == subject]:
+        text = f"{', '.join(own)} worked while no call was being made"
+        raise Misconduct("works-outside", text, "do all work of a call before it returns, and end what it started")
+    return len(before) - 1.0, ", ".join(busy.values())
+
+
+def _busy(before: Mapping[int, int], least: int) -> dict[int, str]:
+    """Names of the threads and children that have worked for so many nanoseconds since then."""
+    now = processor.worked()
+    names = {one.native_id: f"thread {one.name}" for one in threading.enumerate()}
+    return {
+        one: names.get(one) or f"{'thread' if processor.is_own(one) else 'child'} {processor.task_name(one)}"
+        for one, spent in now.items()
+        if one != os.getpid() and spent - before.get(one, 0) > least
+    }
+
+
+def _wait(one: _Bench) -> None:
+    from pytest_gemm.worker.inline import wait_for
+
+    wait_for(one.sets[0].device)
+
+
+def last(_: Inline, subject: int) -> tuple[torch.Tensor, ...]:
+    """What a timed call of the operands as they are given has returned; raises as ``calls.taken``."""
+    from pytest_gemm.worker.calls import taken
+    from pytest_gemm.worker.inline import as_tuple
+
+    one = _benches[subject]
+    _wait(one)
+    return one.changing.first or taken(as_tuple(one.last))[1]
+
+
+def doubt(_: Inline, subject: int) -> Doubt | None:
+    """What is to be known of a timed result that differs from what its operands let expect."""
+    return _benches[subject].changing.doubt
+
+
+def doubted(_: Inline, subject: int) -> tuple[torch.Tensor, ...]:
+    """That result."""
+    return _benches[subject].changing.doubted
+
+
+def shut(_: Inline, subject: int) -> None:
+    """End the block of a window that stayed open."""
+    _benches[subject].close()
 
 
 def drop(_: Inline, subject: int) -> None:
     """Free what was kept of a case."""
-    _benches.pop(subject, None)
+    if (one := _benches.pop(subject, None)) is not None:
+        one.close()
 
 
 def peaks(_: Inline, device: str, dtypes: Sequence[str]) -> Peaks:
@@ -96,5 +228,9 @@ def peaks(_: Inline, device: str, dtypes: Sequence[str]) -> Peaks:
     return roofline.measure(device, dtypes)
 
 
-CALLS: Final[Mapping[str, Callable[..., Any]]] = {one.__name__: one for one in (keep, window, last, drop, peaks)}
+_CALLS: Final = (keep, window, stretch, working, shut, last, doubt, doubted, drop, peaks)
+CALLS: Final[Mapping[str, Callable[..., Any]]] = {one.__name__: one for one in _CALLS}
 """For the keeper of a session."""
+
+for _module in (cpu, cuda, paired, sys.modules[__name__]):
+    clock.seal(_module)

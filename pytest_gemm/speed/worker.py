@@ -17,6 +17,7 @@ import gc
 import math
 import os
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -32,16 +33,17 @@ from pytest_gemm.config import effect
 from pytest_gemm.config.config import CONFIG, GemmConfig
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
+from pytest_gemm.core.units import seconds_text
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.machine import key as key_module
-from pytest_gemm.machine import software
+from pytest_gemm.machine import processor, software
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import bench, roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
 from pytest_gemm.speed.imports import InstalledFirst, shared
 from pytest_gemm.speed.lockstep import Interleaving
 from pytest_gemm.speed.request import LOST, NOW, SESSION, UNWRITTEN, WORKER, Request, TimedCase
-from pytest_gemm.speed.timing import paired
+from pytest_gemm.speed.timing import clock, paired
 from pytest_gemm.storage import files
 from pytest_gemm.worker.keeper import KEEPER, Keeper
 from pytest_gemm.worker.messages import Built, Died, How, Job, Ran, Thrown
@@ -63,6 +65,7 @@ class _Work:
         number: by which the worker knows it.
         comparator: name of what is timed beside it, "" for nothing.
         first: the run that was judged.
+        looked: the window, by chance, behind which its calls are timed from here and its threads are counted.
         outcome: of the judgement.
         phases: seconds that it took so far.
         windows: what was measured so far.
@@ -75,6 +78,7 @@ class _Work:
     outcome: Outcome
     phases: dict[str, float]
     windows: list[paired.Readings] = dataclasses.field(default_factory=list)
+    looked: int = dataclasses.field(default_factory=lambda: random.SystemRandom().randrange(_FEWEST_WINDOWS))
 
 
 # On a CPU each window is short, for it is the next one that sees another state of the machine.  Nothing is retaken: the
@@ -83,6 +87,11 @@ _WINDOW: Final = paired.Plan(blocks=1, warm_seconds=0.0, retakes=0, guard=10.0)
 # Operands of cases that wait for their next window; what they need beside that (packed weights) is about as much again.
 _WAITING_BYTES: Final = 2 << 30
 _FEWEST_WINDOWS: Final = 3
+# Seconds of calls that are timed from outside, how often where the clocks differ, and how much less than that the
+# kernel's own clock may have seen: a question and its answer take a millisecond, and a neighbour may begin to work.
+_STRETCH: Final = 0.03
+_STRETCHES: Final = 3
+_AGREES: Final = 0.7
 _MOST_WINDOWS: Final = 1000
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD: Final = 50_000
@@ -310,9 +319,18 @@ class Meter:
         case, started = work.case, time.perf_counter()
         # The order of the readings is drawn anew in each window.
         plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
+        is_looked_at = len(work.windows) == min(work.looked, self.windows - 1)
         try:
             with self._worker.watch(Activity(case.id(), Phase.TIME)):
-                readings = self._worker.call(paired.Readings, "window", work.number, plan)
+                readings = self._worker.call(paired.Readings, "window", work.number, plan, is_looked_at)
+                if is_looked_at:
+                    threads, others = self._looked_at(work, readings)
+                    self._worker.call(type(None), "shut", work.number)
+                    telemetry = {**readings.telemetry, "threads": threads}
+                    disturbed = f"{others}, of another case, worked all the time" if others else readings.disturbed
+                    readings = dataclasses.replace(readings, telemetry=telemetry, disturbed=disturbed)
+        except Misconduct as error:
+            status, reason = Status.INCORRECT, error.reason
         except Died as error:  # it has passed before, and does no longer
             status, reason = Status.TIMED_OUT if error.limit else Status.CRASHED, error.reason
         except Thrown as error:
@@ -328,12 +346,37 @@ class Meter:
             self._finish(work)
             self._leave_if_lost()
 
+    def _looked_at(self, work: _Work, readings: paired.Readings) -> tuple[float, str]:
+        """How many threads and children the kernel's process has, after calls that this one has timed.
+
+        Beside it which of them, of another case, work between the calls.
+
+        Raises:
+            Misconduct: where its own clock saw much less than this one, or where something works between the calls.
+        """
+        found = self._worker.call(tuple[float, str], "working", work.number)
+        if found[1]:
+            return found
+        seconds = statistics.median(readings.subject)
+        calls = max(readings.calls, math.ceil(_STRETCH / seconds))
+        least, pid = math.inf, self._worker.pid
+        for _ in range(_STRETCHES):
+            started, ran = clock.now(), processor.ran(pid)
+            self._worker.call(type(None), "stretch", work.number, calls)
+            took, ran = clock.now() - started, processor.ran(pid) - ran
+            # What it waited while others ran is no time of its calls.
+            least = min(least, (min(took, ran or took) if work.case.device == "cpu" else took) / calls)
+            if seconds >= _AGREES * least:
+                return found
+        text = f"a call took {seconds_text(seconds)} by the clock of the kernel's process"
+        text += f", and {seconds_text(least)} by that of the judge's"
+        raise Misconduct("clock-disagrees", text, "leave the clocks alone, and compute in every call")
+
     def _finish(self, work: _Work) -> None:
         """Write the case's sample, after its last result has been compared with the one that was judged."""
         outcome, measured = work.outcome, {}
         if outcome.status is Status.PASSED and work.windows:
             last, wrong = self._last(work)
-            self._worker.call(type(None), "drop", work.number)
             if wrong or not _same(work.first.results, last):
                 candidates = CandidateSelection(outcome.candidate or work.case.candidates.text)
                 again = dataclasses.replace(work.case, candidates=candidates)
@@ -344,6 +387,10 @@ class Meter:
                     return dataclasses.replace(work.first, results=last, now=None)
 
                 outcome = self._judge.outcomes(again, timing=returned)[-1]
+            elif (reason := self._wrong(work)) is not None:
+                outcome = dataclasses.replace(outcome, status=Status.INCORRECT, reason=reason)
+        if work.windows:
+            self._worker.call(type(None), "drop", work.number)
         if outcome.status is Status.PASSED and work.windows:
             units = roofline.units(work.case.device)
             measured = {
@@ -359,6 +406,27 @@ class Meter:
             return self._worker.results("last", work.number), None
         except Misconduct as wrong:
             return (), wrong
+
+    def _wrong(self, work: _Work) -> Reason | None:
+        """What is wrong with a timed result that was not as its operands let expect."""
+        from pytest_gemm.speed.timing import changing
+
+        doubt = self._worker.call(changing.Doubt | None, "doubt", work.number)  # type: ignore[arg-type]  # a union
+        if doubt is None:
+            return None
+        try:
+            results = self._worker.results("doubted", work.number)
+            ran = dataclasses.replace(work.first, results=results, now=None)
+            case = dataclasses.replace(work.case, distributions=(work.outcome.distribution,))
+            wrong = self._judge.of_changed(case, ran, functools.partial(changing.change, doubt=doubt))
+        except Misconduct as error:
+            return error.reason
+        if wrong is None:
+            return None
+        if doubt.is_kept:
+            text = "A had changed before a timed call, and an earlier result came back"
+            return Reason("replayed", f"{text}: {wrong}", "compute in every call, from what the operands hold then")
+        return Reason("timed-wrong", f"right when it was judged, and wrong in a timed call: {wrong}")
 
     def _excess(self, sample: Sample) -> Reason | None:
         """A rate that the machine cannot reach was not measured but made up."""
@@ -435,7 +503,13 @@ class _Plugin:
 
 
 def answer(request: Request, folder: Path, config: GemmConfig, keeper: Keeper | None = None) -> None:
-    """Time the cases of a request and write their samples."""
+    """Time the cases of a request and write their samples.
+
+    Raises:
+        pytest.UsageError: where a conftest or a plugin has replaced a clock.
+    """
+    if names := clock.restored():
+        raise pytest.UsageError(f"a conftest or a plugin has replaced functions that time: {', '.join(names)}")
     if keeper is not None:
         keeper.prepare(cuda=request.device == "cuda")
     import torch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -83,6 +84,7 @@ class Inline:
         self.pages: GuardPages | None = None
         self._built: dict[int, tuple[Job, Prepared]] = {}
         self._count = 0
+        self.pid = os.getpid()
 
     def watch(self, _: Activity) -> contextlib.AbstractContextManager[None]:
         """As :meth:`Worker.watch`."""

@@ -135,10 +135,14 @@ class Worker(Protocol):
     Attributes:
         is_inline: the code runs in the judge's own process, on the judge's own operands.
         pages: where a run has its operands and results, ``None`` for ordinary memory.
+        pid: of the process that the code runs in.
     """
 
     is_inline: bool
     pages: GuardPages | None
+
+    @property
+    def pid(self) -> int: ...  # noqa: D102  # see above
 
     def watch(self, activity: Activity) -> AbstractContextManager[None]:
         """A block that may not come back, or whose questions may not."""

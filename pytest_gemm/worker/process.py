@@ -76,6 +76,11 @@ class Process:
         self._pool: Pool | None = None
         self._is_staged: bool | None = None  # what lies on a device goes through the CPU
 
+    @property
+    def pid(self) -> int:
+        """As :attr:`Worker.pid`."""
+        return self._started().pid
+
     @contextlib.contextmanager
     def watch(self, activity: Activity) -> Iterator[None]:
         """A block whose questions have the limit of the activity's phase."""

@@ -7,14 +7,16 @@ import gc
 import itertools
 import os
 import resource
-import time
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 import psutil
 
 from pytest_gemm.machine import processor
-from pytest_gemm.speed.timing.paired import Calls, Conditions, Target, Timer
+from pytest_gemm.speed.timing import clock
+from pytest_gemm.speed.timing.paired import SUBJECT, Call, Calls, Conditions, Target, Timer, Unchanging
+
+_Kind = TypeVar("_Kind")
 
 # -- the CPU ------------------------------------------------------------------------------------------------------
 
@@ -25,27 +27,51 @@ LOAD_OF_OTHERS: Final = 0.10
 
 
 class _CpuTarget(Target):
-    """Calls on the CPU, one after the other."""
+    """Calls on the CPU, one after the other, each with the operands of another set, and these with another content."""
 
-    def __init__(self, calls: Calls) -> None:
-        self.cycle = len(calls)
+    cycle = 1
+
+    def __init__(self, calls: Calls, changing: Unchanging, *, is_seen: bool) -> None:
         self._calls = calls
+        self._changing = changing
+        self._is_seen = is_seen
+        self._memories, self._contents = changing.memory()
+        self._turn = 0
+
+    def _steps(self) -> Iterator[tuple[memoryview, bytes, Call]]:
+        """What is written where before which call; without the content of the operands as they are given."""
+
+        def from_here(some: Sequence[_Kind]) -> Iterator[_Kind]:
+            return itertools.islice(itertools.cycle(some), self._turn % len(some), None)
+
+        order = from_here(self._memories), from_here(self._contents[1:]), from_here(self._calls)
+        return zip(*order, strict=False)
 
     def seconds(self, calls: int) -> float:
-        rounds = itertools.repeat(self._calls, calls // self.cycle)
+        content = self._changing.next_content()
+        steps = self._steps()
+        self._turn += calls + 1
         collects = gc.isenabled()
         gc.disable()
         try:
-            self._calls[-1]()
-            # The loop itself costs some 30 ns a call, for subject and comparator alike.
-            started = time.perf_counter_ns()
-            for calls_of_round in rounds:
-                for call in calls_of_round:
-                    call()
-            return (time.perf_counter_ns() - started) * 1e-9
+            memory, bits, call = next(steps)
+            memory[:] = bits
+            call()
+            # The loop itself costs some 200 ns a call, for subject and comparator alike.
+            started = clock.now_ns()
+            for memory, bits, call in itertools.islice(steps, calls - 1):
+                memory[:] = bits
+                call()
+            memory, _, call = next(steps)
+            memory[:] = self._contents[content]
+            made = call()
+            ended = clock.now_ns()
         finally:
             if collects:
                 gc.enable()
+        if self._is_seen:
+            self._changing.see(made, content)
+        return (ended - started) * 1e-9
 
 
 class CpuTimer(Timer):
@@ -62,9 +88,12 @@ class CpuTimer(Timer):
     def __init__(self) -> None:
         self._before: dict[str, float] = {}
 
+    varies = True
+
     def targets(self, works: Mapping[str, Calls]) -> Mapping[str, Target]:
         """Nothing has to be made ready."""
-        return {name: _CpuTarget(calls) for name, calls in works.items()}
+        self.changing.move()
+        return {name: _CpuTarget(calls, self.changing, is_seen=name == SUBJECT) for name, calls in works.items()}
 
     def begin(self) -> None:
         """Read the counters."""
@@ -100,7 +129,7 @@ class CpuTimer(Timer):
         if (lost := processor.waited()) is not None:
             found["waited"] = lost
         own = usage.ru_utime + usage.ru_stime
-        return found | {"wall": time.perf_counter(), "own": own}
+        return found | {"wall": clock.now(), "own": own}
 
 
 def cores() -> int:

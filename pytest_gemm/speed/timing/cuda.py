@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import importlib
 import itertools
 import math
+import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from pytest_gemm.core.outcome import Misconduct
 from pytest_gemm.machine import gpus
+from pytest_gemm.speed.timing import clock
 from pytest_gemm.speed.timing.paired import COMPARATOR, SUBJECT, Call, Calls, Conditions, Target, Timer, TimingError
 
 # -- the state of a GPU -------------------------------------------------------------------------------------------
@@ -121,20 +125,55 @@ class CudaRuntime:
         code = driver.cuGraphGetNodes(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count))
         return int(count.value) if code == 0 else None
 
-    def elapsed(self, lead: Call, work: Call) -> float:
-        """Seconds on the device from the end of ``lead`` to the end of ``work``.
+    def elapsed(self, lead: Call, between: Call, work: Call) -> float:
+        """Seconds on the device from the end of ``between`` to the end of ``work``.
 
-        ``lead`` keeps the device busy while ``work`` is being launched, so that the launch is not in the time.
+        ``lead`` keeps the device busy while the others are being launched, so that no launch is in the time.
+
+        Raises:
+            Misconduct: where the device goes on when the stream of the calls has ended.
         """
         import torch
 
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         lead()
+        between()
         begin.record()
         work()
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e-3
+        found, ended = float(begin.elapsed_time(end)) * 1e-3, clock.now()
+        torch.cuda.synchronize()
+        if (more := clock.now() - ended) > max(_GOES_ON, 0.2 * found):
+            text = f"the device worked for {more * 1e3:.2g} ms more when the calls' own stream had ended"
+            raise Misconduct("written-after-return", text, "have the current stream wait for every other one")
+        return found
+
+    def persisting(self) -> int:
+        """Bytes of L2 that are set aside for data that a kernel keeps there; none are afterwards."""
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return 0
+        found = ctypes.c_size_t()
+        driver.cuCtxGetLimit(ctypes.byref(found), _PERSISTING)
+        if found.value:
+            driver.cuCtxSetLimit(_PERSISTING, ctypes.c_size_t(0))
+        driver.cuCtxResetPersistingL2Cache()
+        return int(found.value)
+
+    def unlike(self) -> list[str]:
+        """Names of PyTorch's functions that time or launch and are not PyTorch's any more."""
+        import torch
+
+        owners = (torch.cuda, torch.cuda.Event, torch.cuda.CUDAGraph)
+        names = ("synchronize", "record", "elapsed_time", "replay", "instantiate", "Event", "CUDAGraph")
+        found = [(owner, name, vars(owner)[name]) for owner in owners for name in names if name in vars(owner)]
+        return [
+            f"{owner.__name__}.{name}"
+            for owner, name, value in found
+            if not str(getattr(value, "__module__", None) or "torch").startswith("torch")
+        ]
 
     def recover(self) -> None:
         """Wait for the device after a capture that failed."""
@@ -143,8 +182,17 @@ class CudaRuntime:
         torch.cuda.synchronize()
 
 
+# Seconds that a wait for an idle device may take.
+_GOES_ON: Final = 5e-4
+# CU_LIMIT_PERSISTING_L2_CACHE_SIZE of cuda.h.
+_PERSISTING: Final = 0x06
+
+
 class _CudaTarget(Target):
-    """Calls on the device: a graph of them, or where the timer gave graphs up, launches from Python."""
+    """Calls on the device: a graph of them, or where the timer gave graphs up, launches from Python.
+
+    Of each graph the results of the last call and of one at random are looked at.
+    """
 
     def __init__(self, name: str, calls: Sequence[Call], timer: CudaTimer) -> None:
         self.cycle = len(calls)
@@ -153,12 +201,13 @@ class _CudaTarget(Target):
         self._timer = timer
         self._graph: Any = None
         self._length = 0
+        self._kept: list[object] = []
 
     def nodes(self) -> int | None:
         """Nodes of one cycle, each call captured alone; ``None`` where they cannot be counted.
 
         Raises:
-            TimingError: for a call that launches nothing.
+            Misconduct: for a call that launches nothing.
             RuntimeError: for one that cannot be captured.
         """
         runtime, total = self._timer.runtime, 0
@@ -167,31 +216,51 @@ class _CudaTarget(Target):
             if count is None:
                 return None
             if count == 0:
-                raise TimingError(f"call {index} of the {self._name} launches nothing on the device")
+                text = f"call {index} of the {self._name} launches nothing on the device"
+                raise Misconduct("launches-nothing", text, "compute in every call, on the current stream")
             total += count
         return total
 
     def seconds(self, calls: int) -> float:
         """See :class:`Target`; the calls that do not count are as many again, or one cycle without a graph."""
-        runtime = self._timer.runtime
-        if self._timer.graphs and calls != self._length:
+        timer, runtime = self._timer, self._timer.runtime
+        if timer.graphs and calls != self._length:
             self._capture(calls)
-        if self._timer.graphs:
-            return runtime.elapsed(self._graph.replay, self._graph.replay)
+        content = 0
+        if is_seen := self._name == SUBJECT:
+            timer.changing.move()
+            content = timer.changing.next_content()
 
-        def launch(count: int) -> None:
-            for call in itertools.islice(itertools.cycle(self._calls), count):
-                call()
+        def between() -> None:
+            timer.changing.write(content)
 
-        return runtime.elapsed(lambda: launch(self.cycle), lambda: launch(calls))
+        if timer.graphs:
+            found = runtime.elapsed(self._graph.replay, between, self._graph.replay)
+        else:
+
+            def launch(count: int) -> None:
+                for call in itertools.islice(itertools.cycle(self._calls), count):
+                    self._kept = [call()]
+
+            found = runtime.elapsed(lambda: launch(self.cycle), between, lambda: launch(calls))
+        for one in self._kept if is_seen else ():
+            timer.changing.see(one, content)
+        return found
+
+    def _keeping(self, call: Call) -> None:
+        self._kept.append(call())
 
     def _capture(self, calls: int) -> None:
         """Capture the calls, and see that all of them are in the graph."""
         runtime = self._timer.runtime
         try:
-            self._graph = None  # its memory is needed
-            self._graph = runtime.capture(list(itertools.islice(itertools.cycle(self._calls), calls)))
+            self._graph, self._kept = None, []  # its memory is needed
+            order = list(itertools.islice(itertools.cycle(self._calls), calls))
+            for at in {calls - 1, random.randrange(calls)}:
+                order[at] = functools.partial(self._keeping, order[at])
+            self._graph = runtime.capture(order)
         except RuntimeError:
+            self._kept = []
             self._timer.give_up_graphs()
             return
         self._length = calls
@@ -235,6 +304,7 @@ class CudaTimer(Timer):
         """Warm everything up, and capture every call once."""
         self.graphs = True
         self._clocks.clear()
+        self.changing.restore()
         targets = {name: _CudaTarget(name, calls, self) for name, calls in works.items()}
         for calls in works.values():
             self.runtime.warm(calls)

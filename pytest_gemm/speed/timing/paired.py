@@ -17,10 +17,11 @@ import json
 import math
 import random
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final, Protocol
+
+from pytest_gemm.speed.timing import clock
 
 Call = Callable[[], object]
 # Calls with operands of their own that are called one after the other.
@@ -30,7 +31,9 @@ SUBJECT: Final = "subject"
 COMPARATOR: Final = "comparator"
 
 # Raise this number with every change of this module that changes an estimate.
-_VERSION: Final = 1
+_VERSION: Final = 2
+# How much shorter or longer than the others a reading may be: which call is the last one cannot be foreseen.
+_VARIES: Final = 0.1
 # A median of fewer blocks does not show their spread.
 _LEAST_BLOCKS: Final = 5
 # In units of the least warm-up.
@@ -131,6 +134,30 @@ def merged(windows: Sequence[Readings]) -> Readings:
 # -- what a timer is ----------------------------------------------------------------------------------------------
 
 
+class Unchanging:
+    """Operands that stay what they are, and results that nobody looks at; ``changing.Changing`` does both."""
+
+    def move(self) -> None:
+        """From now on A changes in another place."""
+
+    def restore(self) -> None:
+        """A is what it was at first."""
+
+    def write(self, content: int) -> None:
+        """Write one content to A of all sets."""
+
+    def memory(self) -> tuple[list[memoryview], list[bytes]]:
+        """Where A of each set changes, on a CPU, and the bytes of each content."""
+        return [memoryview(bytearray())], [b"", b""]
+
+    def next_content(self) -> int:
+        """The content of the last call of a reading."""
+        return 0
+
+    def see(self, made: object, content: int) -> None:
+        """The last call of a reading has returned this."""
+
+
 class Target(Protocol):
     """Something that a timer can time.
 
@@ -158,14 +185,22 @@ class Conditions:
 
 
 class Timer(Protocol):
-    """A clock with whatever belongs to it.  One case after the other: ``targets``, ``begin``, readings, ``end``."""
+    """A clock with whatever belongs to it.  One case after the other: ``targets``, ``begin``, readings, ``end``.
+
+    Attributes:
+        changing: the operands of the calls, and what becomes of their results.
+        varies: readings have different numbers of calls.
+    """
+
+    changing: Unchanging = Unchanging()
+    varies: bool = False
 
     def targets(self, works: Mapping[str, Calls]) -> Mapping[str, Target]:
         """Make everything of a case ready to be timed, under the same names."""
 
     def clock(self) -> float:
         """Seconds of the wall clock, from any origin."""
-        return time.perf_counter()
+        return clock.now()
 
     def steady(self) -> bool:
         """Whether the clock of what computes has settled, as far as can be told."""
@@ -273,7 +308,10 @@ def _taken(
             pair.reverse()
         found: dict[str, list[float]] = defaultdict(list)
         for name in (*pair, *reversed(pair)):
-            found[name].append(targets[name].seconds(calls[name]) / calls[name])
+            count = calls[name]
+            if timer.varies:
+                count = max(1, round(count * (1.0 + _VARIES * chance.uniform(-1.0, 1.0))))
+            found[name].append(targets[name].seconds(count) / count)
             timer.taken(name)
         return found
 

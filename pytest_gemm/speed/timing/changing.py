@@ -1,0 +1,207 @@
+"""Operands that change between timed calls, and what each result has to show of it.
+
+Before every timed call a *strip* of A, a run of neighbouring elements, is overwritten in place with other elements of
+A.  A kernel that returns an earlier result, or keeps one by the address or by some elements of its operands, is wrong
+then, however its call knows that it is timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import torch
+
+from pytest_gemm.core.outcome import Misconduct
+from pytest_gemm.judging.results import words
+from pytest_gemm.speed.timing.paired import Unchanging
+from pytest_gemm.worker.calls import has_bits, ordinary
+from pytest_gemm.worker.inline import as_tuple
+
+if TYPE_CHECKING:
+    from pytest_gemm.operands.tensors import Operands
+
+# What a strip holds in turn: its own elements first.  A prime, so that two sets of operands do not keep step.
+_CONTENTS: Final = 61
+# Elements of a strip: enough that a result in a narrow type shows them among thousands.
+_WIDTH: Final = 16
+# Seconds in which a thread that computes late would have come further.
+_LATE: Final = 0.05
+
+Results = tuple[torch.Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Strip:
+    """Where A changes, and into what.
+
+    Attributes:
+        index: of the first element of A.
+        dim: along which the strip runs.
+        width: how many elements.
+        contents: the bits of each content, one a row, on A's device.
+    """
+
+    index: tuple[int, ...]
+    dim: int
+    width: int
+    contents: torch.Tensor
+
+    @classmethod
+    def of(cls, a: torch.Tensor, seed: int) -> Strip | None:
+        """A strip of A by chance, the same for the same elements and seed; ``None`` where A cannot change."""
+        if not a.numel() or a.is_conj() or a.is_neg() or not has_bits(a):
+            return None
+        bits, chance = words(a), random.Random(seed)
+        near = [dim for dim, stride in enumerate(bits.stride()) if stride == 1 and bits.shape[dim] > 1]
+        dim = near[-1] if near else bits.dim() - 1
+        width = min(_WIDTH, bits.shape[dim]) if near else 1
+        index = [chance.randrange(size) for size in bits.shape]
+        index[dim] = chance.randrange(bits.shape[dim] - width + 1)
+        generator = torch.Generator().manual_seed(seed)
+        count = (_CONTENTS, width)
+        found = [torch.randint(size, count, generator=generator).to(bits.device) for size in bits.shape]
+        made = cls(tuple(index), dim, width, bits[tuple(found)])
+        made.contents[0] = made.place(a)
+        return made
+
+    def place(self, a: torch.Tensor) -> torch.Tensor:
+        """The strip in the memory of A, or of other operands of its shape and strides."""
+        bits = words(a)
+        line = bits[tuple(slice(None) if dim == self.dim else at for dim, at in enumerate(self.index))]
+        return line.narrow(0, self.index[self.dim], self.width)
+
+    def lines(self, a: torch.Tensor) -> slice:
+        """The rows of A, and of its product, that it is part of."""
+        rows = self.index[a.dim() - 2]
+        return slice(rows, rows + (self.width if self.dim == a.dim() - 2 else 1))
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """A timed result that only a judgement can tell from a wrong one.
+
+    Attributes:
+        seed, content: of the strip that was in A.
+        is_kept: it is the result of other operands, bit for bit.
+    """
+
+    seed: int
+    content: int
+    is_kept: bool
+
+
+def change(given: Operands, doubt: Doubt) -> None:
+    """Give A the elements that it had in the call."""
+    if (strip := Strip.of(given.a, doubt.seed)) is not None:
+        strip.place(given.a).copy_(strip.contents[doubt.content])
+
+
+class Changing(Unchanging):
+    """Sets of operands whose A changes, and the results that the timed calls have returned.
+
+    Args:
+        sets: operands of equal values; a call of each comes in turn.
+
+    Attributes:
+        doubt: the last result in doubt, those of a kept result before others; ``None`` without one.
+        doubted: the results.
+        first: copies of the first results of the operands as they are given; ``None`` until there are any.
+    """
+
+    def __init__(self, sets: Sequence[Operands]) -> None:
+        self._sets = sets
+        self._chance = random.SystemRandom()
+        self._strip: Strip | None = None
+        self._seed = self._turn = 0
+        # A result that is accumulated into an operand depends on all calls before it.
+        self._is_compared = not sets[0].problem.in_place
+        self.first: Results | None = None
+        self.doubt: Doubt | None = None
+        self.doubted: Results = ()
+
+    def move(self) -> None:
+        """Restore A, and go on with another strip."""
+        self.restore()
+        self._seed = self._chance.randrange(1 << 31)
+        self._strip = Strip.of(self._sets[0].a, self._seed)
+        self._places = [] if self._strip is None else [self._strip.place(one.a) for one in self._sets]
+
+    def restore(self) -> None:
+        """Give A what it held at first."""
+        self.write(0)
+
+    def write(self, content: int) -> None:
+        """Write one content to all sets."""
+        if self._strip is not None:
+            for place in self._places:
+                place.copy_(self._strip.contents[content])
+
+    def memory(self) -> tuple[list[memoryview], list[bytes]]:
+        """The strip of each set in the memory of a CPU, and the bytes of each content."""
+        if self._strip is None:
+            return [memoryview(bytearray())] * len(self._sets), [b""] * _CONTENTS
+        return (
+            [place.numpy().data.cast("B") for place in self._places],
+            [row.numpy().tobytes() for row in self._strip.contents],
+        )
+
+    def next_content(self) -> int:
+        """Which content the last call of a reading has: that of the given operands in half of them and at first."""
+        if self.first is None or self._chance.random() < 0.5:
+            return 0
+        return self._chance.randrange(1, _CONTENTS)
+
+    def see(self, made: Any, content: int) -> None:
+        """Compare what the last call of a reading has returned, right after it.
+
+        The same operands have to give the same bits, other ones others in the rows of the strip alone.  What does not
+        is a doubt: a kernel need not be deterministic, and a strip may be without effect.
+
+        Raises:
+            Misconduct: for what is no ordinary tensor, and for a result that changes although no call is made.
+        """
+        if not self._is_compared:
+            return
+        own = tuple(map(ordinary, as_tuple(made)))
+        if not all(map(has_bits, own)):
+            return
+        if self.first is None:
+            self.first = tuple(map(torch.clone, own))
+            return
+        is_kept = content != 0 and self._strip is not None
+        if self._agrees(own, content):
+            return
+        copies = tuple(map(torch.clone, own))
+        if self.doubt is None:
+            time.sleep(_LATE)
+            if not all(map(_equal, own, copies)):
+                text = "the result of a timed call was written after the call had returned"
+                raise Misconduct("written-after-return", text, "wait for every thread and stream before returning")
+        is_kept = is_kept and len(own) == len(self.first) and all(map(_equal, own, self.first))
+        if self.doubt is None or is_kept or not self.doubt.is_kept:
+            self.doubt, self.doubted = Doubt(self._seed, content, is_kept), copies
+
+    def _agrees(self, own: Results, content: int) -> bool:
+        """Whether results are as like the first ones as their content is."""
+        assert self.first is not None
+        if [(x.shape, x.dtype) for x in own] != [(x.shape, x.dtype) for x in self.first]:
+            return False
+        if content == 0 or self._strip is None:
+            return all(map(_equal, own, self.first))
+        a, x, y = self._sets[0].a, own[0], self.first[0]
+        if self._sets[0].problem.op.grouped or len(own) > 1 or x.dim() < 2 or x.shape[-2] != a.shape[-2]:
+            return not all(map(_equal, own, self.first))
+        rows = self._strip.lines(a)
+        others = all(
+            _equal(x[..., part, :], y[..., part, :]) for part in (slice(0, rows.start), slice(rows.stop, None))
+        )
+        return others and not _equal(x[..., rows, :], y[..., rows, :])
+
+
+def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether all bits are equal, of tensors of one shape and dtype."""
+    return x.shape == y.shape and x.dtype == y.dtype and torch.equal(words(x), words(y))
