@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import os
 import sys
 import threading
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from pytest_gemm.worker.inline import Inline
 
 
-# Nanoseconds of work that a thread may do while it is to do nothing, and seconds of that.
-_IDLE_NS: Final = 2_000_000
+# Seconds in which every thread is to do nothing.
 _QUIET: Final = 0.004
 # Threads of a library may spin for a fifth of a second behind a call before they sleep.
 _SPIN: Final = 0.4
@@ -40,26 +38,28 @@ class _Bench:
     """A case that is timed.
 
     Attributes:
+        backend: whose the subject is.
         subject, comparator: what is called; there may be no comparator.
         sets: operands: on a GPU as many as its cache does not hold, on a CPU two, of which A is not the same memory.
         changing: changes them.
         calls: how many calls fill a reading, known from the first window on.
         last: what a call behind the last window returned, of a result that all calls accumulate.
-        open: the block of a window that is not over yet, and the calls of the subject in it.
+        open: the block of a window that is not over yet.
     """
 
+    backend: str
     subject: Prepared
     comparator: Prepared | None
     sets: Sequence[Operands]
     changing: Changing
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
     last: Any = None
-    open: tuple[contextlib.ExitStack, Sequence[Callable[[], object]]] | None = None
+    open: contextlib.ExitStack | None = None
 
     def close(self) -> None:
         """End the block of a window."""
         if self.open is not None:
-            self.open[0].close()
+            self.open.close()
             self.open = None
 
     @contextlib.contextmanager
@@ -70,8 +70,8 @@ class _Bench:
 
 
 _benches: dict[int, _Bench] = {}
-# By thread or child that began before a case was kept, and after the one before it: the case.
-_owners: dict[int, int] = {}
+# By thread or child that began before a case was kept, and after the one before it: the backend of the case.
+_owners: dict[int, str] = {}
 
 
 @functools.cache
@@ -86,25 +86,47 @@ def _check(timer: paired.Timer) -> None:
         Misconduct: for a clock that was replaced, and for L2 that is kept.
     """
     names = clock.restored()
-    if isinstance(timer, cuda.CudaTimer):
-        names += timer.runtime.unlike()
-        if kept := timer.runtime.persisting():
-            text = f"the kernel keeps {kept / 1e6:.3g} MB of L2 for its data from call to call"
-            raise Misconduct("l2-persists", text, "reset the limit of persisting L2 before returning")
+    if isinstance(timer, cuda.CudaTimer) and (kept := timer.runtime.persisting()):
+        text = f"the kernel keeps {kept / 1e6:.3g} MB of L2 for its data from call to call"
+        raise Misconduct("l2-persists", text, "reset the limit of persisting L2 before returning")
     if names:
         text = f"functions that time were replaced: {', '.join(names)}"
         raise Misconduct("clock-replaced", text, "leave the clocks of Python, of PyTorch and of pytest-gemm alone")
 
 
-def keep(inline: Inline, subject: int, comparator: int, given: Operands) -> None:
-    """Keep what was built, by the numbers of the worker (comparator 0: none), to be timed with copies of operands.
+def begin(_: Inline, device: str) -> list[str]:
+    """Before the first case of a process: names of PyTorch's functions that time, where others stand in their place."""
+    timer = _timer(device)
+    if not isinstance(timer, cuda.CudaTimer):
+        return []
+    import torch
+
+    torch.zeros(1, device=device)  # a context
+    timer.runtime.persisting()  # the driver's own default is not zero
+    owners: Mapping[Any, tuple[str, ...]] = {
+        torch.cuda: ("synchronize", "Event", "CUDAGraph"),
+        torch.cuda.Event: ("record", "elapsed_time", "synchronize"),
+        torch.cuda.CUDAGraph: ("replay", "instantiate"),
+    }
+    for owner, names in owners.items():
+        clock.seal_names(owner, names)
+    return [
+        f"{owner.__name__}.{name}"
+        for owner, names in owners.items()
+        for name in names
+        if not str(getattr(vars(owner).get(name), "__module__", None) or "torch").startswith("torch")
+    ]
+
+
+def keep(inline: Inline, subject: int, comparator: int, backend: str, given: Operands) -> None:
+    """Keep what was built of a backend, by the numbers of the worker (comparator 0: none), to be timed with copies.
 
     Raises:
         Misconduct: for what it has done to the clocks and caches.
     """
     from pytest_gemm.speed.timing.changing import Changing
 
-    _owners.update(dict.fromkeys(processor.worked().keys() - _owners.keys(), subject))
+    _owners.update(dict.fromkeys(processor.worked().keys() - _owners.keys(), backend))
     _check(_timer(given.device))  # of no later case
     first = given.clone()
     if given.device == "cuda":
@@ -113,7 +135,7 @@ def keep(inline: Inline, subject: int, comparator: int, given: Operands) -> None
     else:
         sets = [first, first.moved(lambda one: one.clone() if one.name in {"a", "out"} else one)]
     _benches[subject] = _Bench(
-        inline.prepared(subject), inline.prepared(comparator) if comparator else None, sets, Changing(sets)
+        backend, inline.prepared(subject), inline.prepared(comparator) if comparator else None, sets, Changing(sets)
     )
 
 
@@ -140,18 +162,17 @@ def window(_: Inline, subject: int, plan: paired.Plan, stays: bool) -> paired.Re
             one.sets[0].reset_out()
             one.last = of_subject[0]()
         if stays:
-            one.open = stack.pop_all(), of_subject
+            one.open = stack.pop_all()
     _check(timer)
     return readings
 
 
-def stretch(_: Inline, subject: int, calls: int) -> None:
-    """So many calls, for the clock of who asks."""
+def stretch(_: Inline, subject: int, calls: int) -> int:
+    """At least so many calls, for the clock of who asks; how many it were."""
     one = _benches[subject]
-    assert one.open is not None
-    for call in itertools.islice(itertools.cycle(one.open[1]), calls):
-        call()
+    made = _timer(one.sets[0].device).subject.repeat(calls)
     _wait(one)
+    return made
 
 
 def working(_: Inline, subject: int) -> tuple[float, str]:
@@ -160,29 +181,29 @@ def working(_: Inline, subject: int) -> tuple[float, str]:
     Raises:
         Misconduct: where one of this case works although no call is being made, with its name.
     """
-    _wait(_benches[subject])
-    before = processor.worked()
-    time.sleep(_QUIET)
-    busy: Mapping[int, str] = {}
-    if _busy(before, _IDLE_NS):
+    one = _benches[subject]
+    _wait(one)
+    count, busy = _busy(_QUIET)
+    if busy:
         time.sleep(_SPIN)
-        again = processor.worked()
-        time.sleep(_SPIN / 4)
-        busy = _busy(again, int(_SPIN / 8 * 1e9))
-    if own := [name for task, name in busy.items() if _owners.get(task, subject) == subject]:
+        count, busy = _busy(_SPIN / 4)
+    if own := [name for task, name in busy.items() if _owners.get(task, one.backend) == one.backend]:
         text = f"{', '.join(own)} worked while no call was being made"
         raise Misconduct("works-outside", text, "do all work of a call before it returns, and end what it started")
-    return len(before) - 1.0, ", ".join(busy.values())
+    return float(count), ", ".join(busy.values())
 
 
-def _busy(before: Mapping[int, int], least: int) -> dict[int, str]:
-    """Names of the threads and children that have worked for so many nanoseconds since then."""
+def _busy(seconds: float) -> tuple[int, dict[int, str]]:
+    """How many threads and children live, and the names of those that work for half of so many seconds."""
+    began, before = clock.now(), processor.worked()
+    time.sleep(seconds)
     now = processor.worked()
+    least = 0.5e9 * (clock.now() - began)
     names = {one.native_id: f"thread {one.name}" for one in threading.enumerate()}
-    return {
+    return len(before) - 1, {
         one: names.get(one) or f"{'thread' if processor.is_own(one) else 'child'} {processor.task_name(one)}"
         for one, spent in now.items()
-        if one != os.getpid() and spent - before.get(one, 0) > least
+        if one != os.getpid() and spent - before.get(one, spent) > least
     }
 
 
@@ -228,7 +249,7 @@ def peaks(_: Inline, device: str, dtypes: Sequence[str]) -> Peaks:
     return roofline.measure(device, dtypes)
 
 
-_CALLS: Final = (keep, window, stretch, working, shut, last, doubt, doubted, drop, peaks)
+_CALLS: Final = (begin, keep, window, stretch, working, shut, last, doubt, doubted, drop, peaks)
 CALLS: Final[Mapping[str, Callable[..., Any]]] = {one.__name__: one for one in _CALLS}
 """For the keeper of a session."""
 

@@ -86,10 +86,11 @@ class _Work:
 _WINDOW: Final = paired.Plan(blocks=1, warm_seconds=0.0, retakes=0, guard=10.0)
 # Operands of cases that wait for their next window; what they need beside that (packed weights) is about as much again.
 _WAITING_BYTES: Final = 2 << 30
+_REPLACED: Final = "a conftest or a plugin has replaced functions that time: {}"
 _FEWEST_WINDOWS: Final = 3
 # Seconds of calls that are timed from outside, how often where the clocks differ, and how much less than that the
 # kernel's own clock may have seen: a question and its answer take a millisecond, and a neighbour may begin to work.
-_STRETCH: Final = 0.03
+_STRETCH: Final = 0.02
 _STRETCHES: Final = 3
 _AGREES: Final = 0.7
 _MOST_WINDOWS: Final = 1000
@@ -134,6 +135,7 @@ class Meter:
         self._parent = os.getppid()
         self._lost: dict[str, str] = {}  # why a file could not be written, by the option that asks for it
         self._works: list[_Work] = []
+        self._begun = -1  # after how many deaths of the kernels' process its clocks were looked at
         self._peaks = request.peaks or self._measured_peaks()
         self._write(session_line(self._head()))
 
@@ -142,6 +144,8 @@ class Meter:
         from pytest_gemm.run.orchestrator import Orchestrator  # which imports torch
 
         run = Orchestrator(self._config, self._judge, wanted.test)
+        if self.request.timed and self._begun < self._worker.deaths:
+            self._begin()
         with self._at_work(case):
             if held := run.withheld(case):
                 self._keep(case.device, held, {})
@@ -150,6 +154,12 @@ class Meter:
         self._leave_if_lost()
         if self.windows == 1 or sum(roofline.work(w.case.problem).bytes for w in self._works) > _WAITING_BYTES:
             self._time_all()
+
+    def _begin(self) -> None:
+        """Look at the clocks of the kernels' process before it runs a kernel."""
+        if names := self._worker.call(list[str], "begin", self.request.device):
+            raise pytest.UsageError(_REPLACED.format(", ".join(names)))
+        self._begun = self._worker.deaths
 
     def close(self) -> None:
         """Time what is left, and end the session."""
@@ -238,7 +248,7 @@ class Meter:
                 return self._worker.run(built.number, given, How())
             ran = self._worker.run(built.number, given, How(Phase.TIME))
             name, comparator = self._comparator(case, given)
-            self._worker.call(type(None), "keep", built.number, comparator, given=given)
+            self._worker.call(type(None), "keep", built.number, comparator, case.backend.name, given=given)
             passed.append(functools.partial(_Work, case, built.number, name, ran))
             return ran
 
@@ -362,7 +372,7 @@ class Meter:
         least, pid = math.inf, self._worker.pid
         for _ in range(_STRETCHES):
             started, ran = clock.now(), processor.ran(pid)
-            self._worker.call(type(None), "stretch", work.number, calls)
+            calls = self._worker.call(int, "stretch", work.number, calls)
             took, ran = clock.now() - started, processor.ran(pid) - ran
             # What it waited while others ran is no time of its calls.
             least = min(least, (min(took, ran or took) if work.case.device == "cpu" else took) / calls)
@@ -387,6 +397,8 @@ class Meter:
                     return dataclasses.replace(work.first, results=last, now=None)
 
                 outcome = self._judge.outcomes(again, timing=returned)[-1]
+                if wrong is None and outcome.status is Status.INCORRECT:
+                    outcome = dataclasses.replace(outcome, reason=_when_timed(outcome.why))
             elif (reason := self._wrong(work)) is not None:
                 outcome = dataclasses.replace(outcome, status=Status.INCORRECT, reason=reason)
         if work.windows:
@@ -426,7 +438,7 @@ class Meter:
         if doubt.is_kept:
             text = "A had changed before a timed call, and an earlier result came back"
             return Reason("replayed", f"{text}: {wrong}", "compute in every call, from what the operands hold then")
-        return Reason("timed-wrong", f"right when it was judged, and wrong in a timed call: {wrong}")
+        return _when_timed(wrong)
 
     def _excess(self, sample: Sample) -> Reason | None:
         """A rate that the machine cannot reach was not measured but made up."""
@@ -452,6 +464,10 @@ def _as_timed(case: Case, wanted: TimedCase) -> Case:
         distributions=("rand",) if "rand" in distributions else distributions[:1],
         candidates=CandidateSelection(wanted.selected or case.candidates.text or "winner"),
     )
+
+
+def _when_timed(why: str) -> Reason:
+    return Reason("timed-wrong", f"right when it was judged, and wrong in a timed call: {why}")
 
 
 def _same(first: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:
@@ -509,7 +525,7 @@ def answer(request: Request, folder: Path, config: GemmConfig, keeper: Keeper | 
         pytest.UsageError: where a conftest or a plugin has replaced a clock.
     """
     if names := clock.restored():
-        raise pytest.UsageError(f"a conftest or a plugin has replaced functions that time: {', '.join(names)}")
+        raise pytest.UsageError(_REPLACED.format(", ".join(names)))
     if keeper is not None:
         keeper.prepare(cuda=request.device == "cuda")
     import torch

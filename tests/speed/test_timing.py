@@ -75,6 +75,9 @@ class VirtualTarget:
     def __init__(self, timer: VirtualTimer, calls: Sequence[Call]) -> None:
         self.timer, self.calls, self.cycle = timer, calls, len(calls)
 
+    def repeat(self, calls: int) -> int:
+        raise NotImplementedError
+
     def seconds(self, calls: int) -> float:
         self.calls[0]()
         started = self.timer.now

@@ -52,8 +52,14 @@ class Strip:
     contents: torch.Tensor
 
     @classmethod
-    def of(cls, a: torch.Tensor, seed: int) -> Strip | None:
-        """A strip of A by chance, the same for the same elements and seed; ``None`` where A cannot change."""
+    def of(cls, a: torch.Tensor, seed: int, bank: torch.Tensor | None = None) -> Strip | None:
+        """A strip of A by chance, the same for the same elements and seed; ``None`` where A cannot change.
+
+        Args:
+            a: as it is given.
+            seed: of the place.
+            bank: see :func:`_bank`, where it is known.
+        """
         if not a.numel() or a.is_conj() or a.is_neg() or not has_bits(a):
             return None
         bits, chance = words(a), random.Random(seed)
@@ -62,11 +68,9 @@ class Strip:
         width = min(_WIDTH, bits.shape[dim]) if near else 1
         index = [chance.randrange(size) for size in bits.shape]
         index[dim] = chance.randrange(bits.shape[dim] - width + 1)
-        generator = torch.Generator().manual_seed(seed)
-        count = (_CONTENTS, width)
-        found = [torch.randint(size, count, generator=generator).to(bits.device) for size in bits.shape]
-        made = cls(tuple(index), dim, width, bits[tuple(found)])
-        made.contents[0] = made.place(a)
+        contents = (_bank(a) if bank is None else bank)[:, :width].clone()
+        made = cls(tuple(index), dim, width, contents)
+        contents[0] = made.place(a)
         return made
 
     def place(self, a: torch.Tensor) -> torch.Tensor:
@@ -79,6 +83,13 @@ class Strip:
         """The rows of A, and of its product, that it is part of."""
         rows = self.index[a.dim() - 2]
         return slice(rows, rows + (self.width if self.dim == a.dim() - 2 else 1))
+
+
+def _bank(a: torch.Tensor) -> torch.Tensor:
+    """The bits of elements of A by chance: contents of a strip, each a row."""
+    bits, generator = words(a), torch.Generator().manual_seed(0)
+    places = [torch.randint(size, (_CONTENTS, _WIDTH), generator=generator) for size in bits.shape]
+    return bits[tuple(place.to(bits.device) for place in places)]
 
 
 class Doubt(msgspec.Struct, frozen=True):
@@ -116,6 +127,7 @@ class Changing(Unchanging):
         self._sets = sets
         self._chance = random.SystemRandom()
         self._strip: Strip | None = None
+        self._bank: torch.Tensor | None = None
         self._seed = self._turn = 0
         # A result that is accumulated into an operand depends on all calls before it.
         self._is_compared = not sets[0].problem.in_place
@@ -127,7 +139,10 @@ class Changing(Unchanging):
         """Restore A, and go on with another strip."""
         self.restore()
         self._seed = self._chance.randrange(1 << 31)
-        self._strip = Strip.of(self._sets[0].a, self._seed)
+        a = self._sets[0].a
+        if self._bank is None and a.numel() and not (a.is_conj() or a.is_neg()):
+            self._bank = _bank(a)
+        self._strip = Strip.of(a, self._seed, self._bank)
         self._places = [] if self._strip is None else [self._strip.place(one.a) for one in self._sets]
 
     def restore(self) -> None:

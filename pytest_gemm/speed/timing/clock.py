@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, Final
 
@@ -13,6 +14,15 @@ _CLOCKS: Final = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"
 # Owner, name and value of each function, and what it executes.
 _Sealed = tuple[Any, str, Any, Any]
 _sealed: Final[list[_Sealed]] = [(time, name, getattr(time, name), None) for name in _CLOCKS]
+
+
+def seal_names(owner: Any, names: Iterable[str]) -> None:
+    """Note these functions of a module or class; the owner may be noted before."""
+    known = {(id(one), name) for one, name, *_ in _sealed}
+    for name in names:
+        if name in vars(owner) and (id(owner), name) not in known:
+            value = vars(owner)[name]
+            _sealed.append((owner, name, value, getattr(value, "__code__", None)))
 
 
 def seal(module: ModuleType) -> None:

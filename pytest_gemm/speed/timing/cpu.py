@@ -47,6 +47,11 @@ class _CpuTarget(Target):
         order = from_here(self._memories), from_here(self._contents[1:]), from_here(self._calls)
         return zip(*order, strict=False)
 
+    def repeat(self, calls: int) -> int:
+        for call in itertools.islice(itertools.cycle(self._calls), calls):
+            call()
+        return calls
+
     def seconds(self, calls: int) -> float:
         content = self._changing.next_content()
         steps = self._steps()
@@ -93,7 +98,9 @@ class CpuTimer(Timer):
     def targets(self, works: Mapping[str, Calls]) -> Mapping[str, Target]:
         """Nothing has to be made ready."""
         self.changing.move()
-        return {name: _CpuTarget(calls, self.changing, is_seen=name == SUBJECT) for name, calls in works.items()}
+        found = {name: _CpuTarget(calls, self.changing, is_seen=name == SUBJECT) for name, calls in works.items()}
+        self.subject = found[SUBJECT]
+        return found
 
     def begin(self) -> None:
         """Read the counters."""

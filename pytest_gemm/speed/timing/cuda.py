@@ -11,6 +11,7 @@ import itertools
 import math
 import random
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -109,9 +110,11 @@ class CudaRuntime:
 
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         # Capture happens on a stream of its own; what other threads of the process do must not spoil it.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for call in calls:
-                call()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an empty graph is told by its nodes
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                for call in calls:
+                    call()
         graph.instantiate()
         return graph
 
@@ -150,7 +153,7 @@ class CudaRuntime:
         return found
 
     def persisting(self) -> int:
-        """Bytes of L2 that are set aside for data that a kernel keeps there; none are afterwards."""
+        """Bytes of L2 that are set aside for data to stay there; none are afterwards."""
         try:
             driver = ctypes.CDLL("libcuda.so.1")
         except OSError:
@@ -161,19 +164,6 @@ class CudaRuntime:
             driver.cuCtxSetLimit(_PERSISTING, ctypes.c_size_t(0))
         driver.cuCtxResetPersistingL2Cache()
         return int(found.value)
-
-    def unlike(self) -> list[str]:
-        """Names of PyTorch's functions that time or launch and are not PyTorch's any more."""
-        import torch
-
-        owners = (torch.cuda, torch.cuda.Event, torch.cuda.CUDAGraph)
-        names = ("synchronize", "record", "elapsed_time", "replay", "instantiate", "Event", "CUDAGraph")
-        found = [(owner, name, vars(owner)[name]) for owner in owners for name in names if name in vars(owner)]
-        return [
-            f"{owner.__name__}.{name}"
-            for owner, name, value in found
-            if not str(getattr(value, "__module__", None) or "torch").startswith("torch")
-        ]
 
     def recover(self) -> None:
         """Wait for the device after a capture that failed."""
@@ -220,6 +210,17 @@ class _CudaTarget(Target):
                 raise Misconduct("launches-nothing", text, "compute in every call, on the current stream")
             total += count
         return total
+
+    def repeat(self, calls: int) -> int:
+        """So many calls, or as many graphs as hold them; how many it were."""
+        if not self._timer.graphs:
+            for call in itertools.islice(itertools.cycle(self._calls), calls):
+                call()
+            return calls
+        graphs = -(-calls // self._length)
+        for _ in range(graphs):
+            self._graph.replay()
+        return graphs * self._length
 
     def seconds(self, calls: int) -> float:
         """See :class:`Target`; the calls that do not count are as many again, or one cycle without a graph."""
@@ -306,6 +307,7 @@ class CudaTimer(Timer):
         self._clocks.clear()
         self.changing.restore()
         targets = {name: _CudaTarget(name, calls, self) for name, calls in works.items()}
+        self.subject = targets[SUBJECT]
         for calls in works.values():
             self.runtime.warm(calls)
         try:

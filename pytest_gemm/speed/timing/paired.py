@@ -170,6 +170,9 @@ class Target(Protocol):
     def seconds(self, calls: int) -> float:
         """Seconds that ``calls`` calls took together, right after at least one that does not count."""
 
+    def repeat(self, calls: int) -> int:
+        """At least so many calls, by no clock of this process; how many it were."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
@@ -190,10 +193,12 @@ class Timer(Protocol):
     Attributes:
         changing: the operands of the calls, and what becomes of their results.
         varies: readings have different numbers of calls.
+        subject: the target of the case at hand that is judged.
     """
 
     changing: Unchanging = Unchanging()
     varies: bool = False
+    subject: Target
 
     def targets(self, works: Mapping[str, Calls]) -> Mapping[str, Target]:
         """Make everything of a case ready to be timed, under the same names."""
