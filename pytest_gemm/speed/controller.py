@@ -152,7 +152,7 @@ class _Measurement:
         made.peaks = Peaks.of(made.sessions)
         if any(sample.least is None for samples in by_case(made.sessions).values() for sample in samples):
             made.notes.append(
-                "no ceiling is known for this machine, so only the measured roofline tells an impossible time"
+                "no ceiling is known for this machine: an impossible time is told by the measured roofline alone"
             )
         made.seconds = time.perf_counter() - started
         return made

@@ -355,7 +355,8 @@ def measure(device: str, dtypes: Iterable[str]) -> Peaks:
 
     The matrix rate of a dtype is the best call of square products ``M = N = K``, in the layouts ``nn`` and ``nt``; on
     the CPU from 256 up to 4096, as far as about 1.5 s a dtype allow, on CUDA from 2048 up to 8192.  f32 is always
-    measured, and a type of 16 bits where there are matrix units.  A product of a narrow type can be computed in a wider one, so no peak is below that of a wider type.
+    measured, and a type of 16 bits where there are matrix units.  A product of a narrow type can be computed in a wider
+    one, so no peak is below that of a wider type.
 
     The bandwidth is the best of copying (``b.copy_(a)``, read and written bytes together) and of reading (a dot product
     on the CPU, a sum on CUDA), over arrays of at least four times the caches.  Reading matters because a product reads
@@ -542,8 +543,8 @@ def _bandwidth(device: str) -> _Rate:
     if device == "cuda":
         return max(copied, _rate_of(a.sum, 4 * count, device, 0.3))
     far = max(copied, _rate_of(lambda: torch.dot(a, b), 8 * count, device, 0.3))
-    # Arrays of twice the caches together.  Half of them may be kept; where far more is, the system (a virtual machine's)
-    # reports caches that are too small, and the rate of the real ones is the only one that no kernel exceeds.
+    # Arrays of twice the caches.  Half of them may be kept; where far more is, the system (a virtual machine's) reports
+    # caches that are too small, and the rate of the real ones is the only one that no kernel exceeds.
     first, second = a[: count // 4], b[: count // 4]
     near = _rate_of(lambda: torch.dot(first, second), 8 * (count // 4), device, 0.1)
     return near if near.undisturbed and near.value > 2.0 * far.value else far

@@ -158,7 +158,7 @@ class Conditions:
 
 
 class Timer(Protocol):
-    """A clock with whatever belongs to it.  One case after the other: ``targets``, ``begin``, readings, ``end``."""
+    """A clock with whatever belongs to it.  One case after the other: ``targets``, ``settled``, ``begin``, ``end``."""
 
     def targets(self, works: Mapping[str, Calls]) -> Mapping[str, Target]:
         """Make everything of a case ready to be timed, under the same names."""
@@ -170,6 +170,10 @@ class Timer(Protocol):
     def steady(self) -> bool:
         """Whether the clock of what computes has settled, as far as can be told."""
         return True
+
+    def settled(self, targets: Mapping[str, Target], calls: Mapping[str, int], /) -> None:
+        """Everything is warm: the place for what is measured beside the time, with so many calls in a reading."""
+        return
 
     def begin(self) -> None:
         """From here on the readings count."""
@@ -222,6 +226,7 @@ def measure(
     ):
         for name, target in targets.items():
             target.seconds(calls[name])
+    timer.settled(targets, calls)
     timer.begin()
     try:
         blocks, retaken = _taken(targets, calls, timer, plan, started)
