@@ -171,7 +171,7 @@ class Timer(Protocol):
         """Whether the clock of what computes has settled, as far as can be told."""
         return True
 
-    def settled(self, targets: Mapping[str, Target], calls: Mapping[str, int], /) -> None:
+    def settled(self, _targets: Mapping[str, Target], _calls: Mapping[str, int], /) -> None:
         """Everything is warm: the place for what is measured beside the time, with so many calls in a reading."""
         return
 
