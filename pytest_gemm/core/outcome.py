@@ -46,7 +46,7 @@ class Status(enum.Enum):
     FALLBACK = "fallback"
     """Another implementation computed the result, or there is no proof that the backend did."""
     IMPOSSIBLE = "impossible"
-    """Timed, and in every window faster than the units of the machine can multiply: not all calls computed it."""
+    """Timed, and in every window faster than the machine can be: not all calls computed it."""
     MISTRUSTED = "mistrusted"
     """The values could not tell a right result from a wrong one: a defect of the test, not of the kernel."""
     KNOWN_FAILURE = "known-failure"

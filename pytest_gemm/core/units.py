@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_THOUSANDTHS = ((1.0, ""), (1e-3, "m"), (1e-6, "u"), (1e-9, "n"))
 # Matrix rates are quoted in TFLOP/s however high they are.
 _RATES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, ""))
 
@@ -24,7 +24,19 @@ def _scaled(value: float, units: Sequence[tuple[float, str]]) -> tuple[str, str]
 
 def seconds_text(seconds: float | None) -> str:
     """A time with three digits and its unit: ``12.3 us``; ``-`` for none."""
-    return "-" if seconds is None else " ".join(_scaled(seconds, _TIMES))
+    return _small(seconds, "s")
+
+
+def joules_text(joules: float | None) -> str:
+    """An energy with three digits and its unit: ``31.0 mJ``; ``-`` for none."""
+    return _small(joules, "J")
+
+
+def _small(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    number, prefix = _scaled(value, _THOUSANDTHS)
+    return f"{number} {prefix}{unit}"
 
 
 def rate_text(rate: float, unit: str) -> str:

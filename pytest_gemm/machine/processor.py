@@ -167,25 +167,27 @@ def environment_as_found() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if _set_here.get(name) != value}
 
 
-def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Bytes of last-level cache that this process's cores reach together; 0 where the system does not report it.
+def outer_caches(root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Bytes that the caches beyond the first level can hold together; 0 where the system does not report them.
 
-    A CPU of several core complexes has a last-level cache for each; those of the cores that this process may run on
-    are added.
+    Those of all cores that the threads of this process may run on are added: a CPU of several core complexes has a
+    last-level cache for each, and one that is not inclusive holds other bytes than the second level.
     """
-    found: dict[str, int] = {}
-    for core in os.sched_getaffinity(0):
-        levels: list[tuple[int, str, int]] = []
+    found: dict[tuple[int, str], int] = {}
+    threads = [int(task.name) for task in Path("/proc/self/task").glob("*")]
+    cores = set(os.sched_getaffinity(0))  # of this thread, which OpenMP may have bound
+    for thread in threads:
+        with contextlib.suppress(OSError):  # it has just ended
+            cores |= os.sched_getaffinity(thread)
+    for core in cores:
         for index in (root / f"cpu{core}" / "cache").glob("index[0-9]*"):
             with contextlib.suppress(OSError, ValueError):
                 size = re.fullmatch(r"(\d+)([KMG]?)", (index / "size").read_text().strip())
                 if size:
                     amount = int(size[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[size[2]]
                     shared = (index / "shared_cpu_list").read_text().strip()
-                    levels.append((int((index / "level").read_text()), shared, amount))
-        if levels:
-            _, shared, amount = max(levels)
-            found[shared] = amount
+                    if (level := int((index / "level").read_text())) > 1:
+                        found[level, shared] = amount
     return sum(found.values())
 
 

@@ -143,6 +143,7 @@ def _facts(made: Run, row: Row, samples: Sequence[Sample]) -> dict[str, Any]:
         "tflops": None if row.flop_rate is None else row.flop_rate / 1e12,
         "gbs": None if row.byte_rate is None else row.byte_rate / 1e9,
         "roofline_share": row.share,
+        "joule": row.joule,
         "comparator": row.comparator,
         "speed_up": None if row.speedup is None else row.speedup.middle,
         "verdict": str(judgement.verdict),

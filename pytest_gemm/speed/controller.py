@@ -151,7 +151,9 @@ class _Measurement:
         made.software = made.sessions[0].software if made.sessions else {}
         made.peaks = Peaks.of(made.sessions)
         if any(sample.least is None for samples in by_case(made.sessions).values() for sample in samples):
-            made.notes.append("no ceiling is known for this machine, so an impossible time is not recognised")
+            made.notes.append(
+                "no ceiling is known for this machine: an impossible time is told by the measured roofline alone"
+            )
         made.seconds = time.perf_counter() - started
         return made
 

@@ -42,9 +42,15 @@ class Peaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, sessions: Iterable[Session]) -> Peaks:
-        """Those of the first session that measured all of them; of the last session where none did."""
+        """Those of the last session that measured all of them; of the last session where none did."""
         found = [session.peaks for session in sessions]
-        return next((one for one in found if not one.disturbed), found[-1] if found else cls())
+        return next((one for one in reversed(found) if not one.disturbed), found[-1] if found else cls())
+
+    def or_higher(self, again: Peaks) -> Peaks:
+        """The larger of each: a peak that was measured beside a load came out too low, and none comes out too high."""
+        flops = {name: max(rate, self.flops.get(name, 0.0)) for name, rate in again.flops.items()}
+        missing = again.disturbed if self.disturbed else ""
+        return Peaks({**self.flops, **flops}, max(self.bandwidth, again.bandwidth), missing)
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -71,6 +77,9 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         distribution: of the operands that were timed, "" where none were.
         least: seconds that a call takes at least on the machine, see ``roofline.least_seconds``; ``None`` where the
             machine is not known.
+        computing: seconds that a call's operations take at least by the measured peaks, see ``roofline.floor``; 0 where
+            that is not known.
+        reading: the same of the bytes that have to cross the memory bus.
 
     Raises:
         ValueError: for readings that are no times, or that are not as many as they have to be.
@@ -94,6 +103,8 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     phases: Mapping[str, float] = msgspec.field(default_factory=dict)
     distribution: str = ""
     least: float | None = None
+    computing: float = 0.0
+    reading: float = 0.0
 
     def __post_init__(self) -> None:
         for name, readings in (("subject", self.subject), ("comparator", self.comparator)):
@@ -111,8 +122,21 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def is_impossible(self) -> bool:
-        """Whether no window can have been one of calls that compute the product."""
-        return self.is_timed and self.least is not None and max(self._medians(self.subject)) < self.least
+        """Whether no window can have been one of calls that compute the product, by the ceiling or by the roofline."""
+        return self.is_above_ceiling or self._is_below(self.roofline)
+
+    @property
+    def is_above_ceiling(self) -> bool:
+        """Whether every window is too short for the units of the machine, of which nothing is measured."""
+        return self._is_below(self.least or 0.0)
+
+    @property
+    def roofline(self) -> float:
+        """Seconds that a call takes at least by the measured peaks; 0 where that is not known."""
+        return max(self.computing, self.reading)
+
+    def _is_below(self, seconds: float) -> bool:
+        return self.is_timed and max(self._medians(self.subject)) < seconds
 
     @property
     def estimate(self) -> float:
@@ -283,7 +307,9 @@ def session_text(session: Session) -> str:
 
 
 def read_session(path: Path) -> Session:
-    """The session in a file of one head line, any number of samples and, when it came to its end, ``{"end": ...}``.
+    """The session in a file of a head line, any number of samples and, when it came to its end, ``{"end": ...}``.
+
+    A later head line takes the place of the first: the peaks were measured again.
 
     A process that was killed leaves a torn last line: the lines before it are read, and ``complete`` is ``False``.
 

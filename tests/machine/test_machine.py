@@ -160,7 +160,7 @@ def on_cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int]], None]:
     return lambda cores: monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: cores)
 
 
-def test_last_level_caches_of_the_cores_in_use_are_added(tmp_path: Path, on_cores: Callable[[set[int]], None]) -> None:
+def test_caches_of_the_cores_in_use_are_added(tmp_path: Path, on_cores: Callable[[set[int]], None]) -> None:
     for core in range(4):
         complexes = "0-1" if core < 2 else "2-3"
         for index, (level, size, shared) in enumerate([(1, "32K", core), (2, "64M", core), (3, "32M", complexes)]):
@@ -170,7 +170,7 @@ def test_last_level_caches_of_the_cores_in_use_are_added(tmp_path: Path, on_core
             for name, value in facts.items():
                 (folder / name).write_text(f"{value}\n", encoding="utf-8")
     on_cores({0, 1, 2})
-    assert processor.last_level_cache(tmp_path) == 64 << 20
+    assert processor.outer_caches(tmp_path) == (2 * 32 + 3 * 64) << 20
     on_cores({3})
-    assert processor.last_level_cache(tmp_path) == 32 << 20
-    assert processor.last_level_cache(tmp_path / "nowhere") == 0
+    assert processor.outer_caches(tmp_path) == (32 + 64) << 20
+    assert processor.outer_caches(tmp_path / "nowhere") == 0

@@ -174,6 +174,32 @@ def test_a_case_that_has_been_timed_keeps_no_operands(tmp_path: Path) -> None:
     assert not bench._benches
 
 
+@pytest.mark.parametrize(("again", "disturbed"), [(1e15, False), (1.0, True)])
+def test_peaks_are_measured_once_more_before_a_time_above_them_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: float, disturbed: bool
+) -> None:
+    calls: list[str] = []
+
+    def measure(device: str, _: object) -> Peaks:
+        calls.append(device)
+        return Peaks({"f32": again}, 1.0)
+
+    monkeypatch.setattr("pytest_gemm.speed.roofline.measure", measure)
+    config = GemmConfig(
+        registered(Several()), device="cpu", options=OPTIONS, speed=SpeedConfig(windows=2, comparator="")
+    )
+    timed = TimedCase(SEVERAL)
+    meter = Meter(Request((timed, timed), "cpu", peaks=Peaks({"f32": 2.0}, 0.5)), tmp_path, config)
+    for _ in range(2):
+        meter(case(), timed)
+    meter.close()
+    session = read_session(tmp_path / SESSION)
+    assert calls == ["cpu"]
+    assert session.peaks == Peaks({"f32": max(2.0, again)}, 1.0)
+    assert ["at the rate" in s.disturbed for s in session.samples] == [disturbed] * 2
+    assert all(sample.is_impossible is disturbed for sample in session.samples)
+
+
 def test_why_the_files_of_a_failure_were_not_written_reaches_the_run(tmp_path: Path) -> None:
     wrong: Any = Several()
     wrong.function = lambda a, b: torch.matmul(a, b) + 1

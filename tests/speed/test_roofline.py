@@ -20,7 +20,7 @@ from pytest_gemm.programs import program
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Peaks, Sample
 from pytest_gemm.speed.roofline import Work
-from pytest_gemm.speed.timing import cpu
+from pytest_gemm.speed.timing import cpu, cuda
 
 # 1 TFLOP/s in f32, 2 in bf16; 100 GB/s.
 PEAKS = Peaks({"f32": 1e12, "bf16": 2e12, "f64": 5e11, "i8": 3e12}, 1e11)
@@ -111,36 +111,50 @@ def test_the_later_of_both_peaks_is_what_can_be_attained(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "work", "name", "says"),
+    ("line", "peaks", "rate"),
     [
-        (1.0, Work(1.29e12, 0), "f32", None),
-        (1.0, Work(1.31e12, 0), "f32", "1.31 TFLOP/s in f32 is 1.31 times the 1 TFLOP/s"),
-        # PyTorch may multiply f16 badly or not at all: twice what f32 reaches is possible.
-        (1.0, Work(2.5e12, 0), "f16", None),
-        (1.0, Work(2.7e12, 0), "f16", "1.35 times the 2 TFLOP/s"),
-        (1.0, Work(4.1e12, 0), "i8", None),
-        (1.0, Work(0.66e12, 0), "f64", "1.32 times the 0.5 TFLOP"),
-        # The cache may keep 50 GB of what is read again; 120 GB/s remain to be explained, or 60.
-        (1.0, Work(0, 1.85e11), "f32", "135 GB/s of data that no cache holds is 1.35 times the 100 GB/s"),
-        (1.0, Work(0, 1.1e11), "f32", None),
+        ("mm:f32:nn:64x64x64", {"f32": 1e12}, 1e12),
+        ("mm:f64:nn:64x64x64", {"f32": 1e12, "f64": 5e11}, 5e11),
+        ("mm:f16:nn:64x64x64", {"f32": 1e12, "f16": 1e10}, 2e12),  # PyTorch may be bad at a type, and a kernel not
+        ("mm:f16:nn:64x64x64", {"f32": 1e12}, None),
+        # The rates of an H200: PyTorch's int8 product was measured at 952 T/s, and CUTLASS reached 1266.
+        ("int_mm:i8-i8-i32:nn:64x64x64", {"f32": 50.9e12, "f16": 713e12, "i8": 952e12}, 1426e12),
+        ("mm:f32:nn:64x64x64", {"f32": 1e12, "bf16": 2.4e13}, 8e12),  # three products of half the width each
+        ("woq_int8:f32-i8-f32:nt:64x64x64", {"f32": 1e12, "bf16": 2.4e13}, 12e12),  # two: the weight is narrow
+        ("da8w4:f32-i4-f32:nt:64x64x128:quant.group", {"f32": 1e12, "i8": 4e12}, 4e12),  # it multiplies 8 bits
+        ("mm:f32:nt:64x64x64:b.alias_t", {"f32": 1e12}, 2e12),
+        ("addmm:f32:nn:64x64x64:bias+alpha-0", {"f32": 1e12}, None),
     ],
 )
-def test_what_the_machine_cannot_do_was_not_measured(seconds: float, work: Work, name: str, says: str | None) -> None:
-    reason = roofline.excess(seconds, work, name, PEAKS, cache=50 * 10**9)
-    if says is None:
-        assert reason is None
-    else:
-        assert reason is not None
-        assert reason.code == "above-roofline"
-        assert says in reason.text
-    assert roofline.excess(seconds, work, name, Peaks(), cache=0) is None
+def test_operations_take_what_the_best_measured_rate_allows(
+    line: str, peaks: dict[str, float], rate: float | None
+) -> None:
+    problem = Problem.parse(line)
+    expected = 0.0 if rate is None else problem.shape.flops / (1.3 * rate)
+    assert roofline.floor(problem, Peaks(peaks), "cpu").computing == pytest.approx(expected)
 
 
-def test_a_narrow_type_may_do_what_its_width_allows_whatever_pytorch_made_of_it() -> None:
-    # The rates of an H200: PyTorch's int8 product was measured at 952 T/s, and CUTLASS reached 1266.
-    measured = Peaks({"f32": 50.9e12, "f16": 713e12, "i8": 952e12})
-    assert roofline.excess(1.0, Work(1266e12, 0), "i8", measured, cache=0) is None
-    assert roofline.excess(1.0, Work(1900e12, 0), "i8", measured, cache=0) is not None
+@pytest.mark.parametrize(
+    ("device", "cache", "sets", "crossing"),
+    [
+        ("cpu", 16, 1, 1.0),  # of 17 MiB
+        ("cpu", 32, 1, 0.0),
+        ("cpu", 0, 1, 0.0),  # its size is not known
+        ("cuda", 50, 6, 17 - 50 / 6),  # six sets cross the bus but for what the cache keeps of them
+        ("cuda", 16, 2, 9.0),
+    ],
+)
+def test_bytes_that_no_cache_holds_take_what_the_memory_allows(
+    device: str, cache: int, sets: int, crossing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roofline, "cache_bytes", lambda _: cache << 20)
+    monkeypatch.setattr("pytest_gemm.speed.timing.cuda.l2_cache_bytes", lambda: cache << 20)
+    problem = Problem.parse("mm:f32:nn:64x2048x2048")
+    assert roofline.work(problem).bytes == 17 << 20
+    assert cuda.rotation(17 << 20, "cuda") == sets or device == "cpu"
+    found = roofline.floor(problem, PEAKS, device).reading
+    assert found == pytest.approx(crossing * (1 << 20) / (1.3 * 1e11))
+    assert roofline.floor(Problem.parse("grouped_mm:f32:nn:4x64x2048x2048"), PEAKS, device).reading == 0.0
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, flags: str, cores: int = 1, gpu: Gpu | None = None) -> None:
@@ -235,12 +249,45 @@ def test_a_time_is_impossible_in_every_window_or_not_at_all(sessions: list[list[
         assert roofline.impossible([*samples, replace(samples[0], least=None)]) is None
 
 
+@pytest.mark.parametrize(
+    ("floors", "says"),
+    [
+        ({"computing": 2.0}, "1.00 s a call in one, its operations take at least 2.00 s at the rate"),
+        (
+            {"computing": 1.5, "reading": 2.0},
+            "2.00 s from memory: the kernel reads fewer bytes than its operands have",
+        ),
+        ({"computing": 2.0, "least": 0.5}, "its operations take at least 2.00 s"),
+        ({"computing": 0.9, "least": 0.5}, None),
+    ],
+)
+def test_every_window_above_the_measured_roofline_is_impossible_and_one_reading_is_disturbed(
+    floors: dict[str, float], says: str | None
+) -> None:
+    case = CaseId("cpp", "mm:f32:nn:8x8x8")
+    above = Sample(case, "cpu", Status.PASSED, subject=(1.0,) * 4, windows=(2, 2), **floors)  # type: ignore[arg-type]  # of two types
+    reason = roofline.impossible([above, above])
+    assert (reason is None) == (says is None) == (roofline.excess(above) is None)
+    if reason is not None and says is not None:
+        assert reason.code == "above-roofline"
+        assert says in reason.text
+        slow = replace(above, subject=(1.0, 1.0, 3.0, 3.0))  # one window is possible
+        assert roofline.impossible([above, slow]) is None
+        assert roofline.excess(slow) is not None
+
+
+def test_of_peaks_that_were_measured_twice_the_larger_count() -> None:
+    beside_a_load = Peaks({"f32": 1.0, "f16": 3.0}, 5.0, "the rate of i8 could not be measured")
+    again = Peaks({"f32": 2.0, "i8": 4.0}, 4.0)
+    assert beside_a_load.or_higher(again) == Peaks({"f32": 2.0, "f16": 3.0, "i8": 4.0}, 5.0)
+
+
 def quick_to_measure(monkeypatch: pytest.MonkeyPatch, *sizes: int, cache: int) -> None:
     """Peaks come from products of these sizes and from arrays beyond a cache of so many bytes."""
     monkeypatch.setattr(roofline, "_SIZES", {"cpu": sizes})
     monkeypatch.setattr(roofline, "_BUDGET", {"cpu": 0.01})
     monkeypatch.setattr(roofline, "_LEAST_ARRAY", 4 * cache)
-    monkeypatch.setattr("pytest_gemm.machine.processor.last_level_cache", lambda: cache)
+    monkeypatch.setattr("pytest_gemm.machine.processor.outer_caches", lambda: cache)
     monkeypatch.setattr("pytest_gemm.machine.processor.waited", lambda: None)  # whatever else runs beside the tests
 
 
@@ -255,6 +302,21 @@ def test_peaks_are_measured_and_pytorch_is_left_as_it_was(monkeypatch: pytest.Mo
     assert min(found.flops.values()) == found.flops["f64"]
     assert found.flops["tf32"] >= found.flops["f32"]
     assert torch.get_float32_matmul_precision() == precision
+
+
+@pytest.mark.parametrize(("near", "found"), [(1.9, 1.0), (2.1, 2.1)])
+def test_a_cache_that_is_larger_than_reported_is_no_memory(
+    near: float, found: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_gemm.machine.processor.outer_caches", lambda: 1 << 20)
+    sizes: list[float] = []
+
+    def rate_of(_call: object, amount: float, *_: object) -> roofline._Rate:
+        sizes.append(amount)
+        return roofline._Rate(True, near if amount < max(sizes) else 1.0)
+
+    monkeypatch.setattr(roofline, "_rate_of", rate_of)
+    assert roofline._bandwidth("cpu").value == found
 
 
 def test_a_dtype_that_the_device_cannot_multiply_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,19 @@ def test_the_rate_is_of_what_limits_the_case(line: str, peaks: Peaks, rate: str)
     assert (row.share is None) == (not peaks.flops)
 
 
+def test_energy_and_what_held_the_clock_stand_beside_the_time_where_a_device_tells() -> None:
+    told = [{"joule": joule, "sw_power_cap_share": share} for joule, share in ((0.030, 0.5), (0.032, 0.75))]
+    hot = [sample for some in told for sample in measured([(1e-3, None)], telemetry=some)]
+    cool = measured([(1e-3, None)] * 2, CaseId("triton", OTHER))
+    run = run_of(hot, cool)
+    head, *body = reports.table(run)[2:5]
+    assert re.search(r"time +energy +clock held by", head)
+    assert re.search(r"1.00 ms +31.0 mJ +sw power cap 75%", body[0])
+    assert re.search(r"1.00 ms +- +-", body[1])
+    assert all(text in page(run, "Speed") for text in ("31.0 mJ", "sw power cap 75%", "<dt>energy</dt>"))
+    assert "energy" not in "\n".join([*reports.table(run_of(cool)), page(run_of(cool), "Speed")])
+
+
 # -- intervals, winners, means
 
 

@@ -533,6 +533,33 @@ def test_a_power_cap_disturbs_only_when_it_meets_one_target_more_than_the_other(
     assert bool(readings.disturbed) == disturbs
 
 
+@pytest.mark.parametrize(
+    ("period", "milliseconds", "joule"),
+    [(0.016, 1, 0.7), (0.016, 500, 350.0), (0.096, 1, 0.7), (0.5, 1, None), (0.0, 1, None)],
+)
+@pytest.mark.parametrize("captures", [True, False])
+def test_the_energy_of_a_call_is_counted_between_changes_of_the_counter(
+    period: float, milliseconds: int, joule: float | None, captures: bool
+) -> None:
+    """A GPU of 700 W with a counter that moves once a period, or that has none."""
+
+    class Clocked(FakeCuda):
+        now = 0.0
+
+        def elapsed(self, lead: Call, work: Call) -> float:
+            self.now += 1e-3 * len(self._collect([lead]))
+            seconds = 1e-3 * len(self._collect([work]))
+            self.now += seconds
+            return seconds
+
+    cuda = Clocked()
+    timer = CudaTimer(cuda, lambda: GpuState(joule=700 * period * (cuda.now // period) if period else None))
+    timer.clock = lambda: cuda.now  # type: ignore[method-assign]  # the virtual one
+    call = cuda.call("s", kernels=milliseconds, captures=captures)
+    found = paired.measure([call], None, timer=timer, plan=PLAN).telemetry
+    assert found.get("joule") == (joule and pytest.approx(joule, rel=0.1))
+
+
 # -- how the state of a GPU is read --------------------------------------------------------------------------------
 
 
@@ -549,6 +576,7 @@ def test_nvml_tells_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
         "nvmlDeviceGetHandleByUUID": asked.append,
         "nvmlDeviceGetClockInfo": lambda _gpu, kind: {1: 1980}[kind],
         "nvmlDeviceGetCurrentClocksEventReasons": lambda _gpu: 0x80,
+        "nvmlDeviceGetTotalEnergyConsumption": lambda _gpu: 5000,
     }
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.module(**state))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -561,6 +589,12 @@ def test_nvml_tells_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
         "hw_power_brake_share": 1.0,
     }
     assert found.disturbed == "throttled: hw power brake in 100% of 2 readings"
+    whole = cuda_module._probe_of()()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-222")
+    part = cuda_module._probe_of()()
+    assert whole is not None
+    assert part is not None
+    assert (whole.joule, part.joule) == (5.0, None)  # the counter is that of all instances
 
 
 @pytest.mark.parametrize("library", [fake_nvml.without_a_driver(), fake_nvml.module()], ids=["no-driver", "others"])

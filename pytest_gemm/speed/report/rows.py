@@ -14,7 +14,7 @@ from scipy import special
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status, Verdict
-from pytest_gemm.core.units import percent, rate_text, seconds_text, signed, three
+from pytest_gemm.core.units import joules_text, percent, rate_text, seconds_text, signed, three
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline.entry import Baseline
@@ -273,6 +273,8 @@ class Row:
         comparator: name of the comparator, "" without one.
         speedup: time of the comparator over time of the subject; ``None`` without one.
         doubtful: every session was disturbed: the time is shown, and nothing is derived from it.
+        joule: energy of a call, the median over the sessions; ``None`` where the device does not tell.
+        limits: what held the clock of the device, each with the largest share of a session's readings; "" for nothing.
     """
 
     judgement: Judgement
@@ -285,6 +287,8 @@ class Row:
     comparator: str
     speedup: Interval | None
     doubtful: bool = False
+    joule: float | None = None
+    limits: str = ""
 
     @property
     def entrant(self) -> str:
@@ -372,6 +376,9 @@ def _row(judgement: Judgement, samples: Mapping[int, Sample], peaks: Peaks) -> R
     least, bound = roofline.limit(work, roofline.dtype_name(problem), peaks) or (None, None)
     paired = [] if doubtful else [(s.comparator_estimate, s.estimate) for s in samples.values()]
     ratios = [theirs / ours for theirs, ours in paired if theirs is not None]
+    telemetry = [sample.telemetry for sample in samples.values()]
+    joules = [some["joule"] for some in telemetry if "joule" in some]
+    limits = {name: max(some.get(name, 0.0) for some in telemetry) for some in telemetry for name in some}
     return Row(
         judgement=judgement,
         problem=problem,
@@ -383,6 +390,12 @@ def _row(judgement: Judgement, samples: Mapping[int, Sample], peaks: Peaks) -> R
         comparator=next((s.comparator_name for s in samples.values() if s.comparator_name), ""),
         speedup=interval(ratios) if ratios else None,
         doubtful=doubtful,
+        joule=statistics.median(joules) if joules else None,
+        limits=", ".join(
+            f"{name.removesuffix('_share').replace('_', ' ')} {percent(share, 0)}"
+            for name, share in limits.items()
+            if name.endswith("_share")
+        ),
     )
 
 
@@ -482,6 +495,8 @@ def columns(run: Run, found: Iterable[Row]) -> dict[str, Column]:
         "backend": Column("backend", lambda row: row.entrant),
         "verdict": Column("verdict", lambda row: str(row.judgement.verdict)),
         "time": Column("time", lambda row: row.time, lambda row: row.judgement.seconds),
+        "energy": Column("energy", lambda row: joules_text(row.joule), lambda row: row.joule),
+        "clock": Column("clock held by", lambda row: row.limits or "-"),
         "rate": Column("rate", lambda row: row.rate, lambda row: row.flop_rate),
         "peak": Column("peak", lambda row: row.peak, lambda row: row.share),
         "speedup": Column(
@@ -493,6 +508,7 @@ def columns(run: Run, found: Iterable[Row]) -> dict[str, Column]:
         "why": Column("why", lambda row: f"{row.judgement.reason.code}: {row.judgement.reason}"),
     }
     left_out = {"verdict", "change"} if run.mode == "none" else set()
+    left_out |= {name for name in ("energy", "clock") if all(all_columns[name].text(row) == "-" for row in run.rows)}
     return {name: column for name, column in all_columns.items() if name not in left_out}
 
 

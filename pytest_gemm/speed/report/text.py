@@ -35,13 +35,17 @@ def table(run: Run) -> list[str]:
         return ["no case was timed", *summary(run)]
     first = {(w.problem, w.entrant) for w in run.winners if w.clear}
     shown = columns(run, found)
-    order = ("problem", "backend", "time", "rate", "peak", "speedup", "change", "verdict")
+    order = ("problem", "backend", "time", "energy", "clock", "rate", "peak", "speedup", "change", "verdict")
     cells = {name: [shown[name].text(row) for row in found] for name in order if name in shown}
     for i, row in enumerate(found):
         cells["backend"][i] += "*" * ((row.problem.line, row.entrant) in first)
     legend = "time: median over sessions"
     if any(row.share is not None for row in found):
         legend += "; peak: fraction of the measured roofline, rate in B/s where memory limits it"
+    if "energy" in cells:
+        legend += "; energy: of the whole GPU, a call"
+    if "clock" in cells:
+        legend += "; clock held by: share of the readings"
     if "cached" in cells["peak"]:
         legend += "; cached: faster than the memory, for the operands stayed in a cache"
     if any(row.doubtful for row in found):

@@ -30,10 +30,12 @@ class GpuState:
     Attributes:
         sm_mhz: clock of its multiprocessors.
         reasons: bits for why the clock is what it is, see :data:`_REASONS`.
+        joule: energy that it has used since some origin.
     """
 
     sm_mhz: float | None = None
     reasons: int = 0
+    joule: float | None = None
 
 
 # Bits of nvmlClocksEventReasons (nvml.h) in words.  An idle GPU and clocks set by a user do not count as an event.
@@ -52,11 +54,11 @@ _THROTTLES: Final = (0x08, 0x20, 0x40, 0x80)
 _CLOCKS_DIFFER: Final = 0.02
 
 
-def _nvml_reader(uuid: str) -> Callable[[], GpuState]:
+def _nvml_reader(visible: gpus.Gpu) -> Callable[[], GpuState]:
     """Reads a GPU by NVML, the module ``pynvml`` (distribution nvidia-ml-py): microseconds a reading."""
     nvml: Any = importlib.import_module("pynvml")
     nvml.nvmlInit()
-    gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    gpu = nvml.nvmlDeviceGetHandleByUUID(visible.uuid)
 
     def ask(question: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -65,9 +67,12 @@ def _nvml_reader(uuid: str) -> Callable[[], GpuState]:
             return None
 
     def read() -> GpuState:
+        # The counter of a GPU that is cut into instances is that of all of them.
+        millijoule = None if visible.mig else ask(nvml.nvmlDeviceGetTotalEnergyConsumption)
         return GpuState(
             sm_mhz=ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
             reasons=ask(nvml.nvmlDeviceGetCurrentClocksEventReasons) or 0,
+            joule=None if millijoule is None else millijoule * 1e-3,
         )
 
     return read
@@ -78,7 +83,7 @@ def _probe_of() -> Callable[[], GpuState | None]:
     gpu = gpus.visible_gpu()
     with contextlib.suppress(Exception):  # of an NVML that does not know the GPU
         if gpu is not None:
-            return _nvml_reader(gpu.uuid)
+            return _nvml_reader(gpu)
     return lambda: None
 
 
@@ -274,6 +279,9 @@ class _CudaTarget(Target):
 
 
 _SETTLED_SECONDS: Final = 0.15
+# Between two changes of the energy counter at least, which moves every 0.02 to 0.1 s; and for both together at most.
+_ENERGY_SECONDS: Final = 0.09
+_LONGEST_ENERGY: Final = 0.25
 
 
 class CudaTimer(Timer):
@@ -285,8 +293,8 @@ class CudaTimer(Timer):
 
     Every reading ends with a wait for the device, so that the wall clock limits the time.
 
-    Telemetry: ``graph`` (1 or 0), ``sm_mhz_min``, ``sm_mhz_max``, and for each reason that held the clock the share of
-    readings that gave it (``sw_power_cap_share``).
+    Telemetry: ``graph`` (1 or 0), ``sm_mhz_min``, ``sm_mhz_max``, for each reason that held the clock the share of
+    readings that gave it (``sw_power_cap_share``), and ``joule``, the energy of a call of the subject.
 
     Args:
         runtime: CUDA.
@@ -300,6 +308,7 @@ class CudaTimer(Timer):
         self._probe = probe or _probe_of()
         self._states: list[tuple[str, GpuState]] = []
         self._clocks: list[tuple[float, float]] = []
+        self._joule: float | None = None
 
     def targets(self, works: Mapping[str, Calls]) -> Mapping[str, Target]:
         """Warm everything up, and capture every call once."""
@@ -345,11 +354,48 @@ class CudaTimer(Timer):
         if (state := self._probe()) is not None:
             self._states.append((name, state))
 
+    def settled(self, targets: Mapping[str, Target], calls: Mapping[str, int], /) -> None:
+        """Measure the energy of a call of the subject."""
+        self._joule = self.energy(targets[SUBJECT], calls[SUBJECT])
+
+    def energy(self, target: Target, calls: int) -> float | None:
+        """Joules a call, of the whole GPU, while it makes nothing but these calls.
+
+        They are counted from one change of the counter to another one about 0.1 s later, in two readings at least.
+
+        Args:
+            target: what is called.
+            calls: in a reading.
+
+        Returns:
+            ``None`` where NVML has no counter, or where it does not move within 0.25 s.
+        """
+        if (state := self._probe()) is None or state.joule is None:
+            return None
+        last, made, readings, started = state.joule, 0, 0, self.clock()
+        first: tuple[float, float, int] | None = None
+        while readings < 2 or self.clock() - started <= _LONGEST_ENERGY:
+            target.seconds(calls)
+            readings += 1
+            # With the calls of a reading that do not count in its time.
+            made += 2 * calls if self.graphs else calls + target.cycle
+            now, state = self.clock(), self._probe()
+            if state is None or state.joule is None or state.joule == last:
+                continue
+            last = state.joule
+            if first is None:
+                first = (now, last, made)
+            elif now - first[0] >= _ENERGY_SECONDS:
+                return (last - first[1]) / (made - first[2])
+        return None
+
     def end(self) -> Conditions:
         """Read the state once more, and sum up the readings, each with the name of the target before it."""
         self.taken("")
         # The reading before the first sample covers the warm-up as well; none is of an idle device.
         states, telemetry = self._states, {"graph": float(self.graphs)}
+        if self._joule is not None:
+            telemetry["joule"] = self._joule
 
         def clocks(*names: str) -> list[float]:
             return [s.sm_mhz for target, s in states if s.sm_mhz is not None and (not names or target in names)]

@@ -188,7 +188,7 @@ class Conditions:
 
 
 class Timer(Protocol):
-    """A clock with whatever belongs to it.  One case after the other: ``targets``, ``begin``, readings, ``end``.
+    """A clock with whatever belongs to it.  One case after the other: ``targets``, ``settled``, ``begin``, ``end``.
 
     Attributes:
         changing: the operands of the calls, and what becomes of their results.
@@ -210,6 +210,10 @@ class Timer(Protocol):
     def steady(self) -> bool:
         """Whether the clock of what computes has settled, as far as can be told."""
         return True
+
+    def settled(self, _targets: Mapping[str, Target], _calls: Mapping[str, int], /) -> None:
+        """Everything is warm: the place for what is measured beside the time, with so many calls in a reading."""
+        return
 
     def begin(self) -> None:
         """From here on the readings count."""
@@ -262,6 +266,7 @@ def measure(
     ):
         for name, target in targets.items():
             target.seconds(calls[name])
+    timer.settled(targets, calls)
     timer.begin()
     try:
         blocks, retaken = _taken(targets, calls, timer, plan, started)
