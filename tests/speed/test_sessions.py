@@ -219,10 +219,11 @@ def test_a_kernel_that_returns_an_earlier_result_is_red_and_pytorch_is_not(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bound", ["LEAST_MS", "READING_MS"])
 def test_an_impossible_time_is_never_stored_nor_allowed(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setenv("LEAST_MS", "1.5")
+    monkeypatch.setenv(bound, "1.5")
     for given in ("--gemm-record", "--gemm-record=force", "--gemm-allow=slower,no-baseline"):
         result = run(project, "--gemm-backends=correct", given, "--gemm-output=out", sessions=5)
         assert result.ret == 1
