@@ -1,0 +1,114 @@
+"""Kernels that do something else when they are timed are red, each by its reason, and honest ones never are."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree
+
+import pytest
+import whole_libraries  # noqa: F401  # before an inner run loads it
+from cheats import DISHONEST, names
+
+from pytest_gemm.speed import controller  # noqa: F401  # likewise
+
+TEST: Final = """
+import pytest
+
+@pytest.mark.gemm(problems=["mm:f32:nn:96x96x96"])
+def test_speed(gemm_case, gemm_speed):
+    gemm_speed(gemm_case)
+"""
+# To measure the peaks would take seconds, and decides nothing here.
+CONFTEST: Final = """
+from cheats import pytest_gemm_register_backends
+from pytest_gemm.speed import roofline
+from pytest_gemm.speed.data import Peaks
+
+
+def pytest_configure(config):
+    if config.pluginmanager.has_plugin("gemm-speed-worker"):  # the run itself is in the process of the test
+        roofline.measure = lambda device, dtypes: Peaks({"f32": 1e15}, 1e15)
+"""
+ON_CPU: Final = names("cpu", honest=False).split(",")
+HONEST_ON_CPU: Final = names("cpu", honest=True).split(",")
+ALONE: Final = [name for name, one in DISHONEST.items() if one.alone and "cpu" in one.devices]
+
+SHOW: Final = ("--gemm-sessions=1", "--gemm-allow=slower,no-baseline")
+RECORD: Final = ("--gemm-sessions=5", "--gemm-record=force")  # however busy the machine is
+AGAINST: Final = ("--gemm-sessions=2", "--gemm-allow=slower", f"--gemm-against={sys.executable}")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project whose sessions load the kernels, judge and time."""
+    scratch = pytester.mkdir("tmp")  # the lock of the machine lies there
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    pytester.makeini("[pytest]\nfilterwarnings = error\n")
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_perf=TEST)
+    return pytester
+
+
+def run(project: pytest.Pytester, backends: Sequence[str], *given: str) -> dict[str, tuple[str, str]]:
+    """Status and reason code of each backend, as the run record, JUnit and the terminal say alike."""
+    common = ("--gemm-set=speed.windows=3", "--gemm-threads=1", "--gemm-undecided=100")
+    files = ("--gemm-output=out", "--junit-xml=junit.xml")
+    result = project.runpytest_inprocess(*common, *files, f"--gemm-backends={','.join(backends)}", *given)
+    lines = map(json.loads, (project.path / "out" / "run.jsonl").read_text().splitlines())
+    found = {x["backend"]: (x["status"], (x["reason"] or {"code": ""})["code"]) for x in lines if "backend" in x}
+    assert found.keys() == {*backends}, result.stdout.str()
+    cases = ElementTree.parse(project.path / "junit.xml").iter("testcase")
+    facts = [{x.attrib["name"]: x.attrib["value"] for x in case.iter("property")} for case in cases]
+    assert {x["gemm_backend"]: x["gemm_status"] for x in facts} == {name: one[0] for name, one in found.items()}
+    red = {name: one for name, one in found.items() if one[0] != "passed"}
+    for name, (status, code) in red.items():
+        result.stdout.fnmatch_lines([f"{status}: {code} *test_speed[[]{name}-*"])
+    assert result.ret == (1 if red else result.ret)
+    return found
+
+
+def not_caught(found: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """The dishonest kernels that are green, or red for another reason."""
+    return {x: one for x, one in found.items() if one[0] != "incorrect" or one[1] not in DISHONEST[x].codes}
+
+
+@pytest.mark.parametrize("given", [SHOW, RECORD, AGAINST], ids=["show", "record", "against"])
+def test_a_kernel_that_cheats_the_timer_is_incorrect_for_its_own_reason(
+    project: pytest.Pytester, given: Sequence[str]
+) -> None:
+    assert not_caught(run(project, ON_CPU, *given)) == {}
+    assert not list(project.path.glob("baselines/*/*.jsonl"))
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_kernel_that_works_on_the_timers_process_is_incorrect(project: pytest.Pytester, name: str) -> None:
+    assert not_caught(run(project, [name], *SHOW)) == {}
+
+
+def test_a_kernel_that_begins_to_cheat_after_its_baseline_was_recorded_is_incorrect(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = ["replay", "half", "cheap-by-stack"]
+    with monkeypatch.context() as honest:
+        honest.setenv("CHEATS_HONEST", "1")
+        assert {*run(project, begins, *RECORD).values()} == {("passed", "")}
+    assert list(project.path.glob("baselines/*/replay.jsonl"))
+    assert not_caught(run(project, begins, "--gemm-sessions=1")) == {}
+
+
+@pytest.mark.parametrize("given", [RECORD, AGAINST], ids=["record", "against"])
+def test_no_honest_kernel_with_caches_threads_or_tuning_of_its_own_is_red(
+    project: pytest.Pytester, given: Sequence[str]
+) -> None:
+    assert len(HONEST_ON_CPU) >= 15
+    found = run(project, HONEST_ON_CPU if given is RECORD else HONEST_ON_CPU[::2], *given)
+    assert {name: one for name, one in found.items() if one != ("passed", "")} == {}
