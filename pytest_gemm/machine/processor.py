@@ -90,12 +90,12 @@ def waited() -> float | None:
 def worked() -> dict[int, int]:
     """Nanoseconds that each thread of this process and each of its children and their children has run, by number."""
     children = (one.pid for one in psutil.Process().children(recursive=True))
-    return {task: numbers[0] for pid in (os.getpid(), *children) for task, numbers in _scheduled(pid).items()}
+    return {task: spent for pid in (os.getpid(), *children) for task, spent in ran(pid).items()}
 
 
-def ran(pid: int) -> float:
-    """Seconds that the main thread of a process has run, as the kernel counts them; 0.0 where it does not."""
-    return _scheduled(pid).get(pid, [0])[0] * 1e-9
+def ran(pid: int) -> dict[int, int]:
+    """Nanoseconds that each thread of a process has run, as the kernel counts them, by number."""
+    return {task: numbers[0] for task, numbers in _scheduled(pid).items()}
 
 
 def is_own(task: int) -> bool:

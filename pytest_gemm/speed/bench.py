@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 import sys
 import threading
 import time
@@ -203,7 +202,7 @@ def _busy(seconds: float) -> tuple[int, dict[int, str]]:
     return len(before) - 1, {
         one: names.get(one) or f"{'thread' if processor.is_own(one) else 'child'} {processor.task_name(one)}"
         for one, spent in now.items()
-        if one != os.getpid() and spent - before.get(one, spent) > least
+        if one != threading.get_native_id() and spent - before.get(one, spent) > least
     }
 
 

@@ -375,11 +375,13 @@ class Meter:
         calls = max(readings.calls, math.ceil(_STRETCH / seconds))
         least, pid = math.inf, self._worker.pid
         for _ in range(_STRETCHES):
-            started, ran = clock.now(), processor.ran(pid)
+            started, before = clock.now(), processor.ran(pid)
             calls = self._worker.call(int, "stretch", work.number, calls)
-            took, ran = clock.now() - started, processor.ran(pid) - ran
-            # What it waited while others ran is no time of its calls.
-            least = min(least, (min(took, ran or took) if work.case.device == "cpu" else took) / calls)
+            took = clock.now() - started
+            if work.case.device == "cpu":  # what its busiest thread waited while others ran is no time of its calls
+                ran = max((spent - before.get(task, spent) for task, spent in processor.ran(pid).items()), default=0)
+                took = min(took, ran * 1e-9 or took)
+            least = min(least, took / calls)
             if seconds >= _AGREES * least:
                 return found
         text = f"a call took {seconds_text(seconds)} by the clock of the kernel's process"

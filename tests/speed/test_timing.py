@@ -546,8 +546,8 @@ def test_the_energy_of_a_call_is_counted_between_changes_of_the_counter(
     class Clocked(FakeCuda):
         now = 0.0
 
-        def elapsed(self, lead: Call, work: Call) -> float:
-            self.now += 1e-3 * len(self._collect([lead]))
+        def elapsed(self, lead: Call, between: Call, work: Call) -> float:
+            self.now += 1e-3 * len(self._collect([lead, between]))
             seconds = 1e-3 * len(self._collect([work]))
             self.now += seconds
             return seconds

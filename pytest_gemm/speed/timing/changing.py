@@ -25,8 +25,9 @@ from pytest_gemm.worker.inline import as_tuple
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
 
-# What a strip holds in turn: its own elements first.  A prime, so that two sets of operands do not keep step.
-_CONTENTS: Final = 61
+# What a strip holds in turn: its own elements first.  More than the calls of a window of any kernel that takes longer
+# than to look its operands up would; a prime, so that two sets of operands do not keep step.
+_CONTENTS: Final = 997
 # Elements of a strip: enough that a result in a narrow type shows them among thousands.
 _WIDTH: Final = 16
 # Seconds in which a thread that computes late would have come further.
@@ -159,10 +160,11 @@ class Changing(Unchanging):
         """The strip of each set in the memory of a CPU, and the bytes of each content."""
         if self._strip is None:
             return [memoryview(bytearray())] * len(self._sets), [b""] * _CONTENTS
-        return (
-            [place.numpy().data.cast("B") for place in self._places],
-            [row.numpy().tobytes() for row in self._strip.contents],
-        )
+        contents = self._strip.contents.numpy()
+        step = contents.nbytes // _CONTENTS
+        every = contents.tobytes()
+        rows = [every[at : at + step] for at in range(0, len(every), step)]
+        return [place.numpy().data.cast("B") for place in self._places], rows
 
     def next_content(self) -> int:
         """Which content the last call of a reading has: that of the given operands in half of them and at first."""
