@@ -104,7 +104,7 @@ class Evidence:
         """The smallest slow-down that this policy sees, as a fraction."""
         share = self.learnt.weights[self.case] if self.then else self.weight
         spread = self.then.get(share) or estimates.location(self.values(share), self.policy.floor)
-        return estimates.smallest(spread, self.learnt.priors[share], self.policy, is_paired=not self.then)
+        return estimates.smallest(spread, self.learnt.priors[share], share, self.policy, is_paired=not self.then)
 
     def seen(self, view: View, unit: str) -> str:
         """A change with the sessions that it rests on."""
@@ -143,7 +143,8 @@ def claims_of(e: Evidence, move: float, *, both: bool, mirrored: bool) -> list[C
     sign = -1.0 if mirrored else 1.0
 
     def turned(view: View) -> View:
-        return view.mirrored() if mirrored else view
+        turned = view.mirrored() if mirrored else view
+        return turned if e.own_spread else turned.slowest()
 
     def claim(code: str, limit: float, since: Callable[[float], float]) -> Claim:
         if both and e.ratio:
@@ -271,7 +272,8 @@ def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
 def screened(gathered: Mapping[CaseId, Gathered], unit: str, needed: int, learnt: Learnt, anchor: Anchor) -> Screened:
     """The screen's judgements, and the cases that have to be confirmed.
 
-    A case is handed on when the t-test of "at most ``policy.delta`` slower" fails at ``policy.screen_level``.
+    A case is handed on when the t-test of "at most ``policy.delta`` slower" fails at ``policy.screen_level``; of two
+    sessions by the slower one (for ``faster``, the faster one).
 
     Args:
         gathered: by case: its evidence, its readings where they are too few, or the judgement.
