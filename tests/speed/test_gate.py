@@ -14,7 +14,7 @@ from scipy import special, stats
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Status, Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session
-from pytest_gemm.speed.gate import design, estimates, selection
+from pytest_gemm.speed.gate import estimates, selection
 from pytest_gemm.speed.gate.design import Design
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
@@ -344,16 +344,19 @@ def test_what_is_detectable_is_detected(device: str, strays: float, day: float, 
     small = 1.0 if device == "cpu" else 0.3
     for seed in range(25):
         rng = np.random.default_rng(seed)
-        noises = {"machine": 0.003 if raw else 0.01 * small, "noise": 0.008 * small, "comparator_noise": 0.003 * small}
-        lab = Lab(seed=seed, raw=raw, strays=strays, **noises)
+        machine = 0.003 if raw else 0.01 * small
+        lab = Lab(seed, machine, 0.008 * small, 0.003 * small, raw=raw, strays=strays)
         then = store(lab.sessions(12))
-        stated = design.minimum_effect(then, policy)
-        machine = math.exp(rng.normal(0.0, day))  # on the next day
-        slower = {case: (1 + stated[case]) * machine * math.exp(rng.normal(0.0, day)) for case in CASES}
-        counts = policy.sessions
-        first, more = (lab.sessions(count, subject=slower, comparator=machine) for count in counts)
-        calm, _ = (lab.sessions(count, subject=machine, comparator=machine) for count in counts)
-        for case in stated:  # each alone beside calm ones: the screen of a case does not depend on the others' subjects
+        machine = math.exp(rng.normal(0.0, day if raw else 4 * day))  # 1% from day to day, where comparators show it
+        today = {case: machine * math.exp(rng.normal(0.0, day)) for case in CASES}
+        calm, first, more = (
+            lab.sessions(count, subject=today, comparator=machine)
+            for count in (policy.screen_sessions, *policy.sessions)
+        )
+        for case, one in Design(policy, then).screen({}, calm).judgements.items():
+            for some in (first, more):
+                scaled(some[case], range(len(some[case])), 1 + (one.minimum_effect or math.inf))
+        for case in CASES:  # each alone beside calm ones: the screen of a case does not depend on the others' subjects
             screened = Design(policy, then).screen({}, {**calm, case: first[case]})
             alone = dataclasses.replace(screened, slower=tuple(c for c in screened.slower if c == case), faster=())
             judgements = Design(policy, then).confirm(
