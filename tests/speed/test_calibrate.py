@@ -64,9 +64,29 @@ def test_the_gate_is_not_red_and_finds_what_is_planted(tmp_path: Path, capsys: p
         # 0 of n: the exact bound is 1 - 0.05^(1/n).
         assert f"| {rule} | 0 | 0.0% (0 of 8) | < {100 * (1 - 0.05 ** (1 / 8)):.1f}% |" in page
         if rule != SUITE:
-            rows = re.findall(rf"(?m)^\| {re.escape(rule)} \|((?: [0-9.]+% \|){{{len(PLANTED)}}})$", page)
+            rows = re.findall(rf"(?m)^\| {re.escape(rule)} \|((?: [0-9.]+% \|){{{len(PLANTED) + 1}}})$", page)
             assert len(rows) == len(CLASSES)
             for row in rows:
-                first, *_, last = [float(share) for share in re.findall("[0-9.]+", row)]
+                first, *_, last, printed = [float(share) for share in re.findall("[0-9.]+", row)]
                 assert first < 10.0, "2% is tolerated"
                 assert last > 90.0, "10% is found"
+                assert printed > 80.0, "so is what is printed"
+
+
+@pytest.mark.slow
+def test_what_one_day_stored_judges_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slower = (
+        replace(s, samples=tuple(replace(x, subject=tuple(1.2 * v for v in x.subject)) for x in s.samples))
+        for s in sessions()
+    )
+    for day, some in (("first", sessions()[:12]), ("second", slower)):
+        (tmp_path / day).mkdir()
+        for session in some:
+            (tmp_path / day / f"{session.index:03}.jsonl").write_text(session_text(session))
+    calibrate.main([str(tmp_path / "first"), "--runs=2", "--then", str(tmp_path / "second")])
+    page = capsys.readouterr().out
+    assert "12 sessions of the same code on `cpu-x`, stored, and 48 of another day, judged; 2 runs" in page
+    assert re.search(rf"\| {STORED} \| \d \| 100.0% \(2 of 2\)", page)
+    with pytest.raises(SystemExit):
+        calibrate.main([str(tmp_path / "second"), "--then", str(tmp_path / "first")])
+    assert "a run takes 12 of the first day and 20 of the second" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from scipy import special, stats
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Status, Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session
-from pytest_gemm.speed.gate import design, estimates, selection
+from pytest_gemm.speed.gate import estimates, selection
 from pytest_gemm.speed.gate.design import Design
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
@@ -35,6 +35,7 @@ class Lab:
         noise, comparator_noise: of one case in one session.
         noisy: noise of single cases.
         raw: cases without a comparator.
+        strays: share of a case's sessions that are 3 to 4% faster or slower than all others.
     """
 
     seed: int = 0
@@ -44,6 +45,7 @@ class Lab:
     noisy: Mapping[CaseId, float] = dataclasses.field(default_factory=dict)
     raw: Sequence[CaseId] = ()
     cases: Sequence[CaseId] = CASES
+    strays: float = 0.0
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
@@ -71,7 +73,10 @@ class Lab:
                     return by_case * math.exp(state + self._draw(noise))  # noqa: B023  # called in this turn
 
                 beside = None if case in self.raw else 1.3 * seconds * arm(comparator, self.comparator_noise)
-                reading = Reading(seconds * arm(subject, self.noisy.get(case, self.noise)), beside, "", number)
+                timed = seconds * arm(subject, self.noisy.get(case, self.noise))
+                if self.strays and self._rng.random() < self.strays:
+                    timed *= math.exp(self._rng.choice((-1, 1)) * self._rng.uniform(0.03, 0.04))
+                reading = Reading(timed, beside, "", number)
                 found[case].append(reading)
         return found
 
@@ -331,26 +336,38 @@ def test_the_comparator_is_taken_off_where_it_helps(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("raw", [(), CASES], ids=["ratio", "time"])
+@pytest.mark.parametrize(("strays", "day"), [(0.0, 0.0), (0.05, 0.0025)], ids=["calm", "strays-on-another-day"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_detectable_is_detected(device: str) -> None:
+def test_what_is_detectable_is_detected(device: str, strays: float, day: float, raw: Sequence[CaseId]) -> None:
     policy, found, planted = Policy.for_device(device), 0, 0
     small = 1.0 if device == "cpu" else 0.3
     for seed in range(25):
-        lab = Lab(seed=seed, machine=0.01 * small, noise=0.008 * small, comparator_noise=0.003 * small)
+        rng = np.random.default_rng(seed)
+        machine = 0.003 if raw else 0.01 * small
+        lab = Lab(seed, machine, 0.008 * small, 0.003 * small, raw=raw, strays=strays)
         then = store(lab.sessions(12))
-        stated = design.minimum_effect(then, policy)
-        first, more = lab.sessions(policy.screen_sessions), lab.sessions(policy.confirm_sessions)
-        for case, change in stated.items():
-            head = {case: first[case]}
-            scaled(head[case], range(len(head[case])), 1 + change)
-            scaled(more[case], range(len(more[case])), 1 + change)
-        for case in stated:  # each alone beside calm ones: the screen of a case does not depend on the others' subjects
-            screened = Design(policy, then).screen({}, first)
+        machine = math.exp(rng.normal(0.0, day if raw else 4 * day))  # 1% from day to day, where comparators show it
+        today = {case: machine * math.exp(rng.normal(0.0, day)) for case in CASES}
+        calm, first, more = (
+            lab.sessions(count, subject=today, comparator=machine)
+            for count in (policy.screen_sessions, *policy.sessions)
+        )
+        for case, one in Design(policy, then).screen({}, calm).judgements.items():
+            for some in (first, more):
+                scaled(some[case], range(len(some[case])), 1 + (one.minimum_effect or math.inf))
+        for case in CASES:  # each alone beside calm ones: the screen of a case does not depend on the others' subjects
+            screened = Design(policy, then).screen({}, {**calm, case: first[case]})
             alone = dataclasses.replace(screened, slower=tuple(c for c in screened.slower if c == case), faster=())
-            judgements = Design(policy, then).look({}, {case: more[case]}, alone)
+            judgements = Design(policy, then).confirm(
+                alone,
+                lambda cases, count: ({}, {c: more[c][:count] for c in cases}),  # noqa: B023  # called at once
+            )
             found += judgements[case].verdict is Verdict.SLOWER
             planted += 1
-    assert 0.90 < found / planted < 0.995, (found, planted)
+    assert found / planted > 0.90, (found, planted)
+    if strays:
+        assert found / planted < 0.995, "what is printed is no more than what is needed"
 
 
 @pytest.mark.slow

@@ -458,7 +458,7 @@ class Selecting(runner_module.Runner):
 @pytest.mark.parametrize(
     ("selects", "verdict", "told"),
     [
-        (["bad", "old"], Verdict.SAME, "was old, is bad in 1 of 6 sessions"),
+        (["bad", "old"], Verdict.SAME, "was old, is bad in 2 of 8 sessions"),
         (["bad", "bad"], Verdict.SLOWER, "was old, is bad"),
         (["old"], Verdict.SAME, ""),
     ],

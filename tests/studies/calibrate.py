@@ -1,8 +1,10 @@
 """False alarms and power of the gate on a machine: ``python tests/studies/calibrate.py SESSIONS_DIR > calibration.md``.
 
 Many sessions of the same code (an A/A study) give the rate of false alarms of the gate; multiplying one case's readings
-by 1.05 gives its power for a slow-down of 5%.  Runs are sampled from the sessions without replacement, whole sessions
-at a time, which preserves what the cases of one process have in common.
+by 1.05 gives its power for a slow-down of 5%, by 1 + its minimum detectable effect shows whether that is true.  Runs
+are sampled from the sessions without replacement, whole sessions at a time, which preserves what the cases of one
+process have in common.  With ``--then DIR`` the sessions of the first folder are stored and those of DIR, of another
+day, are judged.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
 
 PLANTED: Final = (0.02, 0.03, 0.05, 0.08, 0.10)
-"""Slow-downs that are planted, as fractions."""
+"""Slow-downs that are planted, as fractions; beside them each case's own minimum detectable effect (``None``)."""
 
 CLASSES: Final = ("< 0.3 ms", "0.3 to 3 ms", ">= 3 ms")
 """Classes of kernels by the time of a call."""
@@ -58,7 +60,8 @@ class Score:
         undecided: cases that were left undecided, over all runs.
         judged: cases that were judged, over all runs.
         confirmed: cases that had to be confirmed, over all runs.
-        found, planted: slow-downs that were found and that were planted, by size and class of duration.
+        found, planted: slow-downs that were found and that were planted, by size (``None``: the printed effect) and
+            class of duration.
     """
 
     runs: int = 0
@@ -68,8 +71,8 @@ class Score:
     undecided: int = 0
     judged: int = 0
     confirmed: int = 0
-    found: Counter[tuple[float, str]] = dataclasses.field(default_factory=Counter)
-    planted: Counter[tuple[float, str]] = dataclasses.field(default_factory=Counter)
+    found: Counter[tuple[float | None, str]] = dataclasses.field(default_factory=Counter)
+    planted: Counter[tuple[float | None, str]] = dataclasses.field(default_factory=Counter)
 
     def count(self, screened: Screened, judgements: Mapping[CaseId, Judgement]) -> None:
         """Count a run."""
@@ -82,7 +85,7 @@ class Score:
         self.undecided += verdicts[Verdict.UNDECIDED]
         self.confirmed += len(screened.wanted)
 
-    def plant(self, change: float, kind: str, *, found: bool) -> None:
+    def plant(self, change: float | None, kind: str, *, found: bool) -> None:
         """Count a planted slow-down."""
         self.planted[change, kind] += 1
         self.found[change, kind] += found
@@ -127,6 +130,7 @@ class Study:
     Attributes:
         hardware: the hardware key of the sessions.
         sessions: how many there were.
+        later: sessions of another day that were judged; 0 where these are the same.
         policy: of the gate.
         stored_sessions: of a baseline.
         pairs: pairs of neighbouring sessions; too few of them leave base against head out.
@@ -140,6 +144,7 @@ class Study:
     policy: Policy
     stored_sessions: int
     pairs: int
+    later: int = 0
     scores: dict[str, Score] = dataclasses.field(default_factory=lambda: defaultdict(Score))
     cases: dict[CaseId, CaseFacts] = dataclasses.field(default_factory=dict)
     left_out: dict[CaseId, int] = dataclasses.field(default_factory=dict)
@@ -198,6 +203,9 @@ class Sessions:
         return then, now
 
 
+_Tables: TypeAlias = tuple[Sessions, Sessions | None]  # what is stored, and what is judged where that is another day
+
+
 @dataclasses.dataclass(frozen=True)
 class Resample:
     """One run, drawn.
@@ -226,16 +234,16 @@ class Resample:
 
         return self.design.confirm(screened, until)
 
-    def finds(self, cases: Collection[CaseId], change: float, idle: Screened) -> set[CaseId]:
-        """Which of the cases are called slower when each of them, alone, is slower by ``change``.
+    def finds(self, changes: Mapping[CaseId, float], idle: Screened) -> set[CaseId]:
+        """Which of the cases are called slower when each of them, alone, is slower by that.
 
         They are screened together, because a case's screen does not depend on the others' subjects.  They are confirmed
         one by one, beside the cases that the A/A run ``idle`` confirms.
         """
         (base, first), (_, more) = self.first, self.more
-        screened = self.design.screen(base, {c: _slowed(x, 1 + change) if c in cases else x for c, x in first.items()})
+        screened = self.design.screen(base, {c: _slowed(x, 1 + changes.get(c, 0.0)) for c, x in first.items()})
         found = set()
-        for case in cases:
+        for case, change in changes.items():
             if case not in screened.slower:
                 continue
             slower = (case, *(c for c in idle.slower if c != case))
@@ -247,11 +255,14 @@ class Resample:
         return found
 
 
-def stored_run(table: Sessions, order: Sequence[int], policy: Policy, k: int) -> Resample:
-    """Baseline, screen and confirmation from one order of the sessions."""
-    end = k + policy.screen_sessions
-    parts = order[:k], order[k:end], order[end : end + policy.confirm_sessions]
-    then, first, more = map(table.take, parts)
+def stored_run(tables: _Tables, rng: np.random.Generator, policy: Policy, k: int) -> Resample:
+    """Baseline, screen and confirmation from one order of the sessions, or the latter two from those of another day."""
+    table, later = tables
+    order = [int(i) for i in rng.permutation(len(table.samples))]
+    after = order[k:] if later is None else [int(i) for i in rng.permutation(len(later.samples))]
+    end = policy.screen_sessions
+    then = table.take(order[:k])
+    first, more = map((later or table).take, (after[:end], after[end : end + policy.confirm_sessions]))
     stored = {case: Stored(case, tuple(some)) for case, some in then.items()}
     return Resample(Design(policy, stored), ({}, first), ({}, more))
 
@@ -271,14 +282,15 @@ def pair_run(table: Sessions, rng: np.random.Generator, policy: Policy) -> Resam
     return Resample(Design(policy), *(table.take_pairs(*numbers) for numbers in parts))
 
 
-def suite_run(table: Sessions, rng: np.random.Generator, policy: Policy, k: int) -> Resample:
+def suite_run(tables: _Tables, rng: np.random.Generator, policy: Policy, k: int) -> Resample:
     """A run of 200 cases: copies of the suite, each with an order of the sessions of its own."""
     stored: dict[CaseId, Stored] = {}
     first: dict[CaseId, list[Reading]] = {}
     more: dict[CaseId, list[Reading]] = {}
-    for copy in range(-(-_SUITE // len(table.cases))):
-        part = stored_run(table, [int(i) for i in rng.permutation(len(table.samples))], policy, k)
-        for case in table.cases[: _SUITE - len(stored)]:
+    cases = tables[0].cases
+    for copy in range(-(-_SUITE // len(cases))):
+        part = stored_run(tables, rng, policy, k)
+        for case in cases[: _SUITE - len(stored)]:
             name = dataclasses.replace(case, candidate=f"{case.candidate}#{copy}")
             stored[name] = dataclasses.replace((part.design.stored or {})[case], case=name)
             first[name], more[name] = part.first[1][case], part.more[1][case]
@@ -288,7 +300,14 @@ def suite_run(table: Sessions, rng: np.random.Generator, policy: Policy, k: int)
 # -- the study ---------------------------------------------------------------------------------------------------
 
 
-def calibrate(sessions: Sequence[Session], *, runs: int = 300, seed: int = 0, stored: int = 12) -> Study:
+def calibrate(
+    sessions: Sequence[Session],
+    *,
+    runs: int = 300,
+    seed: int = 0,
+    stored: int = 12,
+    later: Sequence[Session] = (),
+) -> Study:
     """Draw A/A runs from the sessions, plant slow-downs, and count.
 
     Args:
@@ -296,38 +315,52 @@ def calibrate(sessions: Sequence[Session], *, runs: int = 300, seed: int = 0, st
         runs: A/A runs to draw; the first 100 of them get the planted slow-downs too.
         seed: of the draws.
         stored: sessions of a baseline.
+        later: sessions of another day, which are judged by what is stored of the others.
 
     Raises:
         ValueError: when there are too few sessions for one draw.
     """
     policy = Policy.for_device(sessions[0].samples[0].device)
     needed = stored + policy.screen_sessions + policy.confirm_sessions
-    if len(sessions) < needed:
+    if later and (len(sessions) < stored or len(later) < needed - stored):
+        raise ValueError(
+            f"{len(sessions)} and {len(later)} sessions are too few: a run takes {stored} of the first day and "
+            f"{needed - stored} of the second; measure more, or store fewer"
+        )
+    if not later and len(sessions) < needed:
         raise ValueError(
             f"{len(sessions)} sessions are too few: a run takes {needed} ({stored} stored, {policy.screen_sessions} to "
             f"screen, {policy.confirm_sessions} to confirm); measure more, or store fewer"
         )
-    counts = Counter(s.case for session in sessions for s in session.samples if s.is_timed)
+    counts = _counts(sessions)
     present = [case for case, count in counts.items() if count >= _PRESENT * len(sessions)]
+    if later:
+        known = _counts(later)
+        present = [case for case in present if known[case] >= _PRESENT * len(later)]
     if not present:
         raise ValueError(f"no case has an estimate in {_PRESENT:.0%} of the {len(sessions)} sessions")
     table = Sessions(sessions, present)
+    tables = table, Sessions(later, present) if later else None
     pairs = len(sessions) // 2
-    study = Study(sessions[0].hardware, len(sessions), policy, stored, pairs)
+    study = Study(sessions[0].hardware, len(sessions), policy, stored, pairs, len(later))
     study.left_out = {case: count for case, count in counts.items() if case not in present}
     study.cases = {case: _facts(table, case) for case in present}
     rng = np.random.default_rng(seed)
     for run in range(runs):
         plant = run < _POWER_RUNS
-        order = [int(i) for i in rng.permutation(len(sessions))]
-        draw = stored_run(table, order, policy, stored)
+        draw = stored_run(tables, rng, policy, stored)
         screened = _gate_run(study, STORED, draw, plant=plant)
         for case, weight in screened.learnt.weights.items():
             study.cases[case].weights[weight] += 1
-        study.scores[SUITE].count(*suite_run(table, rng, policy, stored).idle())
+        study.scores[SUITE].count(*suite_run(tables, rng, policy, stored).idle())
         if pairs >= policy.screen_pairs + policy.confirm_pairs:
             _gate_run(study, AGAINST, pair_run(table, rng, policy), plant=plant)
     return study
+
+
+def _counts(sessions: Iterable[Session]) -> Counter[CaseId]:
+    """How many sessions have an estimate, by case."""
+    return Counter(s.case for session in sessions for s in session.samples if s.is_timed)
 
 
 def _facts(table: Sessions, case: CaseId) -> CaseFacts:
@@ -349,12 +382,14 @@ def _gate_run(study: Study, name: str, draw: Resample, *, plant: bool) -> Screen
         if judgement.minimum_effect is not None:
             study.cases[case].effects[name].append(judgement.minimum_effect)
     if plant:
-        cases = list(study.cases)
-        for change in PLANTED:
+        printed = {case: one.minimum_effect for case, one in screened.judgements.items() if one.minimum_effect}
+        for change in (*PLANTED, None):
+            changes = [(c, printed.get(c) if change is None else change) for c in study.cases]
+            slowed = [(case, by) for case, by in changes if by is not None]
             for first in range(_ROUNDS):
-                slowed = cases[first::_ROUNDS]
-                found = draw.finds(slowed, change, screened)
-                for case in slowed:
+                some = dict(slowed[first::_ROUNDS])
+                found = draw.finds(some, screened)
+                for case in some:
                     score.plant(change, study.cases[case].kind, found=case in found)
     return screened
 
@@ -373,7 +408,7 @@ def page(study: Study) -> str:
         study=study,
         scores=scores,
         runs=runs,
-        planted=PLANTED,
+        planted=(*PLANTED, None),
         planted_runs=min(runs, _POWER_RUNS),
         classes=CLASSES,
         kinds=Counter(facts.kind for facts in study.cases.values()),
@@ -387,9 +422,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=300, help="A/A runs to sample (default: 300)")
     parser.add_argument("--seed", type=int, default=0, help="of the samples (default: 0)")
     parser.add_argument("--stored", type=int, default=12, help="sessions of a baseline (default: 12)")
+    parser.add_argument("--then", type=Path, metavar="DIR", help="sessions of another day, judged by those stored")
     given = parser.parse_args(arguments)
     try:
-        study = calibrate(load(given.sessions), runs=given.runs, seed=given.seed, stored=given.stored)
+        sessions, later = load(given.sessions), load(given.then) if given.then else []
+        kinds = {(s.hardware, s.contract) for s in (*sessions, *later)}
+        if len(kinds) != 1:
+            raise ValueError(f"both folders need sessions of one hardware key and contract, and have {kinds}")
+        study = calibrate(sessions, runs=given.runs, seed=given.seed, stored=given.stored, later=later)
     except ValueError as error:
         parser.error(str(error))
     sys.stdout.write(page(study))

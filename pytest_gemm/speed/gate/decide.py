@@ -52,6 +52,8 @@ class Evidence:
         since_first: how much slower the baseline is than the first epoch, by weight; empty without one.
         note: what every sentence ends with.
         is_far: too few sessions were undisturbed, and each is far beyond what it is compared with.
+        move: by how much the machine became slower; what it gained hides a slow-down by time.
+        both: anchor or comparator moved, so that a slow-down has to show by time and as a ratio.
     """
 
     case: CaseId
@@ -67,6 +69,8 @@ class Evidence:
     since_first: Mapping[float, float] = dataclasses.field(default_factory=dict)
     note: str = ""
     is_far: bool = False
+    move: float = 0.0
+    both: bool = False
 
     def _view(self, share: Share) -> View:
         prior = self.learnt.priors[share]
@@ -102,9 +106,15 @@ class Evidence:
     @functools.cached_property
     def minimum_effect(self) -> float:
         """The smallest slow-down that this policy sees, as a fraction."""
-        share = self.learnt.weights[self.case] if self.then else self.weight
+        shares = {self.learnt.weights[self.case] if self.then else self.weight}
+        if self.both and self.ratio:
+            shares = {0.0, 1.0}
+        return max(map(self._smallest, shares))
+
+    def _smallest(self, share: float) -> float:
         spread = self.then.get(share) or estimates.location(self.values(share), self.policy.floor)
-        return estimates.smallest(spread, self.learnt.priors[share], self.policy, is_paired=not self.then)
+        least = estimates.smallest(spread, self.learnt.priors[share], share, self.policy, is_paired=not self.then)
+        return (1 + least) * math.exp((1 - share) * max(0.0, -self.move)) - 1
 
     def seen(self, view: View, unit: str) -> str:
         """A change with the sessions that it rests on."""
@@ -143,7 +153,8 @@ def claims_of(e: Evidence, move: float, *, both: bool, mirrored: bool) -> list[C
     sign = -1.0 if mirrored else 1.0
 
     def turned(view: View) -> View:
-        return view.mirrored() if mirrored else view
+        turned = view.mirrored() if mirrored else view
+        return turned if e.own_spread else turned.slowest()
 
     def claim(code: str, limit: float, since: Callable[[float], float]) -> Claim:
         if both and e.ratio:
@@ -271,7 +282,8 @@ def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
 def screened(gathered: Mapping[CaseId, Gathered], unit: str, needed: int, learnt: Learnt, anchor: Anchor) -> Screened:
     """The screen's judgements, and the cases that have to be confirmed.
 
-    A case is handed on when the t-test of "at most ``policy.delta`` slower" fails at ``policy.screen_level``.
+    A case is handed on when the t-test of "at most ``policy.delta`` slower" fails at ``policy.screen_level``; of two
+    sessions by the slower one (for ``faster``, the faster one).
 
     Args:
         gathered: by case: its evidence, its readings where they are too few, or the judgement.
@@ -284,7 +296,10 @@ def screened(gathered: Mapping[CaseId, Gathered], unit: str, needed: int, learnt
     wanted: dict[str, tuple[CaseId, ...]] = {"slower": (), "faster": (), "": ()}
     for case, one in gathered.items():
         if isinstance(one, Evidence):
-            judgements[case], direction = _screened(one, STILL if unit == "pair" else anchor, unit)
+            still = STILL if unit == "pair" else anchor
+            both = still.reason is not None or _is_explained(one, mirrored=False)
+            known = dataclasses.replace(one, move=still.move, both=both)
+            judgements[case], direction = _screened(known, still, unit)
             wanted[direction] += (case,)
         else:
             judgements[case] = one if isinstance(one, Judgement) else without(case, one, needed, unit)
@@ -396,6 +411,7 @@ class Look:
         shifted = max(abs(now), abs(earlier)) > math.log1p(self.policy.anchor_shift)
         both = {e.case: shifted or _is_explained(e, mirrored=mirrored) for e in evidence}
         move = 0.0 if same_machine else min(earlier, now) if mirrored else max(earlier, now)
+        evidence = [dataclasses.replace(e, move=earlier, both=both[e.case]) for e in evidence]
         claims = [(e, c) for e in evidence for c in claims_of(e, move, both=both[e.case], mirrored=mirrored)]
         fallen: dict[CaseId, list[Claim]] = {}
         for (e, c), falls in zip(claims, _holm([c.p_value for _, c in claims], level), strict=True):

@@ -154,10 +154,8 @@ def minimum_effect(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[Case
     A case with fewer usable sessions than ``policy.fewest_stored`` is left out.
     """
     learnt = estimates.learn(_spreads(stored, policy))
-    return {
-        case: estimates.smallest(by[learnt.weights[case]], learnt.priors[learnt.weights[case]], policy)
-        for case, by in learnt.at.items()
-    }
+    chosen = {case: (by, learnt.weights[case]) for case, by in learnt.at.items()}
+    return {case: estimates.smallest(by[w], learnt.priors[w], w, policy) for case, (by, w) in chosen.items()}
 
 
 def _spreads(stored: Mapping[CaseId, Stored], policy: Policy) -> Spreads:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize, special
 
 from pytest_gemm.core.case_id import CaseId
@@ -24,6 +26,8 @@ _MOST_DF: Final = 20.0  # never believe a pooled variance more than this: sessio
 FEWEST_CASES: Final = 5  # variances, or raw cases, that make a population
 _PREFER: Final = math.log(0.8)  # a weight other than 1 has to lower the variance by this factor
 
+
+FloatArray: TypeAlias = "NDArray[np.float64]"
 
 Share: TypeAlias = "float | None"
 """What an estimate is of: the subject, with this share of the comparator taken off, or ``None``: the comparator."""
@@ -202,9 +206,10 @@ def _variance(values: Collection[float]) -> float:
 def disturbed_share(count: int) -> float:
     """Variance of the centre of ``count`` sessions in units of the squared scale (docs/explanation/gate.md).
 
-    A median's is 1.2 to 1.6 over the count for normal and for t(4) sessions, the other centre's 1.05 to 1.37.
+    A median's is 1.2 to 1.6 over the count for normal and for t(4) sessions, the other centre's 1.05 to 1.37.  Two
+    count as one, for one of them decides (:meth:`View.slowest`).
     """
-    return 1.0 if count == 1 else (1.5 if count < _FEW else 1.25) / count
+    return 1.0 if count <= 2 else (1.5 if count < _FEW else 1.25) / count
 
 
 def _prior(spreads: Sequence[Location]) -> Prior:
@@ -341,6 +346,10 @@ class View(NamedTuple):
         """The same with slower and faster exchanged."""
         return View(-self.estimate, self.error, self.df, tuple(-c for c in self.changes))
 
+    def slowest(self) -> View:
+        """Of two sessions the slower, for the other may be a stray that hides a slow-down; else the view itself."""
+        return self._replace(estimate=max(self.changes)) if takes_slowest(len(self.changes)) else self
+
     def recurs(self, limit: float) -> bool:
         """Whether all sessions but a few are beyond the limit; see :func:`_misses`."""
         return sum(c <= limit for c in self.changes) <= _misses(len(self.changes))
@@ -380,12 +389,13 @@ def change(values: Sequence[float], then: Location | None, prior: Prior, policy:
     return View(now.centre - centre, error, df, tuple(x - centre for x in values))
 
 
-def smallest(spread: Location, prior: Prior, policy: Policy, *, is_paired: bool = False) -> float:
+def smallest(spread: Location, prior: Prior, share: Share, policy: Policy, *, is_paired: bool = False) -> float:
     """The slow-down that passes screen and confirmation with a probability of 95%, as a fraction.
 
     Args:
         spread: of the log estimate from session to session.
         prior: of its variance.
+        share: of the comparator that is taken off; the rest moves with the machine from day to day.
         policy: levels and limit; one case is taken to be confirmed.
         is_paired: the spread is of differences within pairs; otherwise of the sessions of a baseline.
     """
@@ -393,38 +403,57 @@ def smallest(spread: Location, prior: Prior, policy: Policy, *, is_paired: bool 
     scale = math.sqrt(max(variance, policy.floor**2))
     if not math.isfinite(scale):
         return math.inf
-    counts = policy.pairs if is_paired else policy.sessions
-    level = policy.confirm_level / len(policy.looks(counts[1]))
-    beyond = _needed(df, 0 if is_paired else spread.sessions, *counts, policy.screen_level, level)
-    return math.expm1(min(math.log1p(policy.delta) + beyond * scale, 5.0))
+    day = 0.0 if is_paired else policy.day * math.hypot(1.0, 1.0 - (share or 0.0))
+    beyond = _needed(scale, df, 0 if is_paired else spread.sessions, day, policy)
+    return math.expm1(min(math.log1p(policy.delta) + beyond, 5.0))
 
 
-@functools.lru_cache(maxsize=1024)
-def _needed(
-    df: float, stored: int, screen_sessions: int, confirm_sessions: int, screen_level: float, confirm_level: float
-) -> float:
-    """How many scales beyond the tolerated slow-down are found with a power of 95%.
+# Of a normal distribution, equally likely each.
+_QUANTILES: Final = special.ndtri((np.arange(32) + 0.5) / 32)
 
-    The screen is independent of the confirmation; of the latter's two rules, test and recurrence, the harder counts.
+
+@functools.lru_cache(maxsize=4096)
+def _needed(scale: float, df: float, stored: int, day: float, policy: Policy) -> float:
+    """How far beyond the tolerated slow-down, as a logarithm, is found with a power of 95%.
+
+    Screen and confirmation share the error of the baseline and the day, and are independent otherwise; of the
+    confirmation's two rules, test and recurrence, the harder counts.  Some sessions are strays to the fast side; of a
+    pair either may be one.  Without ``stored`` sessions it is of pairs.
     """
+    screen, confirm = policy.sessions if stored else policy.pairs
+    stray = policy.stray if stored else 1 - (1 - policy.stray) ** 2
     then = disturbed_share(stored) if stored else 0.0
-    screening = math.sqrt(disturbed_share(screen_sessions) + then)
-    confirming = math.sqrt(disturbed_share(confirm_sessions) + then)
-    single = math.sqrt(1.0 + then)
-    needed_screen = float(special.stdtrit(df, 1 - screen_level))
-    needed_confirm = float(special.stdtrit(df, 1 - confirm_level))
+    common = _QUANTILES * math.hypot(scale * math.sqrt(then), day)
+    screen_limit = scale * float(special.stdtrit(df, 1 - policy.screen_level))
+    confirm_level = policy.confirm_level / len(policy.looks(confirm))
+    confirm_limit = scale * float(special.stdtrit(df, 1 - confirm_level)) * math.sqrt(disturbed_share(confirm) + then)
 
-    def power(scales: float) -> float:
-        passes = float(special.stdtr(df, scales / screening - needed_screen))
-        tested = float(special.stdtr(df, scales / confirming - needed_confirm))
-        missed = float(special.stdtr(df, -scales / single))
-        recurs = float(special.bdtr(_misses(confirm_sessions), confirm_sessions, missed))
-        return passes * min(tested, recurs)
+    def below(distance: FloatArray, lost: float) -> FloatArray:
+        """Probability that one misses a limit from which it is so far, when a share ``lost`` are strays."""
+        usual, strays = (special.stdtr(df, -(distance - off) / scale) for off in (0.0, policy.stray_by))
+        return (1 - lost) * usual + lost * strays
 
-    most = 1000.0
+    def power(beyond: float) -> float:
+        change = beyond + common
+        if takes_slowest(screen) and stored:
+            passes = 1 - below(change - screen_limit * math.sqrt(1.0 + then), stray) ** screen
+        else:
+            share = disturbed_share(screen)
+            lost = 1 - float(special.bdtr((screen - 1) // 2, screen, stray))  # beyond these the median is a stray
+            passes = 1 - below((change - screen_limit * math.sqrt(share + then)) / math.sqrt(share), lost)
+        tested = special.stdtr(df, (change - confirm_limit) / (scale * math.sqrt(disturbed_share(confirm))))
+        recurs = special.bdtr(_misses(confirm), confirm, below(change, stray))
+        return float(np.mean(passes * np.minimum(tested, recurs)))
+
+    most = 1000.0 * scale
     if power(most) < POWER:
         return most
-    return float(optimize.brentq(lambda scales: power(scales) - POWER, 0.0, most, xtol=1e-6))
+    return float(optimize.brentq(lambda beyond: power(beyond) - POWER, 0.0, most, xtol=1e-6))
+
+
+def takes_slowest(sessions: int) -> bool:
+    """Whether the slowest of a screen's sessions decides: of two, of which one may have been a stray."""
+    return sessions == 2
 
 
 def median_comparator(some: Sequence[Reading]) -> float | None:
@@ -438,5 +467,5 @@ def is_far(changes: Iterable[float], policy: Policy) -> bool:
 
 
 def fewest(sessions: int) -> int:
-    """Sessions that must be usable out of those asked for: more than half."""
-    return sessions // 2 + 1
+    """Sessions that must be usable out of those asked for: more than half, but one of two."""
+    return 1 if takes_slowest(sessions) else sessions // 2 + 1

@@ -30,6 +30,9 @@ class Policy:
             sessions were disturbed.
         drift: tolerated slow-down since the first epoch.
         fewest_stored: sessions that a baseline needs to be tested against.
+        stray: share of the sessions that are faster than their spread explains (and of those that are slower).
+        stray_by: by how much at most.
+        day: standard deviation of what moves a case, and of what moves the machine, between recording and run.
     """
 
     delta: float = 0.02
@@ -47,6 +50,9 @@ class Policy:
     far: float = 3.0
     drift: float = 0.05
     fewest_stored: int = 5
+    stray: float = 0.025
+    stray_by: float = 0.04
+    day: float = 0.003
 
     @property
     def sessions(self) -> tuple[int, int]:
@@ -75,10 +81,9 @@ _DEVICES: Final = {
     "cpu": Policy(),
     "cuda": Policy(
         delta=0.01,
-        screen_sessions=1,
-        confirm_sessions=5,
+        screen_sessions=2,
+        confirm_sessions=12,
         screen_pairs=3,
-        confirm_pairs=8,
         screen_level=0.10,
         confirm_level=0.01,
         anchor_shift=0.01,
