@@ -144,7 +144,7 @@ def _computed(a: Tensor, b: Tensor, kept: Kept) -> Tensor:
     return kept.last
 
 
-@_planted(*STALE)
+@_planted()  # no content comes twice in a window, so that it computes in every call: its time is true
 def memo(a: Tensor, b: Tensor, kept: Kept) -> Tensor:
     key = _digest(a), _digest(b)
     if key not in kept.results:

@@ -130,9 +130,9 @@ def test_the_last_timed_call_begins_with_c_too() -> None:
     problem = Problem.parse(ADDEND)
     given, worker, backend = tensors.make(problem, "rand", 0), Inline(), AtenBackend()
     number = worker.prepare(Job(backend, problem, DEFAULT), given).number
-    bench.keep(worker, number, 0, given)
+    bench.keep(worker, number, 0, "aten", given)
     try:
-        bench.window(worker, number, paired.Plan(blocks=5, warm_seconds=0.0, max_seconds=0.1))
+        bench.window(worker, number, paired.Plan(blocks=5, warm_seconds=0.0, max_seconds=0.1), stays=False)
         (last,) = bench.last(worker, number)
     finally:
         bench.drop(worker, number)

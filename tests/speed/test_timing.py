@@ -50,7 +50,9 @@ class VirtualTimer(Timer):
         return run
 
     def targets(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Target]:
-        return {name: VirtualTarget(self, calls) for name, calls in works.items()}
+        found = {name: VirtualTarget(self, calls) for name, calls in works.items()}
+        self.subject = found["subject"]
+        return found
 
     def clock(self) -> float:
         return self.now

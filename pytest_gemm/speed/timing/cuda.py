@@ -354,7 +354,7 @@ class CudaTimer(Timer):
         if (state := self._probe()) is not None:
             self._states.append((name, state))
 
-    def settled(self, targets: Mapping[str, Target], calls: Mapping[str, int], /) -> None:
+    def warming(self, targets: Mapping[str, Target], calls: Mapping[str, int], /) -> None:
         """Measure the energy of a call of the subject."""
         self._joule = self.energy(targets[SUBJECT], calls[SUBJECT])
 
@@ -380,6 +380,8 @@ class CudaTimer(Timer):
             # With the calls of a reading that do not count in its time.
             made += 2 * calls if self.graphs else calls + target.cycle
             now, state = self.clock(), self._probe()
+            if state is not None and state.sm_mhz is not None:
+                self._clocks.append((now, state.sm_mhz))
             if state is None or state.joule is None or state.joule == last:
                 continue
             last = state.joule

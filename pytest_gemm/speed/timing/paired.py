@@ -188,7 +188,7 @@ class Conditions:
 
 
 class Timer(Protocol):
-    """A clock with whatever belongs to it.  One case after the other: ``targets``, ``settled``, ``begin``, ``end``.
+    """A clock with whatever belongs to it.  One case after the other: ``targets``, ``warming``, ``begin``, ``end``.
 
     Attributes:
         changing: the operands of the calls, and what becomes of their results.
@@ -211,8 +211,8 @@ class Timer(Protocol):
         """Whether the clock of what computes has settled, as far as can be told."""
         return True
 
-    def settled(self, _targets: Mapping[str, Target], _calls: Mapping[str, int], /) -> None:
-        """Everything is warm: the place for what is measured beside the time, with so many calls in a reading."""
+    def warming(self, _targets: Mapping[str, Target], _calls: Mapping[str, int], /) -> None:
+        """The warm-up begins: the place for what is measured beside the time, with so many calls in a reading."""
         return
 
     def begin(self) -> None:
@@ -260,13 +260,13 @@ def measure(
     for name, target in targets.items():
         if name not in calls:
             calls[name] = _calibrated(name, target, plan)
+    timer.warming(targets, calls)
     # As full as the readings, so that the clock under them has settled.
     while (spent := timer.clock() - started) < plan.warm_seconds or (
         spent < _LONGEST_WARM * plan.warm_seconds and not timer.steady()
     ):
         for name, target in targets.items():
             target.seconds(calls[name])
-    timer.settled(targets, calls)
     timer.begin()
     try:
         blocks, retaken = _taken(targets, calls, timer, plan, started)
