@@ -88,9 +88,18 @@ def waited() -> float | None:
 
 
 def worked() -> dict[int, int]:
-    """Nanoseconds that each thread of this process and each of its children and their children has run, by number."""
-    children = (one.pid for one in psutil.Process().children(recursive=True))
+    """Nanoseconds that each thread of this process and each of its children and their children has run, by number.
+
+    PyTorch's compilers are left out: they import it while the first kernels run already.
+    """
+    children = [one.pid for one in psutil.Process().children(recursive=True) if not _compiles(one)]
     return {task: spent for pid in (os.getpid(), *children) for task, spent in ran(pid).items()}
+
+
+def _compiles(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any("_inductor/compile_worker" in word for word in process.cmdline())
+    return False
 
 
 def ran(pid: int) -> dict[int, int]:

@@ -18,7 +18,6 @@ LINES = (
     "mm:bf16:tt:16x24x72",
     "bmm:f32:nn:3x8x16x32",
     "int_mm:i8-i8-i32:nt:32x16x64",
-    "mm:f32:nn:1x1x1",
 )
 
 
