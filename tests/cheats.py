@@ -27,7 +27,6 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Hashable
-from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -310,16 +309,6 @@ def _slowed(clock: Callable[[], Any]) -> Callable[[], Any]:
 def clock_halved(a: Tensor, b: Tensor, kept: Kept) -> Tensor:
     if kept.calls == 1:
         time.perf_counter_ns, time.perf_counter = map(_slowed, (time.perf_counter_ns, time.perf_counter))
-    return a @ b
-
-
-@_planted(*CLOCK, alone=True, devices=("cpu",))
-def clock_of_timer(a: Tensor, b: Tensor, kept: Kept) -> Tensor:
-    if kept.calls == 1:
-        from pytest_gemm.speed.timing import cpu
-
-        slowed = {name: _slowed(getattr(time, name)) for name in ("perf_counter", "perf_counter_ns")}
-        vars(cpu)["time"] = SimpleNamespace(**slowed)
     return a @ b
 
 

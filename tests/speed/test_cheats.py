@@ -64,7 +64,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 def run(project: pytest.Pytester, backends: Sequence[str], *given: str) -> dict[str, tuple[str, str]]:
     """Status and reason code of each backend, as the run record, JUnit and the terminal say alike."""
-    common = ("--gemm-set=speed.windows=3", "--gemm-threads=1", "--gemm-undecided=100")
+    common = ("--gemm-set=speed.windows=12", "--gemm-threads=1", "--gemm-undecided=100")
     files = ("--gemm-output=out", "--junit-xml=junit.xml")
     result = project.runpytest_inprocess(*common, *files, f"--gemm-backends={','.join(backends)}", *given)
     lines = map(json.loads, (project.path / "out" / "run.jsonl").read_text().splitlines())
