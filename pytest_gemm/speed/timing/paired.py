@@ -135,7 +135,7 @@ def merged(windows: Sequence[Readings]) -> Readings:
 
 
 class Unchanging:
-    """Operands that stay what they are, and results that nobody looks at; ``changing.Changing`` does both."""
+    """Operands that stay what they are, and results that are not looked at; ``changing.Changing`` changes and looks."""
 
     def move(self) -> None:
         """From now on A changes in another place."""
