@@ -193,11 +193,11 @@ def working(_: Inline, subject: int) -> tuple[float, str]:
 
 
 def _busy(seconds: float) -> tuple[int, dict[int, str]]:
-    """How many threads and children live, and the names of those that work for a fifth of so many seconds."""
+    """How many threads and children live, and the names of those that work for a tenth of so many seconds."""
     began, before = clock.now(), processor.worked()
     time.sleep(seconds)
     now = processor.worked()
-    least = 0.2e9 * (clock.now() - began)  # others may have the cores, too
+    least = 0.1e9 * (clock.now() - began)  # others may have the cores, too
     names = {one.native_id: f"thread {one.name}" for one in threading.enumerate()}
     return len(before) - 1, {
         one: names.get(one) or f"{'thread' if processor.is_own(one) else 'child'} {processor.task_name(one)}"

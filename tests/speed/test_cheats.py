@@ -95,7 +95,7 @@ def test_a_kernel_that_cheats_the_timer_is_incorrect_for_its_own_reason(
 
 @pytest.mark.parametrize("name", ALONE)
 def test_a_kernel_that_works_on_the_timers_process_is_incorrect(project: pytest.Pytester, name: str) -> None:
-    assert not_caught(run(project, [name], *SHOW)) == {}
+    assert not_caught(run(project, [name], *SHOW, "--gemm-sessions=4")) == {}  # the machine may be busy in one
 
 
 def test_a_kernel_that_begins_to_cheat_after_its_baseline_was_recorded_is_incorrect(
