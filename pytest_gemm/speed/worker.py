@@ -407,7 +407,7 @@ class Meter:
                     outcome = dataclasses.replace(outcome, reason=_when_timed(outcome.why))
             elif (reason := self._wrong(work)) is not None:
                 outcome = dataclasses.replace(outcome, status=Status.INCORRECT, reason=reason)
-        if work.windows:
+        if work.outcome.status in {Status.PASSED, Status.INCORRECT}:  # else its process may be gone
             self._worker.call(type(None), "drop", work.number)
         if outcome.status is Status.PASSED and work.windows:
             units = roofline.units(work.case.device)
@@ -449,7 +449,7 @@ class Meter:
     def _bounded(self, sample: Sample) -> Sample:
         """A timed sample with what its calls take at least by the measured peaks; disturbed where a reading is faster.
 
-        One session makes no failure of it: the peaks may have been measured beside a load.
+        One session alone does not fail the case: the peaks may have been measured beside a load.
         """
         problem = Problem.parse(sample.case.problem)
         floor = roofline.floor(problem, self._peaks or Peaks(), sample.device)

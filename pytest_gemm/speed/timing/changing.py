@@ -129,7 +129,7 @@ class Changing(Unchanging):
         self._chance = random.SystemRandom()
         self._strip: Strip | None = None
         self._bank: torch.Tensor | None = None
-        self._seed = self._turn = 0
+        self._seed = 0
         # A result that is accumulated into an operand depends on all calls before it.
         self._is_compared = not sets[0].problem.in_place
         self.first: Results | None = None
@@ -189,7 +189,6 @@ class Changing(Unchanging):
         if self.first is None:
             self.first = tuple(map(torch.clone, own))
             return
-        is_kept = content != 0 and self._strip is not None
         if self._agrees(own, content):
             return
         copies = tuple(map(torch.clone, own))
@@ -198,7 +197,8 @@ class Changing(Unchanging):
             if not all(map(_equal, own, copies)):
                 text = "the result of a timed call was written after the call had returned"
                 raise Misconduct("written-after-return", text, "wait for every thread and stream before returning")
-        is_kept = is_kept and len(own) == len(self.first) and all(map(_equal, own, self.first))
+        changed = content != 0 and self._strip is not None
+        is_kept = changed and len(own) == len(self.first) and all(map(_equal, own, self.first))
         if self.doubt is None or is_kept or not self.doubt.is_kept:
             self.doubt, self.doubted = Doubt(self._seed, content, is_kept), copies
 
