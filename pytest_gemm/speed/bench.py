@@ -43,7 +43,6 @@ class _Bench:
         changing: changes them.
         calls: how many calls fill a reading, known from the first window on.
         last: what a call behind the last window returned, of a result that all calls accumulate.
-        open: the block of a window that is not over yet.
     """
 
     backend: str
@@ -53,13 +52,6 @@ class _Bench:
     changing: Changing
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
     last: Any = None
-    open: contextlib.ExitStack | None = None
-
-    def close(self) -> None:
-        """End the block of a window."""
-        if self.open is not None:
-            self.open.close()
-            self.open = None
 
     @contextlib.contextmanager
     def calling(self, prepared: Prepared) -> Iterator[list[Callable[[], object]]]:
@@ -69,6 +61,8 @@ class _Bench:
 
 
 _benches: dict[int, _Bench] = {}
+# The block of a window whose calls are still being looked at.
+_open: Final = contextlib.ExitStack()
 # By thread or child that began before a case was kept, and after the one before it: the backend of the case.
 _owners: dict[int, str] = {}
 
@@ -149,6 +143,7 @@ def window(_: Inline, subject: int, plan: paired.Plan, stays: bool) -> paired.Re
     Raises:
         Misconduct: for a result that comes late, a clock that was replaced and L2 that is kept.
     """
+    _open.close()
     one = _benches[subject]
     timer = _timer(one.sets[0].device)
     timer.changing = one.changing
@@ -161,7 +156,7 @@ def window(_: Inline, subject: int, plan: paired.Plan, stays: bool) -> paired.Re
             one.sets[0].reset_out()
             one.last = of_subject[0]()
         if stays:
-            one.open = stack.pop_all()
+            _open.push(stack.pop_all())
     _check(timer)
     return readings
 
@@ -217,6 +212,7 @@ def last(_: Inline, subject: int) -> tuple[torch.Tensor, ...]:
     from pytest_gemm.worker.calls import taken
     from pytest_gemm.worker.inline import as_tuple
 
+    _open.close()
     one = _benches[subject]
     _wait(one)
     return one.changing.first or taken(as_tuple(one.last))[1]
@@ -232,15 +228,10 @@ def doubted(_: Inline, subject: int) -> tuple[torch.Tensor, ...]:
     return _benches[subject].changing.doubted
 
 
-def shut(_: Inline, subject: int) -> None:
-    """End the block of a window that stayed open."""
-    _benches[subject].close()
-
-
 def drop(_: Inline, subject: int) -> None:
     """Free what was kept of a case."""
-    if (one := _benches.pop(subject, None)) is not None:
-        one.close()
+    _open.close()
+    _benches.pop(subject, None)
 
 
 def peaks(_: Inline, device: str, dtypes: Sequence[str]) -> Peaks:
@@ -248,7 +239,7 @@ def peaks(_: Inline, device: str, dtypes: Sequence[str]) -> Peaks:
     return roofline.measure(device, dtypes)
 
 
-_CALLS: Final = (begin, keep, window, stretch, working, shut, last, doubt, doubted, drop, peaks)
+_CALLS: Final = (begin, keep, window, stretch, working, last, doubt, doubted, drop, peaks)
 CALLS: Final[Mapping[str, Callable[..., Any]]] = {one.__name__: one for one in _CALLS}
 """For the keeper of a session."""
 

@@ -17,7 +17,6 @@ import gc
 import math
 import os
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -32,15 +31,15 @@ from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.config import effect
 from pytest_gemm.config.config import CONFIG, GemmConfig
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
-from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
-from pytest_gemm.core.units import seconds_text
+from pytest_gemm.core.outcome import Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.machine import key as key_module
-from pytest_gemm.machine import processor, software
+from pytest_gemm.machine import software
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import bench, roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
 from pytest_gemm.speed.imports import InstalledFirst, shared
+from pytest_gemm.speed.kept import Kept
 from pytest_gemm.speed.lockstep import Interleaving
 from pytest_gemm.speed.request import LOST, NOW, SESSION, UNWRITTEN, WORKER, Request, TimedCase
 from pytest_gemm.speed.timing import clock, paired
@@ -49,8 +48,6 @@ from pytest_gemm.worker.keeper import KEEPER, Keeper
 from pytest_gemm.worker.messages import Built, Died, How, Job, Ran, Thrown
 
 if TYPE_CHECKING:
-    import torch
-
     from pytest_gemm.judging.case import Case, Judged
     from pytest_gemm.operands.tensors import Operands
     from pytest_gemm.run.orchestrator import Orchestrator
@@ -61,24 +58,25 @@ class _Work:
     """A case that has passed and is being timed.
 
     Attributes:
-        case: as it was judged, with its one candidate.
-        number: by which the worker knows it.
+        kept: the case as it was judged, with its one candidate, and what was built of it.
         comparator: name of what is timed beside it, "" for nothing.
-        first: the run that was judged.
-        looked: the window, by chance, behind which its calls are timed from here and its threads are counted.
         outcome: of the judgement.
         phases: seconds that it took so far.
         windows: what was measured so far.
+        looked: the window, by chance, behind which its calls are timed from here and its threads are counted.
     """
 
-    case: Case
-    number: int
+    kept: Kept
     comparator: str
-    first: Ran
     outcome: Outcome
     phases: dict[str, float]
     windows: list[paired.Readings] = dataclasses.field(default_factory=list)
     looked: int = dataclasses.field(default_factory=lambda: random.SystemRandom().randrange(_FEWEST_WINDOWS))
+
+    @property
+    def case(self) -> Case:
+        """As it was judged."""
+        return self.kept.case
 
 
 # On a CPU each window is short, for it is the next one that sees another state of the machine.  Nothing is retaken: the
@@ -88,11 +86,6 @@ _WINDOW: Final = paired.Plan(blocks=1, warm_seconds=0.0, retakes=0, guard=10.0)
 _WAITING_BYTES: Final = 2 << 30
 _REPLACED: Final = "a conftest or a plugin has replaced functions that time: {}"
 _FEWEST_WINDOWS: Final = 3
-# Seconds of calls that are timed from outside, how often where the clocks differ, and how much less than that the
-# kernel's own clock may have seen: a question and its answer take a millisecond, and a neighbour may begin to work.
-_STRETCH: Final = 0.02
-_STRETCHES: Final = 3
-_AGREES: Final = 0.7
 _MOST_WINDOWS: Final = 1000
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD: Final = 50_000
@@ -252,8 +245,9 @@ class Meter:
                 return self._worker.run(built.number, given, How())
             ran = self._worker.run(built.number, given, How(Phase.TIME))
             name, comparator = self._comparator(case, given)
-            self._worker.call(type(None), "keep", built.number, comparator, case.backend.name, given=given)
-            passed.append(functools.partial(_Work, case, built.number, name, ran))
+            kept = Kept(case, self._worker, built.number, ran)
+            kept.keep(comparator, given)
+            passed.append(functools.partial(_Work, kept, name))
             return ran
 
         started, compiled = time.perf_counter(), 0.0
@@ -330,19 +324,12 @@ class Meter:
         """Time one case for a while."""
         if work.outcome.status is not Status.PASSED:
             return
-        case, started = work.case, time.perf_counter()
+        started = time.perf_counter()
         # The order of the readings is drawn anew in each window.
         plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
         is_looked_at = len(work.windows) == min(work.looked, self.windows - 1)
         try:
-            with self._worker.watch(Activity(case.id(), Phase.TIME)):
-                readings = self._worker.call(paired.Readings, "window", work.number, plan, is_looked_at)
-                if is_looked_at:
-                    threads, others = self._looked_at(work, readings)
-                    self._worker.call(type(None), "shut", work.number)
-                    telemetry = {**readings.telemetry, "threads": threads}
-                    disturbed = f"{others}, of another case, worked all the time" if others else readings.disturbed
-                    readings = dataclasses.replace(readings, telemetry=telemetry, disturbed=disturbed)
+            readings = work.kept.window(plan, is_looked_at=is_looked_at)
         except Misconduct as error:
             status, reason = Status.INCORRECT, error.reason
         except Died as error:  # it has passed before, and does no longer
@@ -360,55 +347,15 @@ class Meter:
             self._finish(work)
             self._leave_if_lost()
 
-    def _looked_at(self, work: _Work, readings: paired.Readings) -> tuple[float, str]:
-        """How many threads and children the kernel's process has, after calls that this one has timed.
-
-        Beside it which of them, of another case, work between the calls.
-
-        Raises:
-            Misconduct: where its own clock saw much less than this one, or where something works between the calls.
-        """
-        found = self._worker.call(tuple[float, str], "working", work.number)
-        if found[1]:
-            return found
-        seconds = statistics.median(readings.subject)
-        calls = max(readings.calls, math.ceil(_STRETCH / seconds))
-        least, pid = math.inf, self._worker.pid
-        for _ in range(_STRETCHES):
-            started, before = clock.now(), processor.ran(pid)
-            calls = self._worker.call(int, "stretch", work.number, calls)
-            took = clock.now() - started
-            if work.case.device == "cpu":  # what its busiest thread waited while others ran is no time of its calls
-                ran = max((spent - before.get(task, spent) for task, spent in processor.ran(pid).items()), default=0)
-                took = min(took, ran * 1e-9 or took)
-            least = min(least, took / calls)
-            if seconds >= _AGREES * least:
-                return found
-        text = f"a call took {seconds_text(seconds)} by the clock of the kernel's process"
-        text += f", and {seconds_text(least)} by that of the judge's"
-        raise Misconduct("clock-disagrees", text, "leave the clocks alone, and compute in every call")
-
     def _finish(self, work: _Work) -> None:
         """Write the case's sample, after its last result has been compared with the one that was judged."""
         outcome, measured = work.outcome, {}
         if outcome.status is Status.PASSED and work.windows:
-            last, wrong = self._last(work)
-            if wrong or not _same(work.first.results, last):
-                candidates = CandidateSelection(outcome.candidate or work.case.candidates.text)
-                again = dataclasses.replace(work.case, candidates=candidates)
-
-                def returned(*_: object) -> Ran:
-                    if wrong is not None:
-                        raise wrong
-                    return dataclasses.replace(work.first, results=last, now=None)
-
-                outcome = self._judge.outcomes(again, timing=returned)[-1]
-                if wrong is None and outcome.status is Status.INCORRECT:
-                    outcome = dataclasses.replace(outcome, reason=_when_timed(outcome.why))
-            elif (reason := self._wrong(work)) is not None:
+            reason = work.kept.wrong(self._judge, outcome.distribution)
+            if reason is not None:
                 outcome = dataclasses.replace(outcome, status=Status.INCORRECT, reason=reason)
         if work.outcome.status in {Status.PASSED, Status.INCORRECT}:  # else its process may be gone
-            self._worker.call(type(None), "drop", work.number)
+            work.kept.drop()
         if outcome.status is Status.PASSED and work.windows:
             units = roofline.units(work.case.device)
             measured = {
@@ -417,34 +364,6 @@ class Meter:
                 "least": units and roofline.least_seconds(work.case.problem, units),
             }
         self._keep(work.case.device, outcome, work.phases, **measured)
-
-    def _last(self, work: _Work) -> tuple[tuple[torch.Tensor, ...], Misconduct | None]:
-        """What the last timed call returned, or what is wrong with it."""
-        try:
-            return self._worker.results("last", work.number), None
-        except Misconduct as wrong:
-            return (), wrong
-
-    def _wrong(self, work: _Work) -> Reason | None:
-        """What is wrong with a timed result that was not as its operands let expect."""
-        from pytest_gemm.speed.timing import changing
-
-        doubt = self._worker.call(changing.Doubt | None, "doubt", work.number)  # type: ignore[arg-type]  # a union
-        if doubt is None:
-            return None
-        try:
-            results = self._worker.results("doubted", work.number)
-            ran = dataclasses.replace(work.first, results=results, now=None)
-            case = dataclasses.replace(work.case, distributions=(work.outcome.distribution,))
-            wrong = self._judge.of_changed(case, ran, functools.partial(changing.change, doubt=doubt))
-        except Misconduct as error:
-            return error.reason
-        if wrong is None:
-            return None
-        if doubt.is_kept:
-            text = "A had changed before a timed call, and an earlier result came back"
-            return Reason("replayed", f"{text}: {wrong}", "compute in every call, from what the operands hold then")
-        return _when_timed(wrong)
 
     def _bounded(self, sample: Sample) -> Sample:
         """A timed sample with what its calls take at least by the measured peaks; disturbed where a reading is faster.
@@ -471,18 +390,6 @@ def _as_timed(case: Case, wanted: TimedCase) -> Case:
         distributions=("rand",) if "rand" in distributions else distributions[:1],
         candidates=CandidateSelection(wanted.selected or case.candidates.text or "winner"),
     )
-
-
-def _when_timed(why: str) -> Reason:
-    return Reason("timed-wrong", f"right when it was judged, and wrong in a timed call: {why}")
-
-
-def _same(first: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:
-    """Whether the last results are the same as the first, bit for bit."""
-    from pytest_gemm.judging.results import differing
-
-    alike = [(x.shape, x.dtype) for x in last] == [(x.shape, x.dtype) for x in first]
-    return alike and not any(map(differing, last, first))
 
 
 # -- the process ---------------------------------------------------------------------------------------------

@@ -33,9 +33,10 @@ from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import store
 from pytest_gemm.speed.check import SpeedCheck
 from pytest_gemm.speed.data import Peaks, Sample, Session, read_session
+from pytest_gemm.speed.kept import _same
 from pytest_gemm.speed.report.rows import Run
 from pytest_gemm.speed.request import SESSION, Group, Project, Request, TimedCase
-from pytest_gemm.speed.worker import Meter, _same
+from pytest_gemm.speed.worker import Meter
 from pytest_gemm.tools import cli
 
 MM = Problem.parse("mm:f32:nn:4x8x8")
