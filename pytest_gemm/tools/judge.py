@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -35,13 +36,14 @@ from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import bench
+from pytest_gemm.speed.kept import Kept
 from pytest_gemm.speed.timing import paired
 from pytest_gemm.tools import kernel as kernels
 from pytest_gemm.tools.judgement import Judgement, Speed
 from pytest_gemm.tools.kernel import Form, Kernel, KernelBackend
 from pytest_gemm.worker.inline import Inline
 from pytest_gemm.worker.keeper import Keeper, cuda_has_started
-from pytest_gemm.worker.messages import Died, Thrown
+from pytest_gemm.worker.messages import Died, How, Thrown
 from pytest_gemm.worker.process import Process
 
 # Sizes, M x N x K: simple ones, then each dimension 1, odd, and not a multiple of a tile; empty ones; larger ones.
@@ -259,11 +261,15 @@ class _Judging:
                 if one.status is Status.UNSUPPORTED and one.reason is not None:
                     found.refused.setdefault(one.reason.text, []).append(one.problem)
 
+    @functools.cached_property
+    def _judge(self) -> Judge:
+        return Judge(lambda *_: "not compared", workers=lambda _: self.worker)
+
     def _outcomes(self, backend: KernelBackend, problem: Problem) -> list[Outcome]:
         distributions = distributions_for(problem)[:_DISTRIBUTIONS]
         # One thread: several wait for one another where the cores are busy.
         case = Case(backend, problem, distributions, self.seed, Device(backend.devices[0]), threads=1)
-        made = Judge(lambda *_: "not compared", workers=lambda _: self.worker).outcomes(case)
+        made = self._judge.outcomes(case)
         return [dataclasses.replace(one, eager="", case=dataclasses.replace(one.case, threads=0)) for one in made]
 
     def _arithmetic(self, found: Judgement, backend: KernelBackend) -> None:
@@ -292,27 +298,42 @@ class _Judging:
             return
         quick = {one.problem for one in found.passed if one.seconds.run < (self.limit or 10.0) / 100}
         problems = [one for one in map(Problem.parse, quick) if str(one.dtypes) == found.dtypes[0]]
-        for problem in sorted(problems, key=lambda one: one.shape.flops)[-2:]:
-            with contextlib.suppress(Unsupported, Misconduct, Died, Thrown):  # of ATen too
-                found.speed.append(self._timed(backend, problem))
-        found.untimed = "" if found.speed else "each call takes too long, or ATen does not take these problems"
+        why = [self._timed(found, backend, one) for one in sorted(problems, key=lambda one: one.shape.flops)[-2:]]
+        found.findings = grouping.findings(found.outcomes)
+        found.untimed = "" if found.speed else "; ".join(dict.fromkeys(why)) or "each call takes too long"
 
-    def _timed(self, backend: KernelBackend, problem: Problem) -> Speed:
-        """Time the kernel beside ATen, in interleaved blocks of one process."""
+    def _timed(self, found: Judgement, backend: KernelBackend, problem: Problem) -> str:
+        """Time the kernel beside ATen, in interleaved blocks of one process.
+
+        Returns:
+            Why it was not timed, "" where it was; a kernel that is wrong then has another outcome.
+        """
         worker, device = self.worker, Device(backend.devices[0])
-        case = Case(backend, problem, (), self.seed, device)
+        case = Case(backend, problem, ("rand",), self.seed, device)
         aten = dataclasses.replace(case, backend=AtenBackend())
         given = tensors.make(problem, "rand", self.seed, device)
-        with worker.watch(Activity(case.id(), Phase.TIME)):
-            numbers = [worker.prepare(one.job(), given).number for one in (case, aten)]
-            worker.call(type(None), "keep", *numbers, given=given)
-            readings = worker.call(paired.Readings, "window", numbers[0], _PLAN)
-            worker.call(type(None), "drop", numbers[0])
+        try:
+            with worker.watch(Activity(case.id(), Phase.TIME)):
+                number, beside = [worker.prepare(one.job(), given).number for one in (case, aten)]
+                kept = Kept(case, worker, number, worker.run(number, given, How(Phase.TIME)))
+                kept.keep(beside, given)
+            readings = kept.window(_PLAN, is_looked_at=True)
+            reason = kept.wrong(self._judge, "rand")
+            kept.drop()
+        except (Unsupported, Died, Thrown) as error:
+            return str(error)
+        except Misconduct as error:
+            reason = error.reason
+        if reason is not None:
+            wrong = Outcome(case.id(), "rand", self.seed, Status.INCORRECT, reason, kernels=(backend.name,))
+            found.outcomes.append(wrong)
+            return "it is not right"
         blocks = range(0, len(readings.subject), 2)
         ratios = [sum(readings.subject[i : i + 2]) / sum(readings.comparator[i : i + 2]) for i in blocks]
         low, middle, high = statistics.quantiles(ratios, n=4)
         own, atens = map(statistics.median, (readings.subject, readings.comparator))
-        return Speed(problem.line, own, atens, middle, low, high, readings.disturbed)
+        found.speed.append(Speed(problem.line, own, atens, middle, low, high, readings.disturbed))
+        return ""
 
 
 def _readable(one: Outcome) -> Outcome:
