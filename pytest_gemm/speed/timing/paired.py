@@ -59,7 +59,7 @@ class Plan:
             and retaking ends at twice the budget.
         guard: a block is an outlier when its comparator took this much longer than the median, as a fraction.
         retakes: how many outliers may be measured again.
-        seed: of the order of readings.
+        seed: of the order of readings; with 0, that of the first session, ``Timer.warming`` is called.
     """
 
     blocks: int = 15
@@ -212,7 +212,7 @@ class Timer(Protocol):
         return True
 
     def warming(self, _targets: Mapping[str, Target], _calls: Mapping[str, int], /) -> None:
-        """The warm-up begins: the place for what is measured beside the time, with so many calls in a reading."""
+        """The warm-up begins, with so many calls in a reading: the place for what one session measures beside the time."""
         return
 
     def begin(self) -> None:
@@ -260,7 +260,8 @@ def measure(
     for name, target in targets.items():
         if name not in calls:
             calls[name] = _calibrated(name, target, plan)
-    timer.warming(targets, calls)
+    if plan.seed == 0:
+        timer.warming(targets, calls)
     # As full as the readings, so that the clock under them has settled.
     while (spent := timer.clock() - started) < plan.warm_seconds or (
         spent < _LONGEST_WARM * plan.warm_seconds and not timer.steady()
