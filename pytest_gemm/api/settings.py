@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,11 +90,9 @@ def folder(text: str) -> Path | None:
     if not text:
         return None
     path = Path(text).absolute()
-    probe = path / ".pytest-gemm-probe"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise ValueError(f"cannot be written ({error.strerror}); name a folder of yours") from None
     return path

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from pytest_gemm.api.settings import Setting, SettingError, configure, settings_of
+from pytest_gemm.api.settings import Setting, SettingError, configure, folder, settings_of
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.triton import TritonBackend
 
@@ -52,3 +54,9 @@ def test_a_backend_gets_all_values_with_its_defaults() -> None:
 def test_a_backend_without_settings_has_none() -> None:
     configure(object(), {})
     assert not settings_of(object())
+
+
+def test_several_processes_may_find_out_at_once_that_a_folder_can_be_written(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        assert {*threads.map(folder, [str(tmp_path / "out")] * 400)} == {tmp_path / "out"}
+    assert list((tmp_path / "out").iterdir()) == []
