@@ -494,6 +494,21 @@ def test_a_slower_machine_makes_nothing_slower(seed: int, raw: Sequence[CaseId])
     assert words({c: judgements[c] for c in raw}) <= {("undecided", "anchor-shift")}
 
 
+@pytest.mark.parametrize("mode", [judge, judge_pair])
+def test_a_state_of_the_comparators_in_some_sessions_hides_nothing_and_makes_nothing_slower(mode: Mode) -> None:
+    def strayed(*parts: Readings) -> None:
+        for part, some in enumerate(parts):
+            for readings in some.values():
+                for number in range(part % 3, len(readings), 4):  # of the recording too
+                    one = readings[number]
+                    readings[number] = dataclasses.replace(one, comparator=1.2 * (one.comparator or 0.0))
+
+    for seed in range(10):
+        found = mode(Lab(seed=seed), subject={FIRST: 1.05}, edit=strayed)[1]
+        assert {case for case, one in found.items() if one.verdict is Verdict.SLOWER} == {FIRST}
+        assert {one.verdict for one in found.values()} == {Verdict.SLOWER, Verdict.SAME}
+
+
 def test_a_slower_machine_hides_no_slower_case() -> None:
     subject = dict.fromkeys(CASES, 1.05) | {FIRST: 1.05 * 1.08}
     _, judgements = judge(Lab(machine=0.004), subject=subject, comparator=1.05)

@@ -16,13 +16,12 @@ from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.core.units import plural
 from pytest_gemm.speed.data import Judgement
-from pytest_gemm.speed.gate import decide, estimates
+from pytest_gemm.speed.gate import decide, estimates, strays
 from pytest_gemm.speed.gate.decide import Anchor, Evidence, Gathered
 from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Share, Spreads, Stored, View, logs, paired
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.gate.sentences import reason
-
-Readings = Mapping[CaseId, Sequence[Reading]]
+from pytest_gemm.speed.gate.strays import Readings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +36,22 @@ class Design:
     policy: Policy
     stored: Mapping[CaseId, Stored] | None = None
 
+    @functools.cached_property
+    def _baselines(self) -> Mapping[CaseId, Stored] | None:
+        return None if self.stored is None else strays.mended_baselines(self.stored, self.policy)
+
+    def _mended(self, base: Readings, head: Readings) -> tuple[Readings, Readings]:
+        """Without what a session's comparators alone have done."""
+        if self._baselines is None:
+            base, head = (strays.mended(some, strays.usual(some), self.policy) for some in (base, head))
+            return base, head
+        usually = strays.usual({case: one.readings for case, one in self._baselines.items()})
+        return base, strays.mended(head, usually, self.policy)
+
     def screen(self, base: Readings, head: Readings) -> Screened:
         """Judge the first sessions; ``base`` is without effect where baselines are stored."""
-        return self._screen_pairs(base, head) if self.stored is None else self._screen_stored(self.stored, head)
+        base, head = self._mended(base, head)
+        return self._screen_pairs(base, head) if self._baselines is None else self._screen_stored(self._baselines, head)
 
     def confirm(
         self, screened: Screened, more: Callable[[tuple[CaseId, ...], int], tuple[Readings, Readings]]
@@ -73,7 +85,8 @@ class Design:
         The rule is that of :class:`decide.Look`.  Weight and common variance are those of the screen.  A wanted
         case that ``head`` lacks stays to be confirmed.
         """
-        stored, policy, learnt = self.stored, self.policy, screened.learnt
+        stored, policy, learnt = self._baselines, self.policy, screened.learnt
+        base, head = self._mended(base, head)
 
         def of_sessions(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
             if stored is None or case not in head:
@@ -153,7 +166,7 @@ def minimum_effect(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[Case
 
     A case with fewer usable sessions than ``policy.fewest_stored`` is left out.
     """
-    learnt = estimates.learn(_spreads(stored, policy))
+    learnt = estimates.learn(_spreads(strays.mended_baselines(stored, policy), policy))
     chosen = {case: (by, learnt.weights[case]) for case, by in learnt.at.items()}
     return {case: estimates.smallest(by[w], learnt.priors[w], w, policy) for case, (by, w) in chosen.items()}
 

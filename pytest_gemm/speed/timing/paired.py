@@ -212,7 +212,7 @@ class Timer(Protocol):
         return True
 
     def warming(self, _targets: Mapping[str, Target], _calls: Mapping[str, int], /) -> None:
-        """The warm-up begins, with so many calls in a reading: the place for what one session measures beside the time."""
+        """The warm-up begins, with so many calls in a reading: one session measures what is no time here."""
         return
 
     def begin(self) -> None:
