@@ -379,6 +379,14 @@ def plain(a: Tensor, b: Tensor, _: Kept) -> Tensor:
     return torch.matmul(a, b)
 
 
+@_planted(alone=True)
+def waits_as_found(a: Tensor, b: Tensor, _: Kept) -> Tensor:
+    """It is timed with threads that wait as they do for a user."""
+    if os.environ.get("OMP_WAIT_POLICY") == "passive":
+        raise RuntimeError("OMP_WAIT_POLICY=passive")
+    return torch.matmul(a, b)
+
+
 @_planted()
 def pool_of_results(a: Tensor, b: Tensor, kept: Kept) -> Tensor:
     """Memory is used again when nobody but the pool has it."""

@@ -77,7 +77,7 @@ def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
     if config.pluginmanager.has_plugin(SPEED_WORKER):
         from pytest_gemm.speed.bench import CALLS
 
-        return Keeper(backends, settings.speed.threads, modules, CALLS, confined=settings.confined)
+        return Keeper(backends, settings.speed.threads, modules, CALLS, confined=settings.confined, passive=False)
     shared = str(config.getoption("dist", "no")) != "no" and not hasattr(config, "workerinput")
     address = shared_keeper(config)
     made = Keeper(backends, settings.threads, modules, confined=settings.confined, shared=shared, address=address)

@@ -152,7 +152,7 @@ class _Judging:
         if inline:
             self.worker = Inline(_CALLS)
             return self._found()
-        with contextlib.closing(Keeper({}, cores(), (), _CALLS)) as keeper:
+        with contextlib.closing(Keeper({}, cores(), (), _CALLS, passive=False)) as keeper:
             first = 90.0 if self.kernel.may_compile else 15.0
             self.worker = Process(keeper, (self.limit or 10.0, self.limit or first))
             with contextlib.closing(self.worker):

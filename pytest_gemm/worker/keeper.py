@@ -141,9 +141,10 @@ class Keeper:
         confined: a worker has no rights outside of a folder of its own, see ``confinement``.
         shared: processes that this one starts may use the keeper, too.
         address: of a shared keeper of the process that has started this one; where that is gone there is a new one.
+        passive: threads of a worker give up their core while they wait; not where it times, for a user's do not.
 
     Attributes:
-        backends, threads, modules, calls, confined: the same.
+        backends, threads, modules, calls, confined, passive: the same.
         address: of this keeper, where it is shared; else "".
     """
 
@@ -157,9 +158,10 @@ class Keeper:
         confined: bool = False,
         shared: bool = False,
         address: str = "",
+        passive: bool = True,
     ) -> None:
         self.backends, self.threads, self.modules, self.calls = backends, threads, modules, calls
-        self.confined, self.address = confined, address
+        self.confined, self.address, self.passive = confined, address, passive
         self._lock = threading.Lock()
         self._first: Started | None = None
         self._keeper = 0
@@ -263,7 +265,8 @@ def _keep(control: socket.socket, reached: socket.socket | None, told: Keeper) -
             os.dup2(null, number)
         ends = [control] if reached is None else [control, reached]
         _cover_others(null, {end.fileno() for end in ends})
-        processor.wait_passively()
+        if told.passive:
+            processor.wait_passively()
         if reached is not None:
             os.environ.setdefault(*ALONE)
         while True:
@@ -314,7 +317,8 @@ def _serve(request: _Request, files: Sequence[int], told: Keeper, ends: Sequence
         _die_with(keeper)
         os.environb.clear()
         os.environb.update(request.environment)
-        processor.wait_passively()
+        if told.passive:
+            processor.wait_passively()
         _watch(*files, told=told, request=request)
         os._exit(0)
     for one in files:

@@ -98,6 +98,13 @@ def test_a_kernel_that_works_on_the_timers_process_is_incorrect(project: pytest.
     assert not_caught(run(project, [name], *SHOW, "--gemm-sessions=4")) == {}  # the machine may be busy in one
 
 
+def test_threads_of_what_is_timed_wait_as_they_do_for_a_user(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)  # the run that this test belongs to has set it
+    assert run(project, ["waits-as-found"], *SHOW) == {"waits-as-found": ("passed", "")}
+
+
 def test_a_kernel_that_begins_to_cheat_after_its_baseline_was_recorded_is_incorrect(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

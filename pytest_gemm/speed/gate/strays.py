@@ -1,8 +1,8 @@
 """Sessions in which the comparators alone were faster or slower than usual: these count by time.
 
-A process may have a state of a library for all of its life: on two cores of an EPYC, ATen's products by MKL and oneDNN
-took 20% longer in one process of six, and the templates beside them did not (docs/results/gate-study.md).  As a ratio,
-such a session says that every case became faster, and hides a slow-down.
+A library may be in a state of its own for as long as a session lasts: on two cores of an EPYC whose threads slept while
+they waited, ATen's products by MKL and oneDNN took 20% longer in one session of six, and the templates beside them did
+not.  As a ratio, such a session says that every case became faster, and hides a slow-down.
 """
 
 from __future__ import annotations
