@@ -11,8 +11,8 @@ from pytest_gemm.core.units import plural, seconds_text, signed
 from pytest_gemm.report.cases import Row, Section
 from pytest_gemm.speed.data import Judgement, Session, by_case
 from pytest_gemm.speed.gate import estimates
-from pytest_gemm.speed.gate.design import Design, Readings
-from pytest_gemm.speed.gate.estimates import Stored
+from pytest_gemm.speed.gate.design import Design
+from pytest_gemm.speed.gate.estimates import Readings, Stored
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.report.rows import change_text
 

@@ -202,7 +202,7 @@ class _Measurement:
             return
         how = design.Design(policy, None if is_paired else record.stored(made.stored, made.sessions[0]))
 
-        def confirming(cases: tuple[CaseId, ...], count: int) -> tuple[design.Readings, design.Readings]:
+        def confirming(cases: tuple[CaseId, ...], count: int) -> tuple[estimates.Readings, estimates.Readings]:
             if not (done := len(made.sessions) - first):
                 again = selection.changes(before(), made.sessions).keys() & cases
                 for group in self.groups:

@@ -26,8 +26,8 @@ from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session, read_session
 from pytest_gemm.speed.gate import estimates
-from pytest_gemm.speed.gate.design import Design, Readings
-from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
+from pytest_gemm.speed.gate.design import Design
+from pytest_gemm.speed.gate.estimates import Reading, Readings, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
 
 PLANTED: Final = (0.02, 0.03, 0.05, 0.08, 0.10)

@@ -18,10 +18,20 @@ from pytest_gemm.core.units import plural
 from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate import decide, estimates, strays
 from pytest_gemm.speed.gate.decide import Anchor, Evidence, Gathered
-from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Share, Spreads, Stored, View, logs, paired
+from pytest_gemm.speed.gate.estimates import (
+    Learnt,
+    Reading,
+    Readings,
+    Screened,
+    Share,
+    Spreads,
+    Stored,
+    View,
+    logs,
+    paired,
+)
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.gate.sentences import reason
-from pytest_gemm.speed.gate.strays import Readings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,6 +50,10 @@ class Reading:
     session: int = 0
 
 
+Readings: TypeAlias = Mapping[CaseId, Sequence[Reading]]
+"""Of several sessions, by case."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Stored:
     """What a baseline holds for the gate.

@@ -10,15 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.speed.gate import estimates
-from pytest_gemm.speed.gate.estimates import Reading, Stored
+from pytest_gemm.speed.gate.estimates import Reading, Readings, Stored
 from pytest_gemm.speed.gate.policy import Policy
-
-Readings: TypeAlias = Mapping[CaseId, Sequence[Reading]]
 
 
 def usual(some: Readings) -> dict[CaseId, Reading]:
