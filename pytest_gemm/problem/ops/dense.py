@@ -110,7 +110,10 @@ OPS: Final = (
         lambda torch, p, t: torch.bmm(t["a"], t["b"], **wide_out(torch, p), **given_out(t)),
         help="torch.bmm(a, b)",
         constant_b=False,
-        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, "out.alias", *_BATCHED, "program.chained", "b.alias"),
+        flags=(
+            *(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, "out.alias", *_BATCHED, "program.chained", "b.alias"),
+            "groups.masked",
+        ),
     ),
     Op(
         "baddbmm",
