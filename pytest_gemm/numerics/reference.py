@@ -16,7 +16,6 @@ from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.operands import prologues
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.ops.grouped_mm import joined, pair
-from pytest_gemm.problem.ops.microscaled import decoded
 from pytest_gemm.problem.ops.quantised import of_blocks
 from pytest_gemm.problem.problem import Problem
 
@@ -131,18 +130,9 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]
     """A and B as the product multiplies them: after the prologues.
 
     Under autocast on the CPU, rounded once to the half type; A without its zero point, or as the op quantises it, and
-    B's codes with their scales and zeros, both exact in float64; with zeros in the rows of A that no group owns.
-    Otherwise they are the operands themselves.
+    B's codes with their scales and zeros, both exact in float64.  Otherwise they are the
+    operands themselves.
     """
-    if operands.idle is not None:
-        owned = operands.idle.logical_not()[..., None]
-        a, b = _prepared(problem, operands)
-        return torch.where(owned, widened(a), 0.0), b
-    return _prepared(problem, operands)
-
-
-def _prepared(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]:
-    """A and B as the product multiplies them, whatever lies in the rows that no group owns."""
     if operands.quantisation is not None or problem.op.coded:
         a = RULES[problem.a_rule](widened(operands.a)).middle if problem.a_rule else operands.a
         return a, operands.weight
@@ -152,12 +142,8 @@ def _prepared(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]:
     if problem.scale_blocks or problem.micro_block:
         assert operands.scale_a is not None
         assert operands.scale_b is not None
-        if problem.micro_block:
-            sides = (("a", a, operands.scale_a), ("b", b, operands.scale_b))
-            a, b = (decoded(torch, problem, name, x.cpu(), scale.cpu(), torch.float64) for name, x, scale in sides)
-            return a, b
-        scales = {"a": operands.scale_a, "b": operands.scale_b}
-        a, b = (widened(x) * of_blocks(problem, name, widened(scales[name])) for name, x in (("a", a), ("b", b)))
+        given = {"a": a, "b": b, "scale_a": operands.scale_a, "scale_b": operands.scale_b}
+        a, b = of_blocks(torch, problem, {name: x.detach().cpu() for name, x in given.items()}, torch.float64)
         return a, b
     if problem.autocast:
         half = problem.input_dtype

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,7 +28,24 @@ _FILLED: Final = 4
 _UNOWNED: Final = 8
 
 
-def group_ends(problem: Problem, stream: Stream) -> Array:
+def divided(problem: Problem, draw: Callable[[str], Stream]) -> dict[str, Array]:
+    """What tells the program which rows, columns or products belong to which group, by field of ``Operands``; int32.
+
+    ``labels`` is the group of each row, -1 behind the last group.
+    """
+    found = dict[str, Array]()
+    if problem.op.grouped:
+        found["offs"] = _ends(problem, draw("offs"))
+    if problem.has("groups.labels"):
+        groups = np.arange(len(found["offs"]), dtype=np.int32)
+        owned = np.repeat(groups, np.diff(found["offs"], prepend=0))
+        found["labels"] = np.pad(owned, (0, problem.ends - len(owned)), constant_values=_NO_GROUP)
+    if problem.has("groups.masked"):
+        found["counts"] = _counts(problem, draw("counts"))
+    return found
+
+
+def _ends(problem: Problem, stream: Stream) -> Array:
     """Where the groups of a grouped product end: int32, the last one at the end of what is divided.
 
     Rows end at random, so that no tile's edge is an end; columns and products at multiples of 16 bytes, as PyTorch
@@ -74,13 +92,7 @@ def _shuffled(groups: int, stream: Stream) -> list[int]:
     return sorted(range(groups), key=lambda _: stream.below(1 << 30))
 
 
-def labels_of(ends: Array, rows: int) -> Array:
-    """The group of each row, int32, (rows,); -1 behind the last group."""
-    owned = np.repeat(np.arange(len(ends), dtype=np.int32), np.diff(ends, prepend=0))
-    return np.pad(owned, (0, rows - len(owned)), constant_values=_NO_GROUP)
-
-
-def counts_of(problem: Problem, stream: Stream) -> Array:
+def _counts(problem: Problem, stream: Stream) -> Array:
     """How many rows of each A count, int32, (B,): of one all, of three and more one has none."""
     groups, m = problem.shape.batch or 0, problem.shape.m
     counts = np.array([stream.below(m + 1) for _ in range(groups)], dtype=np.int32)
@@ -100,11 +112,12 @@ def idle_rows(problem: Problem, a: Tensor, offs: Tensor | None, counts: Tensor |
     return None
 
 
-def spoil(a: Tensor, idle: Tensor) -> None:
+def spoil(a: Tensor, idle: Tensor | None) -> None:
     """Write NaN to rows of A, which lie at the end of each matrix."""
-    matrices, rows = (a, idle) if a.dim() == 3 else (a[None], idle[None])
-    for matrix, own in zip(matrices, rows, strict=True):
-        matrix[int((~own).sum()) :].fill_(math.nan)
+    if idle is None:
+        return
+    for matrix, rows in zip(a, idle, strict=True) if a.dim() == 3 else [(a, idle)]:
+        matrix[int(rows.logical_not().sum()) :].fill_(math.nan)
 
 
 def of_groups(given: Operands, results: tuple[Any, ...]) -> tuple[Any, ...]:

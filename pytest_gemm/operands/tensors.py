@@ -34,7 +34,7 @@ from pytest_gemm.operands import prologues, views
 from pytest_gemm.operands.addends import TABLE_ROWS, bias_of, residuals_of
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
-from pytest_gemm.operands.groups import counts_of, group_ends, idle_rows, labels_of, spoil
+from pytest_gemm.operands.groups import divided, idle_rows, spoil
 from pytest_gemm.operands.magnitudes import Drawn, Grid, Headroom, Side, headroom_of, powers_of_two, scaled_lines
 from pytest_gemm.operands.memory import Guarded, digest, guarded, poison_of
 from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines, is_finite
@@ -81,7 +81,7 @@ class Operands(Grid):
         quantisation: scale and zero of each group of K and each column for ``woq_int4``, (K / group, N, 2) in A's
             dtype: an element of B is ``(code - 8) * scale + zero``; or ``None``.
         zero: what is subtracted of each element of A before it is multiplied: its zero point.
-        offs: where the groups of a grouped product end, int32, (B,), see :func:`groups.group_ends`; or ``None``.
+        offs: where the groups of a grouped product end, int32, (B,), see :mod:`groups`; or ``None``.
         labels: with ``groups.labels`` the group of each row, int32, (B * M,), and -1 of a row of none; or ``None``.
         counts: with ``groups.masked`` how many rows of each A count, int32, (B,); or ``None``.
         out: where the program writes its result, in ``result_shape``, as :meth:`reset_out` leaves it; or ``None``.
@@ -325,10 +325,9 @@ class _Memory:
         a = self._side(headroom.a, drawn.a)
         b_as_a = a if problem.has("b.alias") else a.mT
         found: dict[str, Any] = {"a": a, "b": b_as_a if drawn.b is None else self._side(headroom.b, drawn.b)}
-        found |= self._groups(headroom)
-        idle = idle_rows(problem, a, found.get("offs"), found.get("counts"))
-        if idle is not None:
-            spoil(a, idle)
+        division = divided(problem, headroom.draw)
+        found |= {name: self.keep(name, values, DTYPES["i32"]) for name, values in division.items()}
+        spoil(a, idle_rows(problem, a, found.get("offs"), found.get("counts")))
         found |= self._scales(headroom, drawn)
         bias = bias_of(headroom, drawn, distribution == "specials")
         if bias is not None:
@@ -362,17 +361,6 @@ class _Memory:
             else:
                 residuals.append(self._residual(index, values, dtype))
         return {**found, "residuals": tuple(residuals), "lookups": lookups, "zero": headroom.zero}
-
-    def _groups(self, headroom: Headroom) -> dict[str, Tensor]:
-        """Which rows, columns or products belong to which group."""
-        problem, values = self._problem, dict[str, Array]()
-        if problem.op.grouped:
-            values["offs"] = group_ends(problem, headroom.draw("offs"))
-        if problem.has("groups.labels"):
-            values["labels"] = labels_of(values["offs"], problem.ends)
-        if problem.has("groups.masked"):
-            values["counts"] = counts_of(problem, headroom.draw("counts"))
-        return {name: self.keep(name, array, DTYPES["i32"]) for name, array in values.items()}
 
     def _side(self, side: Side, lines: Array) -> Tensor:
         """A or B over its storage: transposed, expanded, without a batch of one."""

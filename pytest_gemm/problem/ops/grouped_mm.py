@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pytest_gemm.problem.layout import Layout
-from pytest_gemm.problem.ops.microscaled import decoded
 from pytest_gemm.problem.ops.op import FLOATS, OUTPUTS, Complaints, Matmul, Op, Problem, Tensor, Tensors, dtype_of
 from pytest_gemm.problem.ops.quantised import check_formats, of_blocks, recipes, scales_of
 
@@ -80,10 +79,8 @@ def _around_scaled(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor
     def wide(x: Tensor, y: Tensor) -> Tensor:
         return matmul(x, y).to(torch.float32)
 
-    if p.micro_block:
-        t = {**t, **{name: decoded(torch, p, name, t[name], t[f"scale_{name}"], torch.float32) for name in "ab"}}
-    elif p.scale_blocks:
-        t = {**t, **{name: of_blocks(p, name, t[f"scale_{name}"]) * t[name].to(torch.float32) for name in "ab"}}
+    if p.micro_block or p.scale_blocks:
+        t = {**t, **dict(zip("ab", of_blocks(torch, p, t, torch.float32), strict=True))}
     c = _by_group(torch, p, t, wide) if p.op.ragged else wide(t["a"], t["b"])
     if p.micro_block or p.scale_blocks:
         return c.to(dtype_of(torch, p))
@@ -186,19 +183,15 @@ OPS: Final = (
         check=_check_blocks,
         flags=(*_ROWS, *_SCALED),
     ),
-    _scaled_op(
-        "scaled_grouped_mm_n",
-        help="torch._scaled_grouped_mm: as grouped_mm_n, in fp8 with scales of rows and columns",
-        ragged="n",
-        check=_check_fixed,
-        flags=(*_ROUTING, *_SCALED),
-    ),
-    _scaled_op(
-        "scaled_grouped_mm_k",
-        help="torch._scaled_grouped_mm: as grouped_mm_k, in fp8 with scales of rows and columns",
-        ragged="k",
-        check=_check_fixed,
-        flags=(*_ROUTING, *_SCALED),
+    *(
+        _scaled_op(
+            f"scaled_grouped_mm_{ragged}",
+            help=f"torch._scaled_grouped_mm: as grouped_mm_{ragged}, in fp8 with scales of rows",
+            ragged=ragged,
+            check=_check_fixed,
+            flags=(*_ROUTING, *_SCALED),
+        )
+        for ragged in "nk"
     ),
     _scaled_op(
         "scaled_grouped_bmm",

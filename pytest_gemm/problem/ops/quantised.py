@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from pytest_gemm.problem.layout import Layout
@@ -197,7 +198,14 @@ def _scaled_mm(torch: Any, p: Problem, t: Tensors) -> Tensor:
     )
 
 
-def of_blocks(p: Problem, name: str, scale: Tensor) -> Tensor:
+def of_blocks(torch: Any, p: Problem, t: Tensors, dtype: Any) -> Iterator[Tensor]:
+    """A and B in a dtype, with the scales of their blocks multiplied into them."""
+    for name in "ab":
+        x, scale = t[name], t[f"scale_{name}"]
+        yield decoded(torch, p, name, x, scale, dtype) if p.micro_block else x.to(dtype) * _each(p, name, scale)
+
+
+def _each(p: Problem, name: str, scale: Tensor) -> Tensor:
     """The scales of blocks of A or B, ``name``, for each of its elements."""
     rows, columns = p.scale_blocks
     shape, (tall, wide) = (p.ends if p.op.ragged == "m" else p.shape.m, p.shape.k), (rows, BLOCK_K)
@@ -267,11 +275,10 @@ def _around_scaled_mm(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Ten
 
     Scales of blocks are multiplied by before the sum.
     """
-    if p.micro_block:
-        a, b = (decoded(torch, p, name, t[name], t[f"scale_{name}"], torch.float32) for name in "ab")
-        c = matmul(a, b) * (t["whole_a"] * t["whole_b"] if p.has_whole_scales else 1.0)
-    elif p.scale_blocks:
-        c = matmul(*(of_blocks(p, name, t[f"scale_{name}"]) * t[name].to(torch.float32) for name in "ab"))
+    if p.micro_block or p.scale_blocks:
+        c = matmul(*of_blocks(torch, p, t, torch.float32)) * (
+            t["whole_a"] * t["whole_b"] if p.has_whole_scales else 1.0
+        )
     else:
         factor = p.result_factor(t["a"].device.type)
         c = matmul(t["a"], t["b"]).to(torch.float32) * t["scale_a"] * t["scale_b"] * factor
