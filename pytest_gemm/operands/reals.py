@@ -304,7 +304,7 @@ def specials(headroom: Headroom) -> Drawn:
     for one, met in ((drawn.a, other), (other, drawn.a)):
         infinite = np.isinf(met).any(axis=tuple(range(met.ndim - 1)))  # by k
         one[(one != 0) & (np.abs(one) < tiny) & infinite] = 1.0
-    if headroom.quantised == "rowwise" and drawn.scale_a is not None:
+    if headroom.quantised == "rowwise" and drawn.scale_a is not None and drawn.a.size:
         scales = drawn.scale_a.reshape(-1, drawn.a.shape[1])
         drawn.scale_a = np.where(drawn.a.any(-1), scales, _LEAST_SCALE).reshape(drawn.scale_a.shape)
     return drawn

@@ -91,3 +91,7 @@ def test_a_channel_of_zeros_has_the_least_scale() -> None:
     wrong = right.clone()
     wrong[:, row] = torch.nan
     assert not is_right(o, wrong)
+
+
+def test_a_product_without_groups_has_special_operands() -> None:
+    assert make("scaled_grouped_mm:f8e4m3fn-f8e4m3fn-bf16:nt:0x1x2x1:quant.rowwise", "specials").a.numel() == 0

@@ -120,7 +120,8 @@ ALIGNMENT: Final = 128
 _op: Final = functools.partial(Op, batch="always", native=_native, constant_b=False)
 _FLAGS: Final = ("b.argument", *OUTPUTS)
 # How what is divided is divided; and which rows of A have no group, or a label in place of an end.
-_ROUTING: Final = ("groups.crowded", "groups.sparse", "groups.single", "groups.aligned")
+_OF_K: Final = ("groups.crowded", "groups.single", "groups.aligned")  # the results of empty groups are all zeros
+_ROUTING: Final = (*_OF_K, "groups.sparse")
 _ROWS: Final = (*_ROUTING, "groups.unowned", "groups.zeroed", "groups.labels")
 # Where the result has another shape than A, whatever the sizes.
 _UNLIKE_A: Final = tuple(flag for flag in _FLAGS if flag != "r0.alias")
@@ -165,7 +166,7 @@ OPS: Final = (
         around=_by_group,
         ragged="k",
         check=_check_fixed,
-        flags=(*_ROUTING, *_UNLIKE_A),
+        flags=(*_OF_K, *_UNLIKE_A),
     ),
     _op(
         "grouped_bmm",
@@ -189,7 +190,7 @@ OPS: Final = (
             help=f"torch._scaled_grouped_mm: as grouped_mm_{ragged}, in fp8 with scales of rows",
             ragged=ragged,
             check=_check_fixed,
-            flags=(*_ROUTING, *_SCALED),
+            flags=(*_OF_K, *_SCALED),
         )
         for ragged in "nk"
     ),
