@@ -6,11 +6,12 @@ are small ones here.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any, Final
 
 import torch
-from mutants import Plant, Tensors, afterwards, changed, corrupted, exact, product, store, whole
+from mutants import Plant, Tensors, afterwards, changed, corrupted, exact, product, right, store, whole
 from torch import Tensor
 
 from pytest_gemm.judging.imitations import saturated
@@ -139,3 +140,28 @@ IMITATIONS: Final[dict[str, Plant]] = {
     "blocks-of-missing-threads": afterwards(_missing_threads),
     "tile-lost-in-some-calls": _tile_lost(),
 }
+
+# -- groups
+
+
+def _masked_by_a_factor(t: Tensors, problem: Problem) -> Any:
+    flags = tuple(flag for flag in problem.flags if flag != "groups.zeroed")
+    made = build(dataclasses.replace(problem, flags=flags), right)(**t)
+    return made * (torch.arange(len(made)) < t["offs"][-1])[:, None]
+
+
+def _group_rows_wrap(t: Tensors, _: Problem) -> None:
+    """The first row of a group is counted in 32 bits, of which five are left here."""
+    ends = [0, *t["offs"].tolist()]
+    t["a"] = t["a"][torch.cat([torch.arange(last - first) + first % 32 for first, last in itertools.pairwise(ends)])]
+
+
+IMITATIONS.update(
+    {
+        "scales-of-the-next-expert": changed(scale_b=lambda scale: scale.roll(-1, 0)),
+        "rows-masked-by-a-factor": whole(_masked_by_a_factor),
+        "label-of-the-first-row": changed(labels=lambda labels: labels[torch.arange(len(labels)) // 16 * 16]),
+        "factor-of-another-type": changed(r0=lambda r: r.view(torch.float16).to(r.dtype)),
+        "rows-of-a-group-wrap": corrupted(_group_rows_wrap),
+    }
+)

@@ -74,7 +74,12 @@ def _sizes(problem: Problem) -> dict[str, tuple[str, ...]]:
     found["b"] = (*(batch if op.batch == "always" else ()), *(("n", "k") if is_stored else ("k", "n")))
     if problem.step("rowwise") is not None or problem.scale_blocks:
         # A grouped product has as many scales as rows, and no second dimension.
-        found["scale_a"] = (*batch, "m") if op.rounds_once and has_batch else (*batch, "m", "")
+        by_rows = op.rounds_once and has_batch and not problem.scale_blocks
+        found["scale_a"] = (*batch, "m") if by_rows else (*batch, "m", "")
+    if problem.has("groups.labels"):
+        found["labels"] = ("m",)
+    if problem.has("groups.masked"):
+        found["counts"] = ("batch",)
     if problem.has_out and not problem.has("out.alias"):
         found["out"] = result
     for index, (own, moves) in enumerate(problem.residuals):

@@ -118,7 +118,8 @@ def _own(evidence: Evidence) -> _Own | None:
     is_decoded = failed.quantisation is not None or problem.op.coded
     quantised = failed.zero_b is not None or is_decoded or problem.op.rounds_once
     in_place = problem.in_place != ""  # the program would find its own result in C
-    if again is None or in_place or failed.offs is not None or failed.lookups or quantised or problem.shape.is_empty:
+    has_groups = failed.offs is not None or failed.counts is not None
+    if again is None or in_place or has_groups or failed.lookups or quantised or problem.shape.is_empty:
         return None
     for kind, values in _VALUES.items():
         try:

@@ -41,6 +41,7 @@ from pytest_gemm.problem.dtypes import DTYPES, DTypes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout, Shape
 from pytest_gemm.problem.ops import OPS, Op
+from pytest_gemm.problem.ops.grouped_mm import ALIGNMENT
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS, rank_of, takes
 from pytest_gemm.problem.steps import STEPS, Step, StepKind
@@ -169,7 +170,7 @@ def _order(dtypes: DTypes) -> tuple[int, ...]:
 
 def _supports(backend: Backend, op: Op, dtypes: DTypes, layout: Layout) -> bool:
     """Whether the backend supports at least one of some plain problems of this form."""
-    plain = _plain(op, dtypes, layout, Shape(64, 64, 128, 3 if op.batch == "always" else None))
+    plain = _plain(op, dtypes, layout, Shape(128, 64, 128, 3 if op.batch == "always" else None))
     changed = (_with(plain, change) for change in (Step("bias"), "b.argument", "b.constant"))
     return any(backend.supports(problem, DEFAULT) is None for problem in (plain, *changed))
 
@@ -276,6 +277,8 @@ def _fitting(form: Form, shape: Shape) -> Shape:
     op, sizes = form.op, {"m": shape.m, "n": shape.n, "k": shape.k}
     if op.quantises_a:
         sizes = {name: max(1, size) for name, size in sizes.items()}
+    if form.dtypes.a.is_packed and op.ragged:
+        sizes |= {"m": -(-max(1, shape.m) // ALIGNMENT) * ALIGNMENT, "batch": max(1, shape.batch or 1)}
     unit = 128 if "group" in op.scales else 32 if form.dtypes.a.is_packed else op.summands
     sizes["k"] = -(-sizes["k"] // unit) * unit
     if op.quantises_a and form.dtypes.a.name == "bf16":

@@ -113,6 +113,7 @@ def _elsewhere(wrong: Wrong) -> Cause:
     """Right values at the wrong place: transposed, another batch, shifted rows or columns, swapped tiles."""
     # A NaN at its place is as right as a number.
     x, lo, hi = (t.nan_to_num(_NAN, math.inf, -math.inf) for t in (wrong.x, wrong.interval.lo, wrong.interval.hi))
+    lo = torch.where((lo == -math.inf) & (hi == math.inf), math.inf, lo)  # where everything is right nothing is known
     bad = wrong.bad
     m, n = x.shape[-2:]
     if len(wrong.values) < FEW or len(wrong.interval.expected.flatten()[: 1 << 16].unique()) < FEW:

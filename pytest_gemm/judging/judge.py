@@ -150,7 +150,7 @@ class Judge:
         """
         given = self._truths.of(case, case.distributions[0]).operands.clone()
         change(given)
-        made = program.gathered(case.problem, Returned.of(case.problem, ran).results)
+        made = program.gathered(case.problem, Returned.of(given, ran).results)
         verdicts = Truth(given, given.digest()).verdicts(made, ran.contract, {}, self.reference)
         wrong = (one.comparison.mismatch for one in verdicts)
         return next((one.summary() for one in wrong if one is not None), None)
@@ -310,7 +310,7 @@ class Judge:
             ran = self._worker.run(attempt.built.number, given, how) if timed is None else timed(given)
             attempt.proved(ran.proof)
             objection = None if phase is Phase.RUN_AGAIN else ran.proof.objection()
-            returned = Returned.of(case.problem, ran)
+            returned = Returned.of(given, ran)
         if objection is not None:
             raise Ended(attempt.end(Status.FALLBACK, objection))
         expected = case.problem.several or len(case.problem.outputs)

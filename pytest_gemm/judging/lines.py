@@ -150,7 +150,10 @@ class Lines:
     def shape(self, problem: Problem) -> Problem:
         """The problem whose result these lines are."""
         names = {-3: "batch", -2: "m", -1: "n"}
-        shape = dataclasses.replace(problem.shape, **{names[dim]: len(index) for dim, index in self.index.items()})
+        sizes = {names[dim]: len(index) for dim, index in self.index.items()}
+        if "m" in sizes and problem.op.ragged:
+            sizes["m"] //= problem.shape.batch or 1
+        shape = dataclasses.replace(problem.shape, **sizes)
         # Where operands lie and what they share has been decided; arithmetic has not.
         flags = tuple(f for f in problem.flags if f.startswith("math."))
         steps = tuple(s for s in problem.epilogue if s.kind is not StepKind.VIEW)
@@ -175,6 +178,9 @@ class Lines:
             found[name] = _selected(x, {dim: index[dim] for dim in (own, -3) if dim in index})
         if -1 in index:
             found |= {n: _selected(x, {-2: index[-1]}) for n, x in whole.tensors.items() if n in by_columns}
+        if whole.offs is not None:
+            ends = whole.offs.cpu()
+            found["offs"] = torch.searchsorted(index[-2], ends, out_int32=True) if -2 in index else ends
         found |= {"problem": self.shape(whole.problem), "residuals": tuple(map(self.of, whole.residuals))}
         return dataclasses.replace(whole, device=Device.CPU, buffers=(), **found)
 
@@ -261,19 +267,21 @@ def _cut(operands: Operands, dim: int, key: str) -> Lines:
     """Rows or columns, of as many matrices and with as many of their elements as can be afforded."""
     problem = operands.problem
     shape, k = dict(zip((-1, -2, -3), reversed(problem.result_shape), strict=False)), problem.shape.k
-    found = {dim: lines_of(shape[dim], f"{key} {dim}", boundaries_of(problem, dim))}
+    found = {dim: _divided(problem, dim, lines_of(shape[dim], f"{key} {dim}", boundaries_of(problem, dim)))}
+    groups = (problem.shape.batch or 1) if problem.op.ragged else 1  # each line meets the B of all
 
     def size(d: int) -> int:
         return len(found[d]) if d in found else shape.get(d, 1)
 
     across = -1 if dim == -2 else -2
     for other in (-3, across):
-        most = size(across) * max(size(dim), k)
+        most = size(across) * max(size(dim), k) * groups
         most = max(most, k * size(dim)) if other == -3 else most
         excess = max(size(-3) * most / _ELEMENTS, math.prod(map(size, (-1, -2, -3))) * k / _WORK)
         if excess > 1.0 and other in shape:
             count = max(_FEWEST, min(_CUT, int(size(other) / excess)))
-            found[other] = lines_of(shape[other], f"{key} {other}", boundaries_of(problem, other), count)
+            some = lines_of(shape[other], f"{key} {other}", boundaries_of(problem, other), count)
+            found[other] = _divided(problem, other, some)
     return Lines(operands, dim, found)
 
 
@@ -290,12 +298,18 @@ def around(operands: Operands, suspects: Tensor, most: int) -> Iterator[Lines]:
     if suspects.dim() > 1 and len(suspects) > most:
         index[-3] = _some(suspects.any(-1), most)
         suspects = suspects[index[-3]]
-    index[-2] = _some(of_any_batch(suspects), most)
+    index[-2] = _divided(problem, -2, _some(of_any_batch(suspects), most))
     matrices = len(suspects) if suspects.dim() > 1 else 1
     wide = max(1, _ELEMENTS // (matrices * max(k, len(index[-2]))))
     for first in range(0, n, wide):
         columns = {} if wide >= n else {-1: torch.arange(first, min(first + wide, n))}
         yield Lines(operands, -2, {**index, **columns})
+
+
+def _divided(problem: Problem, dim: int, lines: Tensor) -> Tensor:
+    """The lines; rows of groups as often as the number of groups divides, the last one several times."""
+    missing = -len(lines) % (problem.shape.batch or 1) if problem.op.ragged and dim == -2 else 0
+    return torch.cat([lines, lines[-1:].repeat(missing)])
 
 
 def _some(marked: Tensor, most: int) -> Tensor:

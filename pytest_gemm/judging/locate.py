@@ -123,6 +123,8 @@ def _grouped(bad: torch.Tensor, groups: tuple[tuple[int, int], ...]) -> str:
     """What a grouped product got wrong in terms of its groups; "" where they explain nothing."""
     filled = [(g, first, last) for g, (first, last) in enumerate(groups) if last > first]
     rows = bad.any(1)
+    if not bool(rows[: groups[-1][1]].any()):
+        return "every bad element is in a row that no group owns"
     which = [(g, first, last) for g, first, last in filled if bool(rows[first:last].any())]
     if not which:
         return ""

@@ -160,7 +160,8 @@ def _lines(a: Tensor, b: Tensor, at: tuple[Tensor, ...], groups: tuple[tuple[int
 
 def _group_of(rows: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
     """The group that each row belongs to: the first whose end lies behind it."""
-    return torch.searchsorted(torch.tensor([last for _, last in groups]), rows.contiguous(), right=True)
+    found = torch.searchsorted(torch.tensor([last for _, last in groups]), rows.contiguous(), right=True)
+    return found.clamp(max=len(groups) - 1)  # rows that no group owns are zero
 
 
 # -- other operands and parameters -----------------------------------------------------------------------
@@ -168,7 +169,8 @@ def _group_of(rows: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
 
 def groups(s: Sample) -> Hypotheses:
     """Rows of a grouped product, or of a batch, that met the B of another one."""
-    ends, b = s.wrong.operands.groups, s.wrong.operands.b.detach().cpu().mT
+    given = s.wrong.operands
+    ends, b = given.groups, as_multiplied(given.problem, given)[1].detach().cpu().mT
     if not ends and not (b.dim() == len(s.at) == 3):
         return
     name, what = ("group", "rows") if ends else ("batch", "batches")

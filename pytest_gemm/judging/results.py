@@ -12,7 +12,8 @@ import torch
 
 from pytest_gemm.core.outcome import Misconduct
 from pytest_gemm.operands import memory, views
-from pytest_gemm.problem.problem import Problem
+from pytest_gemm.operands.groups import of_groups
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.worker.calls import has_bits
 from pytest_gemm.worker.messages import Ran
 
@@ -25,7 +26,7 @@ class Returned:
     """What a run has returned.
 
     Attributes:
-        ran: as the worker gave it.
+        ran: as the worker gave it, with zeros where nothing is promised.
         results: the results in the product's places.
     """
 
@@ -33,10 +34,14 @@ class Returned:
     results: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, problem: Problem, ran: Ran) -> Returned:
+    def of(cls, given: Operands, ran: Ran) -> Returned:
         """With the results in the product's places; raises ``Misconduct`` for a shape that has none."""
+        if given.problem.is_partial:
+            later = ran.now
+            now = None if later is None else lambda: of_groups(given, later())
+            ran = dataclasses.replace(ran, results=of_groups(given, ran.results), now=now)
         try:
-            return cls(ran, views.in_product(problem, ran.results))
+            return cls(ran, views.in_product(given.problem, ran.results))
         except views.WrongShape as wrong:
             raise Misconduct("wrong-shape", str(wrong)) from None
 

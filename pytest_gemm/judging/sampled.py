@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
@@ -54,8 +54,9 @@ def applies(problem: Problem, mode: str) -> bool:
         mode: ``full``, ``sampled``, or ``auto`` for large problems only.
     """
     op, is_batched = problem.op, problem.shape.batch is not None
-    # The rows of a group belong together, and flags of linears are about one of them.
-    several = op.grouped or (op.several and problem.flags) or (op.rounds_once and is_batched)
+    # Each row is one of a group, unless columns or K are divided, and flags of linears are about one of them.
+    apart = (op.grouped and op.ragged != "m") or problem.has("groups.unowned") or problem.has("groups.masked")
+    several = apart or (op.several and problem.flags) or (op.rounds_once and is_batched)
     scaled = problem.micro_block or problem.step("result")
     changed = scaled or problem.has("program.chained") or problem.prologues("ab")
     if several or changed or 0 in problem.result_shape or problem.shape.k == 0:
@@ -193,10 +194,19 @@ class Sample:
             freivalds.bits_of(_largest(t) / unit) for t, unit in ((operands.a, unit_a), (operands.b, unit_b))
         )
         y = freivalds.times(_matrices(operands.b, operands.b), unit_b, bits_b, x)
-        z = None if y is None else freivalds.times(_matrices(operands.a, operands.b), unit_a, bits_a, y)
+        z = None if y is None else self._through(lambda a, v: freivalds.times(a, unit_a, bits_a, v), y)
         if z is None:
             return None
         return x, freivalds.shift(z, round(math.log2(unit_a * unit_b / operands.quantum)))
+
+    def _through(self, multiply: Callable[[Tensor, Tensor], Tensor | None], y: Tensor) -> Tensor | None:
+        """What ``multiply`` makes of A and y, which are the matrices of a batch; of groups each with its own y."""
+        operands = self._operands
+        if not operands.groups:
+            return multiply(_matrices(operands.a, operands.b), y)
+        found = [multiply(operands.a[None, first:last], y[g][None]) for g, (first, last) in enumerate(operands.groups)]
+        parts = [part for part in found if part is not None]
+        return torch.cat(parts, 1) if len(parts) == len(found) else None
 
     def _random(self, count: int) -> Tensor:
         """Residues, uniform."""
@@ -237,7 +247,11 @@ class Sample:
         x = ((self._random(n * _VECTORS) & 1) * 2 - 1).reshape(n, _VECTORS).to(operands.a.device, torch.float64)
         a, b = (_matrices(one, operands.b) for one in (operands.a, operands.b))
         largest = freivalds.norms(b).amax(-1, keepdim=True)
-        y = freivalds.project(a, freivalds.project(b, x))
+        if operands.groups:
+            sizes = torch.tensor([last - first for first, last in operands.groups], device=largest.device)
+            largest = largest.repeat_interleave(sizes, 0).mT
+        y = self._through(freivalds.project, freivalds.project(b, x))
+        assert y is not None
         return x, y, freivalds.norms(a) * largest, freivalds.norms(a, 1) * largest
 
     def _by_signs(self, output: Problem, actual: Tensor, contract: Contract, terms: list[_Term]) -> Tensor:

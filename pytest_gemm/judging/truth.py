@@ -17,6 +17,7 @@ from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors, views
+from pytest_gemm.operands.groups import of_groups
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -154,7 +155,7 @@ class Truth:
             if error.lost is not None:
                 raise
             return f"eager cannot: {error}".rstrip(": ")
-        return program.gathered(self.problem, views.in_product(self.problem, made))
+        return program.gathered(self.problem, of_groups(self.operands, views.in_product(self.problem, made)))
 
 
 def _written_over(old: Operands, new: Operands) -> Operands:

@@ -417,6 +417,8 @@ def undecided(given: Bounding) -> torch.Tensor | None:
     if given.problem.alpha == 0.0:
         # In BLAS alpha = 0 means that A and B are not read; generated code multiplies their NaN by 0.
         free = either(free, ~given.reference.c.isfinite())
+    if given.problem.is_partial and given.operands.idle is not None:
+        free = either(free, given.operands.idle[:, None])
     return free
 
 

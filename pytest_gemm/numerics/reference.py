@@ -16,7 +16,6 @@ from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.operands import prologues
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.ops.grouped_mm import joined, pair
-from pytest_gemm.problem.ops.microscaled import decoded
 from pytest_gemm.problem.ops.quantised import of_blocks
 from pytest_gemm.problem.problem import Problem
 
@@ -100,12 +99,18 @@ def widened(x: Tensor) -> Tensor:
     return x.detach().to(device="cpu", dtype=torch.float64, copy=True)
 
 
-def _multiply(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
-    """a @ b, or with groups the product of each: of what is divided neither a nor b has a matrix for each group."""
+def _multiply(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...], idle: Tensor | None) -> Tensor:
+    """a @ b, or with groups the product of each: of what is divided neither a nor b has a matrix for each group.
+
+    Rows that no group owns are zero, whatever B holds.
+    """
     if not groups:
-        return _matmul(a, b)
+        c = _matmul(a, b)
+        return c if idle is None else torch.where(idle[..., None], 0.0, c)
     ragged = "k" if a.dim() == b.dim() else "m" if a.dim() == 2 else "n"
     pieces = [_matmul(*pair(ragged, a, b, index, *ends)) for index, ends in enumerate(groups)]
+    if ragged == "m":
+        pieces.append(a.new_zeros(a.shape[0] - groups[-1][1], b.shape[-1]))
     return cast("Tensor", joined(torch, ragged, pieces))
 
 
@@ -118,7 +123,7 @@ def _multiplying(problem: Problem, operands: Operands) -> Callable[[Tensor, Tens
     """What the op makes of two matrices of A's and B's shapes in float64."""
     if problem.op.outside:
         return functools.partial(_by_program, problem)
-    return functools.partial(_multiply, groups=operands.groups)
+    return functools.partial(_multiply, groups=operands.groups, idle=operands.idle)
 
 
 def as_multiplied(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]:
@@ -137,12 +142,8 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]
     if problem.scale_blocks or problem.micro_block:
         assert operands.scale_a is not None
         assert operands.scale_b is not None
-        if problem.micro_block:
-            sides = (("a", a, operands.scale_a), ("b", b, operands.scale_b))
-            a, b = (decoded(torch, problem, name, x.cpu(), scale.cpu(), torch.float64) for name, x, scale in sides)
-            return a, b
-        scales = {"a": operands.scale_a, "b": operands.scale_b}
-        a, b = (widened(x) * of_blocks(problem, name, widened(scales[name])) for name, x in (("a", a), ("b", b)))
+        given = {"a": a, "b": b, "scale_a": operands.scale_a, "scale_b": operands.scale_b}
+        a, b = of_blocks(torch, problem, {name: x.detach().cpu() for name, x in given.items()}, torch.float64)
         return a, b
     if problem.autocast:
         half = problem.input_dtype
@@ -174,7 +175,7 @@ def reference(problem: Problem, operands: Operands) -> Reference:
     a, b = map(widened, given)
     multiply, slack = _multiplying(problem, operands), None
     if problem.dtypes.out.name == "f64":
-        c, slack = _beyond_float64(a, b, operands.groups)
+        c, slack = _beyond_float64(a, b, multiply)
         return Reference(c, 0.0, slack, *given, multiply)
     if problem.a_rule:
         slack = _matmul(RULES[problem.a_rule](widened(operands.a)).spread, b.abs())
@@ -201,7 +202,7 @@ def _dequantised(a: Tensor, w: Tensor, operands: Operands) -> Tensor:
     return _matmul(a.abs(), scaled.abs_().add_(w.abs())) * 2.0**-24
 
 
-def _beyond_float64(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...]) -> tuple[Tensor, Tensor]:
+def _beyond_float64(a: Tensor, b: Tensor, multiply: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """A @ B for float64 operands with an error far below that of any float64 kernel, and a bound of that error.
 
     Each operand is cut once, as in the scheme of Ozaki, Ogita, Oishi and Rump (Numer. Algorithms 59, 2012):
@@ -213,23 +214,23 @@ def _beyond_float64(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...]) -
     """
     k = a.shape[-1]
     if k == 0 or 0 in a.shape or 0 in b.shape:
-        c = _multiply(a, b, groups)
+        c = multiply(a, b)
         return c, torch.zeros_like(c)
     width = (52 - math.ceil(math.log2(k))) // 2
     a1, a_scale = _cut(a, -1, width)
     b1, b_scale = _cut(b, -2, width)
     rest_a, rest_b = a - a1, b - b1
-    c = _multiply(a1, b1, groups) + (_multiply(a1, rest_b, groups) + _multiply(rest_a, b, groups))
+    c = multiply(a1, b1) + (multiply(a1, rest_b) + multiply(rest_a, b))
     # |R| <= s_i 2^-w / 2 and |S| likewise; sums of K terms, each with K roundings, twice.
     unit = 2.0 ** (-width - 1) * k * 2.0**-53
-    slack = _multiply(a_scale, b.abs().sum(-2, keepdim=True), groups)
-    slack = unit * (slack + _multiply(a.abs().sum(-1, keepdim=True), b_scale, groups))
+    slack = multiply(a_scale, b.abs().sum(-2, keepdim=True))
+    slack = unit * (slack + multiply(a.abs().sum(-1, keepdim=True), b_scale))
     slack = slack + 2.0**-52 * c.abs() + k * 2.0**-1073
     # Inf and NaN cannot be cut: their rows and columns are NaN.  Plain float64 gives such elements the value that IEEE
     # arithmetic gives in any order.
     finite = c.isfinite()
     if not bool(finite.all()):
-        c, slack = torch.where(finite, c, _multiply(a, b, groups)), torch.where(finite, slack, 0.0)
+        c, slack = torch.where(finite, c, multiply(a, b)), torch.where(finite, slack, 0.0)
     return c, slack
 
 

@@ -298,12 +298,16 @@ def scaled_lines(lines: Array, e: int) -> Array:
 def scale_shapes(headroom: Headroom) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the scales of A's rows and B's columns, or of their blocks."""
     rows, columns = headroom.a.shape[1], headroom.b.shape[1]
+    batch = headroom.problem.shape.batch
+    each_b = () if batch is None else (batch,)
+    each_a = () if headroom.problem.op.ragged == "m" else each_b
     if blocks := headroom.problem.scale_blocks:
         k = -(-headroom.problem.terms // BLOCK_K)
-        return (-(-rows // blocks[0]), k), (k, -(-columns // blocks[1]))
+        return (*each_a, -(-rows // blocks[0]), k), (*each_b, k, -(-columns // blocks[1]))
     if block := headroom.problem.micro_block:
-        return (rows, headroom.problem.terms // block), (columns, headroom.problem.terms // block)
-    if (batch := headroom.problem.shape.batch) is not None:  # of all groups; each has its own where K is divided
+        k = headroom.problem.terms // block
+        return (*each_a, rows, k), (*each_b, columns, k)
+    if batch is not None:  # of all groups; each has its own where K is divided
         ragged = headroom.problem.op.ragged
         of_a = {"m": (rows,), "k": (batch * rows,)}.get(ragged, (batch, rows))
         of_b = {"n": (columns,), "k": (batch * columns,)}.get(ragged, (batch, columns))

@@ -191,6 +191,8 @@ def rand_wide(headroom: Headroom) -> Drawn:
 
 # Values of k at which B holds a zero for A's special values to meet.
 _ZEROS: Final = 3
+# What a quantiser divides a row of zeros by, as it has no largest number.
+_LEAST_SCALE: Final = np.float32(2.0**-126)
 
 
 def _plain_ks(lines: Array, stream: Stream, tiny: float, count: int) -> list[int]:
@@ -273,9 +275,10 @@ def specials(headroom: Headroom) -> Drawn:
     An infinity never meets a subnormal in one product: the result would tell whether subnormal inputs count as
     zero (Inf * 0 is NaN), and instructions for bf16 dot products (VDPBF16PS, TDPBF16PS) define that they do.
 
-    A line of -0.0 gives zeros of known sign.  In f16 a line whose only number is the smallest subnormal gives results
-    that underflow when they are stored.  At a few k a huge number meets a tiny one (:func:`_range_shifts`); in f64 at
-    every k, as the bound of its reference grows with the range within a line.
+    A line of -0.0 gives zeros of known sign; its scale is the least, which a quantiser gives a row of zeros.  In f16 a
+    line whose only number is the smallest subnormal gives results that underflow when they are stored.  At a few k a
+    huge number meets a tiny one (:func:`_range_shifts`); in f64 at every k, as the bound of its reference grows with
+    the range within a line.
     """
     problem = headroom.problem
     movable = not (problem.b_is_a or problem.has("r0.alias") or problem.has("program.chained") or problem.op.coded)
@@ -301,4 +304,7 @@ def specials(headroom: Headroom) -> Drawn:
     for one, met in ((drawn.a, other), (other, drawn.a)):
         infinite = np.isinf(met).any(axis=tuple(range(met.ndim - 1)))  # by k
         one[(one != 0) & (np.abs(one) < tiny) & infinite] = 1.0
+    if headroom.quantised == "rowwise" and drawn.scale_a is not None and drawn.a.size:
+        scales = drawn.scale_a.reshape(-1, drawn.a.shape[1])
+        drawn.scale_a = np.where(drawn.a.any(-1), scales, _LEAST_SCALE).reshape(drawn.scale_a.shape)
     return drawn

@@ -34,6 +34,7 @@ from pytest_gemm.operands import prologues, views
 from pytest_gemm.operands.addends import TABLE_ROWS, bias_of, residuals_of
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.operands.groups import divided, idle_rows, spoil
 from pytest_gemm.operands.magnitudes import Drawn, Grid, Headroom, Side, headroom_of, powers_of_two, scaled_lines
 from pytest_gemm.operands.memory import Guarded, digest, guarded, poison_of
 from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines, is_finite
@@ -47,7 +48,8 @@ from pytest_gemm.problem.steps import BLOCK_K
 
 # The fields of :class:`Operands` that are a tensor or ``None``, in the order of a program's arguments.
 _TENSORS: Final = (
-    "a", "b", "scale_a", "zero_a", "scale_b", "zero_b", "whole_a", "whole_b", "quantisation", "offs", "bias", "out",
+    "a", "b", "scale_a", "zero_a", "scale_b", "zero_b", "whole_a", "whole_b", "quantisation", "offs", "labels",
+    "counts", "bias", "out",
 )  # fmt: skip
 
 
@@ -68,8 +70,8 @@ class Operands(Grid):
         scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``, in f32 for ``qlinear``, in f32 or
             bf16 for ``da8w8``; for ``scaled_mm`` in f32, (1, N), (K / 128, N / block) or a scalar; or ``None``.
         scale_a: the scales of A: in f32, (M, 1), (M / block, K / 128) or a scalar for ``scaled_mm``, see
-            :func:`scale_of` for a grouped product; ([B,] M, 1) or a scalar in the dtype of ``scale_b`` for ``da8w8``; a
-            scalar for ``qlinear`` with ``dynamic``; or ``None``.
+            :func:`scale_of` for a grouped product, of whose blocks each A and each B has such a matrix; ([B,] M, 1) or
+            a scalar in the dtype of ``scale_b`` for ``da8w8``; a scalar for ``qlinear`` with ``dynamic``; or ``None``.
             Those of small blocks lie in swizzled order (``microscaled``); f4 is packed along K: A has K / 2 columns.
         whole_a, whole_b: scales of whole tensors beside those of blocks, f32, scalars; or ``None``.
         zero_a: A's zero point as a tensor, int32, a scalar, for ``qlinear`` with ``dynamic``; or ``None``.
@@ -79,7 +81,9 @@ class Operands(Grid):
         quantisation: scale and zero of each group of K and each column for ``woq_int4``, (K / group, N, 2) in A's
             dtype: an element of B is ``(code - 8) * scale + zero``; or ``None``.
         zero: what is subtracted of each element of A before it is multiplied: its zero point.
-        offs: where the groups of a grouped product end, int32, (B,), see :func:`group_ends`; or ``None``.
+        offs: where the groups of a grouped product end, int32, (B,), see :mod:`groups`; or ``None``.
+        labels: with ``groups.labels`` the group of each row, int32, (B * M,), and -1 of a row of none; or ``None``.
+        counts: with ``groups.masked`` how many rows of each A count, int32, (B,); or ``None``.
         out: where the program writes its result, in ``result_shape``, as :meth:`reset_out` leaves it; or ``None``.
         zero_mean: the products are independent with zero mean: a statistical bound may be used.
         finite: no NaN and no infinity in any of the tensors.
@@ -106,6 +110,8 @@ class Operands(Grid):
     zero_b: Tensor | None = None
     quantisation: Tensor | None = None
     offs: Tensor | None = None
+    labels: Tensor | None = None
+    counts: Tensor | None = None
     out: Tensor | None = None
     zero: int = 0
 
@@ -186,6 +192,11 @@ class Operands(Grid):
         if self.offs is None:
             return ()
         return tuple(itertools.pairwise([0, *self.offs.tolist()]))
+
+    @property
+    def idle(self) -> Tensor | None:
+        """Which rows of A no group owns, bool, ([B,] M), on the CPU; they hold NaN.  ``None`` for none."""
+        return idle_rows(self.problem, self.a, self.offs, self.counts)
 
     def digest(self) -> str:
         """Hashes of every byte of every storage, viewed or not, as ``a=... b=...``.  About 2 ms for 1 MB."""
@@ -314,8 +325,9 @@ class _Memory:
         a = self._side(headroom.a, drawn.a)
         b_as_a = a if problem.has("b.alias") else a.mT
         found: dict[str, Any] = {"a": a, "b": b_as_a if drawn.b is None else self._side(headroom.b, drawn.b)}
-        if problem.op.grouped:
-            found["offs"] = self.keep("offs", group_ends(problem, headroom.draw("offs")), DTYPES["i32"])
+        division = divided(problem, headroom.draw)
+        found |= {name: self.keep(name, values, DTYPES["i32"]) for name, values in division.items()}
+        spoil(a, idle_rows(problem, a, found.get("offs"), found.get("counts")))
         found |= self._scales(headroom, drawn)
         bias = bias_of(headroom, drawn, distribution == "specials")
         if bias is not None:
@@ -422,9 +434,10 @@ class _Memory:
         dtype = E8M0 if self._problem.step("mx") else DTYPES["f8e4m3fn"]
         for name, values in (("scale_a", drawn.scale_a), ("scale_b", drawn.scale_b)):
             assert values is not None
-            whole = np.zeros(tiled(*values.shape), dtype=np.float32)
-            whole[: values.shape[0], : values.shape[1]] = values
-            found[name] = self.keep(name, swizzled(whole), dtype)
+            *each, lines, blocks = values.shape
+            whole = np.zeros((*each, *tiled(lines, blocks)), dtype=np.float32)
+            whole[..., :lines, :blocks] = values
+            found[name] = self.keep(name, np.stack([*map(swizzled, whole)]) if each else swizzled(whole), dtype)
         for name, value in zip(("whole_a", "whole_b"), drawn.wholes or (), strict=False):
             found[name] = self.keep(name, np.asarray(value, dtype=np.float32), DTYPES["f32"])
         return found
@@ -432,7 +445,7 @@ class _Memory:
     def _of_blocks(self, name: str, values: Array | None, is_transposed: bool) -> Tensor:
         """Scales of blocks, f32: those of single rows stored by rows of A or of B.T, those of squares by K."""
         assert values is not None
-        scales = self.keep(name, values.T if is_transposed else values, DTYPES["f32"])
+        scales = self.keep(name, values.swapaxes(-1, -2) if is_transposed else values, DTYPES["f32"])
         return scales.mT if is_transposed else scales
 
     def _residual(self, index: int, values: Array, dtype: DType) -> Tensor:
@@ -606,26 +619,6 @@ def again(given: Operands, problem: Problem, a: Tensor) -> Operands:
     """The operands of a further product by the same B: what its A holds has been computed, so it has no grid."""
     changes: dict[str, Any] = {"zero_mean": False, "finite": given.finite and is_finite(a), **vars(Grid())}
     return dataclasses.replace(given, problem=problem, distribution="rand", a=a, residuals=(), buffers=(), **changes)
-
-
-def group_ends(problem: Problem, stream: Stream) -> Array:
-    """Where the groups of a grouped product end: int32, the last one at the end of what is divided.
-
-    Rows end at random, so that no tile's edge is an end; columns and products at multiples of 16 bytes, as PyTorch
-    requires.  Of three groups and more one is empty, at a random place.
-    """
-    groups, unit = problem.shape.batch or 0, 1
-    if problem.op.ragged != "m" and problem.ends % (aligned := 128 // problem.dtypes.a.bits) == 0:
-        unit = aligned
-    rows = problem.ends // unit
-    bounds = [0, *sorted(stream.below(rows + 1) for _ in range(groups - 1)), rows]
-    if groups >= 3:
-        empty = stream.below(groups)
-        if empty == groups - 1:
-            bounds[empty] = rows
-        else:
-            bounds[empty + 1] = bounds[empty]
-    return np.array(bounds[1 : groups + 1], dtype=np.int32) * np.int32(unit)
 
 
 def _face_relu(headroom: Headroom, drawn: Drawn) -> None:

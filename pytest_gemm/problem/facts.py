@@ -225,6 +225,11 @@ class Facts:
         return (self.shape.batch or 0) * size
 
     @property
+    def is_partial(self) -> bool:
+        """Whether there are rows of the result of which nothing is promised: those that no group owns."""
+        return self.has("groups.unowned") and not self.has("groups.zeroed")
+
+    @property
     def terms(self) -> int:
         """How many products a sum can have: K, or where K is divided into groups, all of it."""
         return self.ends if self.op.ragged == "k" else self.shape.k

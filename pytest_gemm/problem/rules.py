@@ -16,6 +16,7 @@ from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.problem.errors import GRAMMAR, ProblemError
 from pytest_gemm.problem.facts import Facts, by
 from pytest_gemm.problem.ops import OPS, Op
+from pytest_gemm.problem.ops.grouped_mm import ALIGNMENT
 from pytest_gemm.problem.steps import STEPS, Step, StepKind
 from pytest_gemm.storage.datafile import TableFile
 from pytest_gemm.storage.errors import FileError
@@ -294,6 +295,27 @@ def _own_steps(p: Facts) -> _Rules:
     yield bool(common), f"does not go with {'+'.join(common)}, which is no step of one product", "drop one of them"
 
 
+def _several_groups(p: Facts) -> _Rules:
+    count = p.shape.batch or 0
+    yield count < 2, f"is about several groups, not {count}", "give a batch of 2 or more, or drop it"
+    divided = p.op.ragged or "m"
+    yield getattr(p.shape, divided) == 0, "divides nothing", f"give an {divided.upper()} of 1 or more, or drop it"
+
+
+def _aligned_groups(p: Facts) -> _Rules:
+    text = f"needs {_OF_GROUPS[p.op.ragged]} of all groups in multiples of {ALIGNMENT}, not {p.ends}"
+    yield p.ends % ALIGNMENT != 0 or p.ends == 0, text, f"give sizes whose product is a multiple of {ALIGNMENT}"
+    yield p.micro_block > 0, "is what groups with scales of small blocks are anyway", "drop groups.aligned"
+
+
+def _unowned_rows(p: Facts) -> _Rules:
+    unit = ALIGNMENT if p.has("groups.aligned") or p.micro_block else 1
+    yield p.ends < 2 * unit, f"leaves {unit} of {p.ends} rows or more without a group", f"give {2 * unit} or more"
+    moves = "+".join(map(str, p.view_steps))
+    is_lost = p.is_partial and bool(moves)
+    yield is_lost, f"has rows that are not judged, which {moves} moves", "add groups.zeroed, or drop the steps"
+
+
 # What follows the name of the flag.
 _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] = {
     **dict.fromkeys(("a.broadcast", "b.broadcast"), _broadcast),
@@ -321,6 +343,9 @@ _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] 
     "batch.dynamic": _any_batch,
     **dict.fromkeys(("bias.first", "bias.last", "bias.offset"), _own_bias),
     **dict.fromkeys(("steps.first", "steps.last"), _own_steps),
+    **dict.fromkeys(("groups.crowded", "groups.sparse", "groups.single", "groups.masked"), _several_groups),
+    "groups.aligned": _aligned_groups,
+    "groups.unowned": _unowned_rows,
 }
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from pytest_gemm.operands import prologues, views
 from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.problem.ops.op import called
 from pytest_gemm.problem.ops.woq import THIRDS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
@@ -36,8 +37,11 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
     ``r0.alias``.  With ``out.addend`` there is ``out`` and no ``bias``, with ``out.alias`` ``a`` and no ``out``.  Of a
     residual that is looked up ``r0`` is the table and ``i0`` the index.  ``linears`` have a weight and a bias for each
     product: b0, b1 ...; with ``program.concat`` there are b0 and scale0 to b2 and scale2, views of B and of its scales.
+    With ``groups.labels`` there is ``labels`` in place of ``offs``, and with ``groups.masked`` ``counts``.
     """
     op, found, tensors = problem.op, dict[str, torch.Tensor](), operands.tensors
+    if problem.has("groups.labels"):
+        del tensors["offs"]
     if problem.has("out.addend"):
         del tensors["bias"]
     elif problem.has("out.alias"):
@@ -109,13 +113,32 @@ def _product(problem: Problem, tensors: dict[str, torch.Tensor], matmul: Matmul 
     if problem.b_is_a:
         a = tensors["a"]
         tensors = {**tensors, "b": a if op.weight or problem.has("b.alias") else a.mT}
+    if problem.has("groups.labels"):
+        tensors = {**tensors, "offs": called(torch, "ends", _ends, tensors["labels"], problem.shape.batch)}
     made: torch.Tensor
     if matmul is None:
         kept = {name: x for name, x in tensors.items() if name != "out" or problem.has("out.given")}
         made = op.native(torch, problem, kept)
-        return made
-    made = op.around(torch, problem, tensors, matmul)
-    return tensors["out"].copy_(made) if problem.has("out.given") else made
+    else:
+        made = op.around(torch, problem, tensors, matmul)
+        made = tensors["out"].copy_(made) if problem.has("out.given") else made
+    if problem.has("groups.masked"):
+        made = called(torch, "masked", _masked, made, tensors["counts"])
+    elif problem.has("groups.zeroed"):
+        made = called(torch, "masked", _masked, made, tensors["offs"][-1])
+    return made
+
+
+def _ends(labels: torch.Tensor, groups: int) -> torch.Tensor:
+    """Where groups end, of the group of each row; a negative one is that of no group."""
+    mine = torch.arange(groups, device=labels.device)
+    return ((labels >= 0)[:, None] & (labels[:, None] <= mine)).sum(0, dtype=torch.int32)
+
+
+def _masked(c: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Zeros in the rows of each matrix beyond its count."""
+    rows = torch.arange(c.shape[-2], device=c.device)
+    return torch.where((rows < counts[..., None])[..., None], c, 0.0)
 
 
 def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = False) -> Program:

@@ -85,16 +85,17 @@ def _scale_bits(problem: Problem) -> int:
     if problem.group_size:  # a scale and a zero point for each group of K and each column
         zero = problem.dtypes.a.bits if not op.coded else problem.dtypes.b.bits if problem.step("zeros") else 0
         return n * -(-problem.shape.k // problem.group_size) * ((dtype.bits if op.coded else zero) + zero)
+    batch = problem.shape.batch or 1
     if blocks := problem.scale_blocks:
         k = -(-problem.shape.k // BLOCK_K)
-        return k * (-(-problem.shape.m // blocks[0]) + -(-n // blocks[1])) * dtype.bits
+        return batch * k * (-(-problem.shape.m // blocks[0]) + -(-n // blocks[1])) * dtype.bits
     if block := problem.micro_block:
-        return (problem.shape.m + n) * (problem.shape.k // block) * 8
+        return batch * (problem.shape.m + n) * (problem.shape.k // block) * 8
     kind = next((step.name for step in problem.quant if step.name in op.scales), "")
-    rows = problem.shape.m * (problem.shape.batch or 1)
+    rows = problem.shape.m * batch
     of_a = {"rowwise": rows, "tensorwise": 1, "columnwise": 1, "dynamic": 1}.get(kind, 0)
     # A grouped product has scales for the columns of each B.
-    of_b = 1 if kind == "tensorwise" else n * (problem.shape.batch or 1) if op.batch == "always" else n
+    of_b = 1 if kind == "tensorwise" else n * batch if op.batch == "always" else n
     zero_points = of_b + of_a if op.zero_points else 0
     return (of_a + of_b) * dtype.bits + zero_points * DTYPES["i32"].bits
 

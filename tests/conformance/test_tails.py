@@ -37,8 +37,10 @@ REFUSED = {
     ("grouped_mm", "k"): {"alignment"},
     ("grouped_mm_n", "k"): {"alignment"},
     ("grouped_bmm", "k"): {"alignment"},
-    ("scaled_grouped_mm", "n"): {"op", "scaled-mm-shape"},
+    ("scaled_grouped_mm", "n"): {"op", "scaled-mm-shape", "scales"},
     ("scaled_grouped_mm", "k"): {"alignment"},
+    ("scaled_grouped_bmm", "n"): {"op", "scaled-mm-shape", "scales"},
+    ("scaled_grouped_bmm", "k"): {"alignment"},
 }
 
 

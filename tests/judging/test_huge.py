@@ -71,7 +71,7 @@ PARTS = [
     "baddbmm:f32:nt:70x40x30x16:bias-mn",
 ]
 PARTS += ["addmm:f32:nn:300x260x96:bias-m1", "woq_int4:bf16-i4-bf16:nt:64x96x64:quant.group-32"]
-PARTS += ["woq:f32-u8-f32:nt:300x260x96:quant.group-64+zeros"]
+PARTS += ["woq:f32-u8-f32:nt:300x260x96:quant.group-64+zeros", "grouped_mm:f32:nn:7x90x260x96"]
 
 
 @pytest.mark.usefixtures("few_elements")
@@ -87,12 +87,12 @@ def test_what_is_cut_out_of_a_right_result_is_right(line: str, distribution: str
 
 
 @pytest.mark.usefixtures("few_elements")
-@pytest.mark.parametrize("line", ["mm:f32:nn:300x260x96", "bmm:f32:nn:70x40x30x16"])
+@pytest.mark.parametrize("line", ["mm:f32:nn:300x260x96", "bmm:f32:nn:70x40x30x16", "grouped_mm:f32:nn:7x90x260x96"])
 @pytest.mark.parametrize("at", ["first", "last", "unseen"])
 def test_one_wrong_element_is_found_wherever_it_is(line: str, at: str) -> None:
     problem = Problem.parse(line)
     given = tensors.make(problem, "int-1", 0)
-    c = given.a @ given.b
+    c = program.build(problem)(**program.args(problem, given))
     place = {"first": 0, "last": c.numel() - 1, "unseen": c.numel() * 5 // 9}[at]
     c.view(-1)[place] += 1.0
     mismatch = sampled.Sample(given).judge(problem, c, EAGER).comparison.mismatch

@@ -308,7 +308,8 @@ def test_what_cannot_be_compared_is_said_as_ever() -> None:
     ("bmm:f32:nn:9x1024x1024x1024", "auto", 2**33, True), ("mm:f32:nn:2048x2048x2049", "full", 2**33, False),
     ("mm:f32:nn:9530399x4x4", "auto", 2**33, True), ("mm:f32:nn:8x14336x4096", "auto", 2**33, False),
     ("mm:f32:nn:2x4200008x64", "auto", 2**33, True), ("mm:f32:nn:64x64x64", "sampled", 2**33, True),
-    ("mm:f32:nn:64x0x64", "sampled", 2**33, False), ("grouped_mm:bf16:nt:4x2048x2048x2048", "auto", 2**33, False),
+    ("mm:f32:nn:64x0x64", "sampled", 2**33, False), ("grouped_mm:bf16:nt:4x2048x2048x2048", "auto", 2**33, True),
+    ("grouped_mm_k:bf16:tn:4x2048x2048x2048", "auto", 2**33, False),
 ])  # fmt: skip
 def test_only_large_problems_are_judged_by_sample(
     monkeypatch: pytest.MonkeyPatch, line: str, mode: str, large: int, expected: bool

@@ -79,3 +79,19 @@ def test_scales_that_are_left_out_or_exchanged_are_found(op: str) -> None:
     )
     for wrong in changes:
         assert not is_right(o, by_hand(dataclasses.replace(o, **wrong)))
+
+
+def test_a_channel_of_zeros_has_the_least_scale() -> None:
+    """Of a gradient of weights: a row of A that is zero in all groups, which a reciprocal of its scale makes NaN."""
+    o = make(line("scaled_grouped_mm_k", "4x40x96x64"), "specials")
+    (row,) = (~o.a.float().bool().any(1)).nonzero().flatten().tolist()
+    assert scales(o)[0].reshape(4, 40)[:, row].tolist() == [2.0**-126] * 4
+    right = computed(o, lambda a, b: a.float() @ b.float())
+    assert is_right(o, right)
+    wrong = right.clone()
+    wrong[:, row] = torch.nan
+    assert not is_right(o, wrong)
+
+
+def test_a_product_without_groups_has_special_operands() -> None:
+    assert make("scaled_grouped_mm:f8e4m3fn-f8e4m3fn-bf16:nt:0x1x2x1:quant.rowwise", "specials").a.numel() == 0

@@ -28,6 +28,7 @@ from pytest_gemm.problem.ops.op import (
 from pytest_gemm.problem.steps import StepKind
 
 _BATCHED: Final = ("batch.dynamic", "a.broadcast", "b.broadcast", "a.batch_middle", "b.batch_middle")
+_MASKED: Final = (*_BATCHED, "groups.masked")
 _ALL: Final = ("b.alias_t", "b.argument", "n.dynamic", "k.dynamic", *OUTPUTS)
 _WEIGHTS: Final = (Layout.NT, Layout.TT)
 # Each weight of linears is an argument of the program.
@@ -110,7 +111,7 @@ OPS: Final = (
         lambda torch, p, t: torch.bmm(t["a"], t["b"], **wide_out(torch, p), **given_out(t)),
         help="torch.bmm(a, b)",
         constant_b=False,
-        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, "out.alias", *_BATCHED, "program.chained", "b.alias"),
+        flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, "out.alias", *_MASKED, "program.chained", "b.alias"),
     ),
     Op(
         "baddbmm",

@@ -46,6 +46,8 @@ def unpacked(torch: Any, lines: Tensor) -> Tensor:
 
 def decoded(torch: Any, p: Problem, name: str, x: Tensor, scale: Tensor, dtype: Any) -> Tensor:
     """A or B, ``name``, with the scales of its blocks multiplied into it, in a dtype."""
+    if x.dim() == 3:
+        return torch.stack([decoded(torch, p, name, *one, dtype) for one in zip(x, scale, strict=True)])
     lines = x if name == "a" else x.mT
     values = (unpacked(torch, lines) if p.dtypes.a.is_packed else lines).to(dtype)
     block = p.micro_block

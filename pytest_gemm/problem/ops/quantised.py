@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from pytest_gemm.problem.layout import Layout
@@ -26,7 +27,7 @@ from pytest_gemm.problem.ops.op import (
     given_out,
     triples,
 )
-from pytest_gemm.problem.steps import BLOCK_K, QLINEAR_BINARY, QLINEAR_UNARY, StepKind
+from pytest_gemm.problem.steps import BLOCK_K, QLINEAR_BINARY, QLINEAR_UNARY, Step, StepKind
 
 
 def _scale_and_zero(p: Problem, t: Tensors) -> Any:
@@ -153,10 +154,10 @@ def _around_da8w8(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
 _RECIPES: Final = {"tensorwise": "TensorWise", "rowwise": "RowWise", "mx": "BlockWise1x32", "nv": "BlockWise1x16"}
 
 
-def _with_recipes(torch: Any, p: Problem, t: Tensors) -> Tensor:
-    """``torch.nn.functional.scaled_mm``, which is told what each scale is.
+def recipes(torch: Any, p: Problem, t: Tensors) -> dict[str, Any]:
+    """The arguments by which ``torch.nn.functional.scaled_mm`` and ``scaled_grouped_mm`` are told what each scale is.
 
-    It takes scales of blocks of B by rows of B.T, and those of squares as they lie in memory.
+    They take scales of blocks of B by rows of B.T, and those of squares as they lie in memory.
     """
     functional = torch.nn.functional
     none, swizzled = functional.SwizzleType.NO_SWIZZLE, functional.SwizzleType.SWIZZLE_32_4_4
@@ -169,26 +170,19 @@ def _with_recipes(torch: Any, p: Problem, t: Tensors) -> Tensor:
             scale = scale.mT if is_square == (side == "a") else scale
         else:
             recipe = next(_RECIPES[step.name] for step in p.quant if step.name in _RECIPES)
-        scales, recipes = [scale], [getattr(functional.ScalingType, recipe)]
+        scales, kinds = [scale], [getattr(functional.ScalingType, recipe)]
         swizzles = [swizzled if p.micro_block else none]
         if p.has_whole_scales:
             scales.append(t[f"whole_{side}"])
-            recipes.append(functional.ScalingType.TensorWise)
+            kinds.append(functional.ScalingType.TensorWise)
             swizzles.append(none)
-        found |= {f"scale_{side}": scales, f"scale_recipe_{side}": recipes, f"swizzle_{side}": swizzles}
-    return functional.scaled_mm(
-        t["a"],
-        t["b"],
-        bias=t.get("bias"),
-        output_dtype=dtype_of(torch, p),
-        use_fast_accum=p.has("math.fast_accumulate"),
-        **found,
-    )
+        found |= {f"scale_{side}": scales, f"scale_recipe_{side}": kinds, f"swizzle_{side}": swizzles}
+    return {**found, "output_dtype": dtype_of(torch, p), "use_fast_accum": p.has("math.fast_accumulate")}
 
 
 def _scaled_mm(torch: Any, p: Problem, t: Tensors) -> Tensor:
     if p.has("program.v2"):
-        return _with_recipes(torch, p, t)
+        return torch.nn.functional.scaled_mm(t["a"], t["b"], bias=t.get("bias"), **recipes(torch, p, t))
     step = p.step("result")
     scale_result = {"scale_result": torch.full((), step.numbers[0], device=t["a"].device)} if step else {}
     return torch._scaled_mm(
@@ -204,13 +198,20 @@ def _scaled_mm(torch: Any, p: Problem, t: Tensors) -> Tensor:
     )
 
 
-def of_blocks(p: Problem, name: str, scale: Tensor) -> Tensor:
+def of_blocks(torch: Any, p: Problem, t: Tensors, dtype: Any) -> Iterator[Tensor]:
+    """A and B in a dtype, with the scales of their blocks multiplied into them."""
+    for name in "ab":
+        x, scale = t[name], t[f"scale_{name}"]
+        yield decoded(torch, p, name, x, scale, dtype) if p.micro_block else x.to(dtype) * _each(p, name, scale)
+
+
+def _each(p: Problem, name: str, scale: Tensor) -> Tensor:
     """The scales of blocks of A or B, ``name``, for each of its elements."""
     rows, columns = p.scale_blocks
-    shape, (tall, wide) = (p.shape.m, p.shape.k), (rows, BLOCK_K)
+    shape, (tall, wide) = (p.ends if p.op.ragged == "m" else p.shape.m, p.shape.k), (rows, BLOCK_K)
     if name == "b":
         shape, (tall, wide) = (p.shape.k, p.shape.n), (BLOCK_K, columns)
-    return scale.repeat_interleave(tall, 0).repeat_interleave(wide, 1)[: shape[0], : shape[1]]
+    return scale.repeat_interleave(tall, -2).repeat_interleave(wide, -1)[..., : shape[0], : shape[1]]
 
 
 # What scales of blocks do not go with: they are multiplied by in the loop, so tensor cores hold no whole sum.
@@ -219,17 +220,30 @@ _NOT_BLOCKS: Final = ("math.fast_accumulate", "b.alias_t")
 _NOT_MICRO: Final = (*_NOT_BLOCKS, *SLICED, "m.dynamic", "b.constant")
 
 
-def _check_scaled(p: Problem) -> Complaints:
-    """MXFP8 is fp8 with scales of 32 elements, MXFP4 and NVFP4 are f4 with scales of 32 or 16.
+def scales_of(p: Problem) -> tuple[int, Step]:
+    """The step that says what the scales are, and where it stands."""
+    return next((index, step) for index, step in enumerate(p.quant) if step.name in p.op.scales)
 
-    An fp8 result is that of scales for the whole tensor, and has no bias and no steps.
-    """
-    place, step = next((index, step) for index, step in enumerate(p.quant) if step.name in p.op.scales)
-    is_f4, is_fp8, block, blocks = p.dtypes.a.is_packed, p.dtypes.out.bits == 8, p.micro_block, p.scale_blocks
+
+def check_formats(p: Problem) -> Complaints:
+    """MXFP8 is fp8 with scales of 32 elements, MXFP4 and NVFP4 are f4 with scales of 32 or 16."""
+    (place, step), is_f4, block = scales_of(p), p.dtypes.a.is_packed, p.micro_block
     if is_f4 and not block:
         yield "quant", place, f"{p.dtypes.a.name} has scales of blocks of its own", "write mx, nv or nv-2"
     if step.name == "nv" and not is_f4:
         yield "quant", place, f"{step} is about f4e2m1fn", "write mx"
+    for flag in _NOT_MICRO if block else _NOT_BLOCKS if p.scale_blocks else ():
+        if p.has(flag):
+            yield "flags", p.flags.index(flag), f"{flag} does not go with {step}", f"drop {flag}"
+    if block and p.shape.k % block:
+        place = 2 if p.shape.batch is None else 3
+        yield "shape", place, f"K={p.shape.k} is not divided by blocks of {block}", f"give a multiple of {block}"
+
+
+def _check_scaled(p: Problem) -> Complaints:
+    """An fp8 result is that of scales for the whole tensor, and has no bias and no steps."""
+    (place, step), is_f4, is_fp8, blocks = scales_of(p), p.dtypes.a.is_packed, p.dtypes.out.bits == 8, p.scale_blocks
+    yield from check_formats(p)
     if is_fp8 and step.name != "tensorwise":
         yield "quant", place, f"an fp8 result has no {step}", "write tensorwise"
     if is_fp8 and p.step("bias"):
@@ -237,13 +251,8 @@ def _check_scaled(p: Problem) -> Complaints:
     for index, other in enumerate(p.quant):
         if other.name == "result" and not is_fp8:
             yield "quant", index, f"{other} is about an fp8 result", f"drop {other}"
-    for flag in _NOT_MICRO if block else _NOT_BLOCKS if blocks else ():
-        if p.has(flag):
-            yield "flags", p.flags.index(flag), f"{flag} does not go with {step}", f"drop {flag}"
     if p.has("m.dynamic") and blocks and blocks[0] > 1:
         yield "flags", p.flags.index("m.dynamic"), "m.dynamic: the blocks of A have 128 rows", "write blocks"
-    if block and p.shape.k % block:
-        yield "shape", 2, f"K={p.shape.k} is not divided by blocks of {block}", f"give a multiple of {block}"
     if p.has("program.v2"):
         yield from _check_v2(p)
     elif (is_f4 and step.name == "mx") or p.has_whole_scales:
@@ -266,11 +275,10 @@ def _around_scaled_mm(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Ten
 
     Scales of blocks are multiplied by before the sum.
     """
-    if p.micro_block:
-        a, b = (decoded(torch, p, name, t[name], t[f"scale_{name}"], torch.float32) for name in "ab")
-        c = matmul(a, b) * (t["whole_a"] * t["whole_b"] if p.has_whole_scales else 1.0)
-    elif p.scale_blocks:
-        c = matmul(*(of_blocks(p, name, t[f"scale_{name}"]) * t[name].to(torch.float32) for name in "ab"))
+    if p.micro_block or p.scale_blocks:
+        c = matmul(*of_blocks(torch, p, t, torch.float32)) * (
+            t["whole_a"] * t["whole_b"] if p.has_whole_scales else 1.0
+        )
     else:
         factor = p.result_factor(t["a"].device.type)
         c = matmul(t["a"], t["b"]).to(torch.float32) * t["scale_a"] * t["scale_b"] * factor
