@@ -57,7 +57,7 @@ def applies(problem: Problem, mode: str) -> bool:
     # The rows of a group belong together, and flags of linears are about one of them.
     several = op.grouped or (op.several and problem.flags) or (op.rounds_once and is_batched)
     scaled = problem.micro_block or problem.step("result")
-    changed = scaled or problem.has("program.chained") or problem.prologues("ab")
+    changed = scaled or problem.has("program.chained") or problem.prologues("ab") or problem.reduction is not None
     if several or changed or 0 in problem.result_shape or problem.shape.k == 0:
         return False  # nothing is large about nothing
     return mode == "sampled" or (mode == "auto" and is_large(problem))

@@ -170,7 +170,7 @@ def _with_recipes(torch: Any, p: Problem, t: Tensors) -> Tensor:
         else:
             recipe = next(_RECIPES[step.name] for step in p.quant if step.name in _RECIPES)
         scales, recipes = [scale], [getattr(functional.ScalingType, recipe)]
-        swizzles = [swizzled if p.micro_block else none]
+        swizzles = [swizzled if p.micro_block and not p.has("program.unswizzled") else none]
         if p.has_whole_scales:
             scales.append(t[f"whole_{side}"])
             recipes.append(functional.ScalingType.TensorWise)
@@ -207,9 +207,9 @@ def _scaled_mm(torch: Any, p: Problem, t: Tensors) -> Tensor:
 def of_blocks(p: Problem, name: str, scale: Tensor) -> Tensor:
     """The scales of blocks of A or B, ``name``, for each of its elements."""
     rows, columns = p.scale_blocks
-    shape, (tall, wide) = (p.shape.m, p.shape.k), (rows, BLOCK_K)
+    shape, (tall, wide) = (p.shape.m, p.shape.k), (rows, p.block_size)
     if name == "b":
-        shape, (tall, wide) = (p.shape.k, p.shape.n), (BLOCK_K, columns)
+        shape, (tall, wide) = (p.shape.k, p.shape.n), (p.block_size, columns)
     return scale.repeat_interleave(tall, 0).repeat_interleave(wide, 1)[: shape[0], : shape[1]]
 
 
@@ -237,6 +237,8 @@ def _check_scaled(p: Problem) -> Complaints:
     for index, other in enumerate(p.quant):
         if other.name == "result" and not is_fp8:
             yield "quant", index, f"{other} is about an fp8 result", f"drop {other}"
+        if other.name == "edge" and not blocks:
+            yield "quant", index, f"{other} is about blocks", f"write blocks+{other}"
     for flag in _NOT_MICRO if block else _NOT_BLOCKS if blocks else ():
         if p.has(flag):
             yield "flags", p.flags.index(flag), f"{flag} does not go with {step}", f"drop {flag}"
@@ -334,6 +336,15 @@ OPS: Final = (
         layouts=(Layout.NT,),
         scales=("tensorwise", "rowwise", "blocks", "mx", "nv"),
         check=_check_scaled,
-        flags=("b.alias_t", "b.argument", *OUTPUTS, *SLICED, *GIVEN, "math.fast_accumulate", "program.v2"),
+        flags=(
+            "b.alias_t",
+            "b.argument",
+            *OUTPUTS,
+            *SLICED,
+            *GIVEN,
+            "math.fast_accumulate",
+            "program.v2",
+            "program.unswizzled",
+        ),
     ),
 )
