@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import oracle
 import pytest
 import torch
@@ -11,6 +13,7 @@ from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.numerics.epilogue import Span, reduced
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -28,7 +31,7 @@ LINES = (
 
 @pytest.mark.parametrize("epilogue", ["eager", "either"])
 @pytest.mark.parametrize("line", LINES)
-def test_a_sum_is_right_where_it_has_every_line(line: str, epilogue: str) -> None:
+def test_a_sum_is_right_where_it_has_every_line(line: str, epilogue: Literal["eager", "either"]) -> None:
     problem = Problem.parse(line)
     step = problem.reduction
     assert step is not None
@@ -48,11 +51,11 @@ def test_a_sum_is_right_where_it_has_every_line(line: str, epilogue: str) -> Non
 
 
 def test_a_sum_that_may_overflow_on_the_way_is_not_judged() -> None:
-    large = interval_module.Span.of(torch.tensor([[3e38, 3e38, -3e38], [3e38, -3e38, 1.0]], dtype=torch.float64))
+    large = Span.of(torch.tensor([[3e38, 3e38, -3e38], [3e38, -3e38, 1.0]], dtype=torch.float64))
     step = Problem.parse("mm:f32:nn:2x3x4:sums-n").reduction
     assert step is not None
-    assert interval_module.reduced(step, large)[1].flatten().tolist() == [True, True]
-    assert not bool(interval_module.reduced(step, large.map(lambda x: x / 4))[1].any())
+    assert reduced(step, large)[1].flatten().tolist() == [True, True]
+    assert not bool(reduced(step, large.map(lambda x: x / 4))[1].any())
 
 
 def test_a_residual_in_bf16_is_added_to_a_value_of_f32() -> None:
