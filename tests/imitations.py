@@ -15,6 +15,7 @@ from mutants import Plant, Tensors, afterwards, changed, corrupted, exact, produ
 from torch import Tensor
 
 from pytest_gemm.judging.imitations import saturated
+from pytest_gemm.problem.ops.microscaled import swizzled, tiled
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs.program import build
 
@@ -65,7 +66,7 @@ def _nan_of_the_row_behind(a: Tensor, b: Tensor) -> Tensor:
 def _result_without_gaps(t: Tensors, problem: Problem) -> Tensor:
     out = t["out"]
     made = build(problem)(**{**t, "out": torch.empty_like(out, memory_format=torch.contiguous_format)})
-    out.as_strided(made.shape, (made.shape[1], 1)).copy_(made)
+    out.as_strided(made.shape, made.stride()).copy_(made)
     return out
 
 
@@ -119,6 +120,82 @@ def _tile_lost() -> Plant:
     return product(matmul)
 
 
+# -- pairs
+
+# Columns that a kernel writes, and those of its tile.
+_WRITTEN: Final = 1 << 16
+_TILE: Final = 64
+_SLICES: Final = 3
+
+
+def _alpha_in_first_tile(t: Tensors, problem: Problem) -> Tensor:
+    c = exact(t["a"], t["b"])
+    c[:_TILE, :_TILE] *= problem.alpha
+    return store(c + t["bias"] * problem.beta, t["a"])
+
+
+def _columns_unwritten(made: Tensor) -> Tensor:
+    made = made.clone()
+    made[..., _WRITTEN:] = torch.nan
+    return made
+
+
+def _partials_in_result(t: Tensors, problem: Problem) -> Any:
+    """Of two slices of K the result has one; the sum beside it is right."""
+    half = t["a"].shape[1] // 2
+    return store(exact(t["a"][:, :half], t["b"][:half]), t["a"]), build(problem)(**t)[1]
+
+
+def _residual_overwritten(t: Tensors, problem: Problem) -> Any:
+    """The first result takes the place of the residual, which the second one then reads."""
+    first, _ = build(problem)(**t)
+    return first, build(problem)(**{**t, "r0": first})[1]
+
+
+def _first_block_zeroes(t: Tensors, problem: Problem) -> Any:
+    """The block of the first group clears some columns after the others have added to them."""
+    made = build(problem)(**t).clone()
+    first = t["a"].clone()
+    first[:, problem.group_size :] = 0
+    made[:, _TILE:] = build(problem)(**{**t, "a": first})[:, _TILE:]
+    return made
+
+
+def _slices_overlap(a: Tensor, b: Tensor) -> Tensor:
+    """Slices of K are rounded up to whole blocks of 128, and begin where they would without: products count twice."""
+    k = a.shape[-1]
+    size = -(-k // (_SLICES * 128)) * 128
+    starts = [k * index // _SLICES for index in range(_SLICES)]
+    return store(sum((exact(a[:, i : i + size], b[i : i + size]) for i in starts), torch.zeros(())), a)
+
+
+def _without_addend_where_empty(t: Tensors, problem: Problem) -> Tensor:
+    c = exact(t["a"], t["b"]) * problem.alpha
+    return store(c + t["bias"] * problem.beta if problem.shape.k else c, t["a"])
+
+
+def _zeros_of_next_group_in_tail(zeros: Tensor) -> Tensor:
+    """Columns behind the last whole tile have the zero points of the group before."""
+    zeros = zeros.clone()
+    zeros[len(zeros) // _TILE * _TILE :] = zeros[len(zeros) // _TILE * _TILE :].roll(1, 1)
+    return zeros
+
+
+def _last_columns_repeat(a: Tensor, b: Tensor) -> Tensor:
+    """Where N is 8 modulo 16, the last 8 columns hold those before them."""
+    c = exact(a, b)
+    if c.shape[1] % 16 == 8:
+        c[:, -8:] = c[:, -16:-8]
+    return store(c, a)
+
+
+def _scales_in_order(t: Tensors, problem: Problem) -> None:
+    """Swizzled scales are read as if they lay by lines and blocks."""
+    shape = tiled(problem.shape.m, problem.shape.k // problem.micro_block)
+    moved = swizzled(t["scale_a"].view(torch.uint8).reshape(shape).numpy())
+    t["scale_a"] = torch.from_numpy(moved).view(t["scale_a"].dtype)
+
+
 IMITATIONS: Final[dict[str, Plant]] = {
     "tensorwise-as-rowwise": whole(_tensorwise_as_rowwise),
     "woq-column-tail": corrupted(_column_tail),
@@ -139,6 +216,27 @@ IMITATIONS: Final[dict[str, Plant]] = {
     "scales-of-the-first-block": changed(scale_a=lambda scale: scale[:, :1].expand_as(scale).contiguous()),
     "blocks-of-missing-threads": afterwards(_missing_threads),
     "tile-lost-in-some-calls": _tile_lost(),
+    # -- pairs
+    "alpha-in-the-first-tile": whole(_alpha_in_first_tile),
+    "columns-not-written": afterwards(_columns_unwritten),
+    "partials-in-the-result": whole(_partials_in_result),
+    "column-addend-along-rows": whole(
+        lambda t, _: store(exact(t["a"], t["b"]) + t["bias"].flatten()[: t["b"].shape[1]], t["a"])
+    ),
+    "residual-overwritten": whole(_residual_overwritten),
+    "first-block-zeroes": whole(_first_block_zeroes),
+    "slices-overlap": product(_slices_overlap),
+    "zeros-for-long-groups": whole(lambda t, p: build(p)(**t) * (p.group_size < 512)),
+    "zeros-of-another-group": changed(zero_b=lambda zeros: zeros.roll(1, 1)),
+    "addend-lost-without-products": whole(_without_addend_where_empty),
+    "zeros-of-another-group-in-the-tail": changed(zero_b=_zeros_of_next_group_in_tail),
+    "scale-of-the-first-group": whole(
+        lambda t, p: build(p)(**{**t, "quantisation": t["quantisation"][:1].expand_as(t["quantisation"]).contiguous()})
+    ),
+    "last-columns-repeat": product(_last_columns_repeat),
+    "swizzled-scales-in-order": corrupted(_scales_in_order),
+    "scales-transposed": changed(scale_a=lambda scale: scale.mT.reshape(scale.shape)),
+    "bias-rounded-down": changed(bias=lambda bias: bias.as_strided(bias.shape, bias.stride(), 0)),
 }
 
 # -- groups

@@ -418,7 +418,7 @@ def _beyond_2_31(f: Failure) -> bool:
     wrong, offset = f.judged.comparison.mismatch, 0
     if wrong is None or not wrong.index:
         return False
-    for place, size in zip(wrong.index, f.problem.outputs[f.place].result_shape, strict=True):
+    for place, size in zip(wrong.index, f.problem.outputs[f.place].judged_shape, strict=True):
         offset = offset * size + place
     return offset >= 1 << 31
 

@@ -157,7 +157,7 @@ class Lines:
         # Where operands lie and what they share has been decided; arithmetic has not.
         flags = tuple(f for f in problem.flags if f.startswith("math."))
         steps = tuple(s for s in problem.epilogue if s.kind is not StepKind.VIEW)
-        quant = (Step("blocks", "1_1"),) if problem.scale_blocks else problem.quant
+        quant = tuple(Step("blocks", "1_1") if step.name == "blocks" else step for step in problem.quant)
         return dataclasses.replace(problem, shape=shape, epilogue=steps, flags=flags, quant=quant)
 
     @functools.cached_property

@@ -84,6 +84,7 @@ class Sample:
         width = interval.hi - interval.lo
         index = ((wrong.bad ^ good) & wrong.x.isfinite() & interval.value.isfinite() & width.isfinite()).nonzero()
         one_of_several = problem.has("steps.first") or problem.has("steps.last") or problem.op.outside
+        one_of_several |= problem.reduction is not None
         if len(index) < FEW or problem.op.ragged in {"n", "k"} or problem.step("gated") or one_of_several:
             return None  # no single product went into an element, or another epilogue into each
         index = index[torch.linspace(0, len(index) - 1, min(most, len(index))).round().long()]

@@ -58,7 +58,7 @@ def applies(problem: Problem, mode: str) -> bool:
     apart = (op.grouped and op.ragged != "m") or problem.has("groups.unowned") or problem.has("groups.masked")
     several = apart or (op.several and problem.flags) or (op.rounds_once and is_batched)
     scaled = problem.micro_block or problem.step("result")
-    changed = scaled or problem.has("program.chained") or problem.prologues("ab")
+    changed = scaled or problem.has("program.chained") or problem.prologues("ab") or problem.reduction is not None
     if several or changed or 0 in problem.result_shape or problem.shape.k == 0:
         return False  # nothing is large about nothing
     return mode == "sampled" or (mode == "auto" and is_large(problem))

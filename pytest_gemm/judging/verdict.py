@@ -235,8 +235,8 @@ def complaint_of(actual: object, problem: Problem, operands: Operands) -> tuple[
         return "wrong-type", f"the result is a {type(actual).__name__}, not a tensor"
     if actual.layout != torch.strided:
         return "wrong-layout", f"the result is a {str(actual.layout).removeprefix('torch.')} tensor, not a strided one"
-    if tuple(actual.shape) != problem.result_shape:
-        return "wrong-shape", f"the result has shape {tuple(actual.shape)}, expected {problem.result_shape}"
+    if tuple(actual.shape) != problem.judged_shape:
+        return "wrong-shape", f"the result has shape {tuple(actual.shape)}, expected {problem.judged_shape}"
     wanted = torch_dtype(problem.result_dtype)
     if actual.dtype != wanted:
         got = str(actual.dtype).removeprefix("torch.")
@@ -251,7 +251,7 @@ def not_comparable(actual: object, problem: Problem, operands: Operands) -> Comp
     complaint = complaint_of(actual, problem, operands)
     if complaint is None:
         return None
-    total = math.prod(problem.result_shape)
+    total = math.prod(problem.judged_shape)
     return Comparison(math.inf, 0.0, Mismatch(complaint[0], total, total, pattern=complaint[1]))
 
 

@@ -247,6 +247,24 @@ class _Pass:
     dtype: DType
 
 
+def reduced(step: Step, span: Span) -> tuple[Span, torch.Tensor]:
+    """The enclosure after a sum or a mean of squares in f32, and where anything is right: it may overflow on the way.
+
+    A sum of n numbers in any order loses at most n u times the sum of their magnitudes (Higham, 2002, section 4.2).
+    A square and the quotient of a mean are one more rounding each, and a square may underflow.
+    """
+    is_mean, count = step.name == "squares", span.lo.shape[step.dim]
+    if is_mean:
+        squares = span.turned(torch.square)
+        span = Span(torch.where((span.lo < 0.0) & (span.hi > 0.0), 0.0, squares.lo), squares.hi)
+    gauge = torch.where(span.size.isfinite(), span.size, 0.0).sum(step.dim, keepdim=True)
+    error = gauge * ((count + 2) * _F32.unit_roundoff) + count * 2.0**-149
+    found = span.map(lambda x: x.sum(step.dim, keepdim=True)).widen_finite(error)
+    unsure = (found.lo != found.hi) & ~found.size.isfinite() & ~(found.lo.isnan() & found.hi.isnan())
+    unsure |= gauge > _F32.max_finite * 0.99
+    return found.map(lambda x: x / count) if is_mean else found, unsure
+
+
 def step_span(step: Step, span: Span, r: torch.Tensor | None, arithmetic: Arithmetic, dtype: DType) -> Span:
     """The enclosure after one pass, with that pass's own error in the working precision.
 

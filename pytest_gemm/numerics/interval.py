@@ -28,9 +28,9 @@ import torch
 
 from pytest_gemm.core.outcome import Reason
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.numerics.epilogue import Arithmetic, Span, apply, cast, requantised, step_span, undefined_at
+from pytest_gemm.numerics.epilogue import Arithmetic, Span, apply, cast, reduced, requantised, step_span, undefined_at
 from pytest_gemm.numerics.product import Bounding, Product, Tier, either, product_of
-from pytest_gemm.numerics.reference import Reference, as_added, underflowed, widened
+from pytest_gemm.numerics.reference import Reference, as_added, as_multiplied, underflowed, widened
 from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
@@ -105,7 +105,7 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
     found = _Passage(given, product_of(given)).result()
     return (
         found
-        if problem.op.int8 or problem.a_rule != "" or problem.prologues("ab")
+        if problem.op.int8 or problem.a_rule != "" or problem.prologues("ab") or problem.reduction is not None
         else dataclasses.replace(found, signs=lambda: _signs_of(given))
     )
 
@@ -216,6 +216,8 @@ class _Passage:
             before, r = self._span, self._met(step, residuals)
             if step.kind is StepKind.JOIN:
                 self._join(step)
+            elif step.kind is StepKind.REDUCE:
+                self._reduce(step)
             else:
                 self._free = either(self._free, undefined_at(step, before, r))
                 self._value = apply(step, self._value, r)
@@ -271,6 +273,18 @@ class _Passage:
             undefined = either(ends.isnan().any(0) & ~ends.isnan().all(0), undefined)
         self._free = either(undefined, None if self._free is None else self._free[0] | self._free[1])
         self._span = arithmetic.stored(arithmetic.basic(product), dtype)
+
+    def _reduce(self, step: Step) -> None:
+        """A sum of what is stored or, in fused code, of what the kernel still holds; or of A."""
+        value, free = self._value, self._free
+        span = self._span.round(self._dtype) if self._mode == "eager" else self._span.hull(self._dtype)
+        if step.text == "k":
+            value, free = widened(as_multiplied(self._given.problem, self._given.operands)[0]), None
+            span = Span.of(value)
+        self._value = apply(step, value, None)
+        self._span, unsure = reduced(step, span)
+        self._free = either(unsure, None if free is None else free.any(step.dim, keepdim=True))
+        self._dtype = DTYPES["f32"]
 
     def _rounded(self) -> Interval:
         problem, value, before = self._given.problem, self._value, self._span
@@ -333,10 +347,10 @@ def insensitive(problem: Problem, interval: Interval) -> Reason | None:
 
     Judged by what is expected, not by how the operands were made: an output dominated by one value, or
     intervals so wide that zero would be accepted for most elements.  K = 0 and alpha = 0 are exempt:
-    there a constant is the point of the case.
+    there a constant is the point of the case; and so are sums of rows or columns, of which one NaN reaches all.
     """
     count = interval.expected.numel()
-    if count < _ENOUGH_ELEMENTS or problem.terms == 0 or problem.alpha == 0.0:
+    if count < _ENOUGH_ELEMENTS or problem.terms == 0 or problem.alpha == 0.0 or problem.reduction is not None:
         return None
     # An odd stride, so that the sample does not run down one column of a power-of-two output.
     stride = max(1, count // _SAMPLE) | 1

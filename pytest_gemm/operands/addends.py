@@ -93,16 +93,16 @@ def residuals_of(headroom: Headroom, drawn: Drawn) -> Iterator[tuple[Array, DTyp
         if step.kind is not StepKind.BINARY:
             continue
         stream, shape, count = headroom.draw(f"r{count}"), shapes[step.extent], count + 1
-        codes = problem.residual_dtype(step, dtype)
-        if codes != dtype:
-            yield stream.look_up(shape, _codes(step, codes, level, headroom, drawn.positive)), codes
+        own = problem.residual_dtype(step, dtype)
+        if own != dtype and not own.is_float:
+            yield stream.look_up(shape, _codes(step, own, level, headroom, drawn.positive)), own
             continue
         exact = drawn.quantum > 0 or not dtype.is_float
         if step.name in {"add", "sub", "sum"}:
             if exact:
-                unit = _addend_exponent(level, quantum, dtype)
+                unit = _addend_exponent(level, quantum, own)
                 most = min(63, max(3, int(2.0 * level * 2.0**-unit))) if headroom.target else 63
-                values = scaled_lines(magnitudes(stream, dtype, 0, most, headroom.real)(shape), unit)
+                values = scaled_lines(magnitudes(stream, own, 0, most, headroom.real)(shape), unit)
             else:
                 values = _random(headroom, stream, shape, level)
         elif exact:
@@ -110,7 +110,7 @@ def residuals_of(headroom: Headroom, drawn: Drawn) -> Iterator[tuple[Array, DTyp
             values = stream.look_up(shape, np.array(small + [-x for x in small], dtype=headroom.real))
         else:
             values = _random(headroom, stream, shape, 4.0)  # [1, 2): no division by nearly zero
-        yield np.abs(values) if drawn.positive else values, dtype
+        yield np.abs(values) if drawn.positive else values, own
 
 
 def _codes(step: Step, dtype: DType, level: float, headroom: Headroom, positive: bool) -> Array:

@@ -93,7 +93,8 @@ def _may_be_large(p: Problem) -> bool:
 
 def _may_be_small(p: Problem) -> bool:
     """The scales of Q8_0 are f16, and would be 0, as those of large numbers would be infinite."""
-    return _only_floats(p) and not saturating_steps(p) and not _gated_by_a(p) and p.a_rule != "q8_0"
+    vanishes = _gated_by_a(p) or p.step("squares") is not None
+    return _only_floats(p) and not saturating_steps(p) and not vanishes and p.a_rule != "q8_0"
 
 
 # The ones that find the most bugs alone come first.

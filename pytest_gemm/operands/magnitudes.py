@@ -22,7 +22,7 @@ from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.operands.random_streams import Array, Stream, drawn_shape
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.problem.steps import BLOCK_K, Step, StepKind
+from pytest_gemm.problem.steps import Step, StepKind
 
 # The largest factor of a step with a residual, in a power of two.
 _GROWTH: Final = {"mul": 4.0, "div": 2.0}
@@ -31,6 +31,8 @@ _DYNAMIC_ZERO: Final = {"u8": 121, "i8": -9, "half": 57}
 
 # What zero points of up to 8 make of a code at most: 1 becomes 9, in a power of two.
 _ZEROS_GROWTH: Final = 16
+# Largest magnitude of what is summed, perhaps after it is squared: 2^17 such squares do not overflow f32.
+_SUMMED: Final = 2.0**55
 # Wanted magnitude of a product of floats that is cast to an integer: more than the fraction, which is cut off, and not
 # so much that the error of an f32 sum hides how it is cut off.
 _INTEGER_TARGET: Final = 2.0**12
@@ -200,6 +202,8 @@ def headroom_of(problem: Problem, draw: Callable[[str], Stream] = Stream) -> Hea
     factors += [problem.result_factor(device) for device in ("cpu", "cuda")]  # the values are the same on both
     growth = math.prod(max(1.0, abs(factor)) for factor in (problem.alpha, *factors))
     room = DTYPES["f32"].max_finite if op.int8 else min(d.max_finite for d in chain)
+    if problem.reduction is not None:
+        room = min(room, _SUMMED)
     if problem.step("exp") is not None:
         room = math.log(room)
         if not op.int8 and not (problem.dtypes.a.is_float or problem.dtypes.b.is_float):
@@ -302,7 +306,7 @@ def scale_shapes(headroom: Headroom) -> tuple[tuple[int, ...], tuple[int, ...]]:
     each_b = () if batch is None else (batch,)
     each_a = () if headroom.problem.op.ragged == "m" else each_b
     if blocks := headroom.problem.scale_blocks:
-        k = -(-headroom.problem.terms // BLOCK_K)
+        k = -(-headroom.problem.terms // headroom.problem.block_size)
         return (*each_a, -(-rows // blocks[0]), k), (*each_b, k, -(-columns // blocks[1]))
     if block := headroom.problem.micro_block:
         k = headroom.problem.terms // block

@@ -44,7 +44,6 @@ from pytest_gemm.problem.ops.microscaled import swizzled, tiled
 from pytest_gemm.problem.ops.woq import CODES, weight_of
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
-from pytest_gemm.problem.steps import BLOCK_K
 
 # The fields of :class:`Operands` that are a tensor or ``None``, in the order of a program's arguments.
 _TENSORS: Final = (
@@ -68,7 +67,7 @@ class Operands(Grid):
             product's places (``views``); a row or column is expanded; with ``r0.alias`` the first is ``a``.
         lookups: of a residual that is looked up, by its number: the table, and int64 indices of the result's rows.
         scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``, in f32 for ``qlinear``, in f32 or
-            bf16 for ``da8w8``; for ``scaled_mm`` in f32, (1, N), (K / 128, N / block) or a scalar; or ``None``.
+            bf16 for ``da8w8``; for ``scaled_mm`` in f32, (1, N), (K / block, N / block) or a scalar; or ``None``.
         scale_a: the scales of A: in f32, (M, 1), (M / block, K / 128) or a scalar for ``scaled_mm``, see
             :func:`scale_of` for a grouped product, of whose blocks each A and each B has such a matrix; ([B,] M, 1) or
             a scalar in the dtype of ``scale_b`` for ``da8w8``; a scalar for ``qlinear`` with ``dynamic``; or ``None``.
@@ -417,7 +416,7 @@ class _Memory:
         if blocks := problem.scale_blocks:
             return {
                 "scale_a": self._of_blocks("scale_a", drawn.scale_a, blocks[0] == 1),
-                "scale_b": self._of_blocks("scale_b", drawn.scale_b, blocks[1] == BLOCK_K),
+                "scale_b": self._of_blocks("scale_b", drawn.scale_b, blocks[1] > 1),
             }
         found = {} if drawn.scale_a is None else {"scale_a": self.keep("scale_a", drawn.scale_a, dtype)}
         name = "scale_b" if headroom.problem.op.int8 or headroom.quantised else "scale"
@@ -434,6 +433,9 @@ class _Memory:
         dtype = E8M0 if self._problem.step("mx") else DTYPES["f8e4m3fn"]
         for name, values in (("scale_a", drawn.scale_a), ("scale_b", drawn.scale_b)):
             assert values is not None
+            if self._problem.has("program.unswizzled"):
+                found[name] = self.keep(name, values, dtype)
+                continue
             *each, lines, blocks = values.shape
             whole = np.zeros((*each, *tiled(lines, blocks)), dtype=np.float32)
             whole[..., :lines, :blocks] = values

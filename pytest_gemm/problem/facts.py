@@ -7,7 +7,7 @@ import dataclasses
 from pytest_gemm.problem.dtypes import DTYPES, DType, DTypes
 from pytest_gemm.problem.layout import Layout, Shape
 from pytest_gemm.problem.ops.op import HALVES, PROLOGUES, Op
-from pytest_gemm.problem.steps import Step, StepKind
+from pytest_gemm.problem.steps import BLOCK_K, Step, StepKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +121,15 @@ class Facts:
 
     @property
     def result_dtype(self) -> DType:
-        """Element type of the result: that of the last cast, or of the product."""
+        """Element type of the result: f32 of sums, else that of the last cast, or of the product."""
+        if self.reduction is not None:
+            return DTYPES["f32"]
         return [self.dtypes.out, *(s.dtype for s in self.epilogue if s.kind is StepKind.CAST)][-1]
+
+    @property
+    def reduction(self) -> Step | None:
+        """The step that makes one row or one column of the result; ``None`` where there is none."""
+        return next((step for step in self.epilogue if step.kind is StepKind.REDUCE), None)
 
     @property
     def value_dtype(self) -> DType:
@@ -132,8 +139,11 @@ class Facts:
     def residual_dtype(self, step: Step, dtype: DType) -> DType:
         """Element type of a step's residual, where the step meets a value of ``dtype``.
 
-        That is ``dtype``.  The residual of ``sum`` into 8 bits is the result: codes with their own scale.
+        That is ``dtype``, or what the step names.  The residual of ``sum`` into 8 bits is the result: codes with their
+        own scale.
         """
+        if step.text in DTYPES:
+            return DTYPES[step.text]
         return dtype if step.name != "sum" or self.dtypes.out.is_float else self.dtypes.out
 
     def view_of(self, side: str) -> str:
@@ -186,9 +196,18 @@ class Facts:
 
     @property
     def scale_blocks(self) -> tuple[int, int] | None:
-        """Rows of A and columns of B that share the scale of 128 elements of K; ``None`` without blocks."""
+        """Rows of A and columns of B that share the scale of a block of K; ``None`` without blocks."""
         step = self.step("blocks")
-        return (int(step.numbers[0]), int(step.numbers[1])) if step else None
+        if step is None:
+            return None
+        rows, columns = (1 if size == 1.0 else self.block_size for size in step.numbers)
+        return rows, columns
+
+    @property
+    def block_size(self) -> int:
+        """Elements of K, and of the side of a square, that share a scale of :attr:`scale_blocks`."""
+        step = self.step("edge")
+        return int(step.text) if step else BLOCK_K
 
     @property
     def micro_block(self) -> int:
@@ -247,15 +266,23 @@ class Facts:
 
     @property
     def returned_shape(self) -> tuple[int, ...]:
-        """Shape of the tensor that the program returns: :attr:`result_shape` after :attr:`view_steps`."""
-        shape = self.result_shape
+        """Shape of the tensor that the program returns: :attr:`judged_shape` after :attr:`view_steps`."""
+        shape = self.judged_shape
         for step in self.view_steps:
             shape = step.moved(shape)
         return shape
 
     @property
+    def judged_shape(self) -> tuple[int, ...]:
+        """:attr:`result_shape`, with 1 for what :attr:`reduction` sums over."""
+        shape = list(self.result_shape)
+        if self.reduction is not None:
+            shape[self.reduction.dim] = 1
+        return tuple(shape)
+
+    @property
     def result_shape(self) -> tuple[int, ...]:
-        """Shape of the result in the product's own coordinates, where it is judged; of ``linears`` of all results."""
+        """Shape of the value in the product's own coordinates, where it is judged; of ``linears`` of all results."""
         m, n, batch = self.shape.m, self.shape.n, self.shape.batch
         if batch is None or self.step("gated") is not None:
             return (m, n)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_gemm.core.text import did_you_mean
-from pytest_gemm.problem.dtypes import DType
+from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.problem.errors import GRAMMAR, ProblemError
 from pytest_gemm.problem.facts import Facts, by
 from pytest_gemm.problem.ops import OPS, Op
@@ -27,6 +27,7 @@ _MOST_ELEMENTS: Final = 2**40
 # Where the parameters of the product stand in a canonical epilogue; everything else follows in the order given.
 _RANKS: Final = {"bias": 0, "alpha": 1, "beta": 2, "gated": 3}
 _PASS: Final = 4
+_COMPUTING: Final = (StepKind.UNARY, StepKind.BINARY, StepKind.REDUCE)
 _ONCE: Final = (StepKind.FACTOR, StepKind.QUANT, StepKind.BIAS, StepKind.JOIN)
 
 _OF_GROUPS: Final = {"m": "rows", "n": "columns", "k": "products"}
@@ -151,6 +152,7 @@ def _check_chain(p: Facts) -> None:
             continue
         if step.kind is not StepKind.VIEW:
             _refuse("epilogue", index, _rules_of_pass(step, value, move))
+            _refuse("epilogue", index, _rules_of_reduction(p, step, value))
             value = step.dtype if step.kind is StepKind.CAST else value
             continue
         _refuse("epilogue", index, _rules_of_move(p, step, shape, move or deep, is_copied))
@@ -162,10 +164,24 @@ def _rules_of_pass(step: Step, value: DType, move: Step | None) -> _Rules:
     """A step on a value of a dtype that a step has moved."""
     if step.kind is StepKind.CAST:
         yield step.dtype == value, f"{step}: the value is {value.name} already", f"drop {step}"
-    computes = step.kind in (StepKind.UNARY, StepKind.BINARY) and (not value.is_float or value.bits == 8)
+    computes = step.kind in _COMPUTING and (not value.is_float or value.bits == 8)
     yield computes, f"{step} on a value of {value.name}", "cast first, for example cast-f32+relu"
     misfit = step.kind is StepKind.BINARY and step.extent != "" and move is not None
     yield misfit, f"{step} after {move}: rows and columns have moved then", f"put {step} first"
+    misfit = step.kind is StepKind.BINARY and step.text in DTYPES and value.name != "f32"
+    yield misfit, f"{step} on a value of {value.name}, which is not wider", f"write {step.name}, or cast-f32 before it"
+
+
+def _rules_of_reduction(p: Facts, step: Step, value: DType) -> _Rules:
+    """A sum ends an epilogue, and is one of rows and columns of the product or of A."""
+    if step.kind is StepKind.REDUCE:
+        others = p.chain[p.chain.index(step) + 1 :]
+        yield bool(others), f"{step} leaves one line of the result for {'+'.join(map(str, others))}", f"put {step} last"
+        moves = "+".join(map(str, p.view_steps))
+        yield bool(moves), f"{step} sums rows or columns, which {moves} moves", f"drop {moves}"
+        yield value.name == "f64", f"{step} sums in f32, and the value is f64", "write cast-f32 before it"
+        is_coded = bool(p.op.scales) or p.op.converts or p.dtypes.a.name == "f64"
+        yield step.text == "k" and is_coded, f"{step} sums A as the product multiplies it", "A in f32, bf16 or f16"
 
 
 def _rules_of_move(p: Facts, step: Step, shape: tuple[int, ...], before: Step | None, is_copied: bool) -> _Rules:
@@ -224,7 +240,7 @@ def _given_out(p: Facts) -> _Rules:
 
 
 def _copied_out(p: Facts) -> _Rules:
-    moves = "+".join(map(str, p.view_steps))
+    moves = "+".join(map(str, (*p.view_steps, *filter(None, [p.reduction]))))
     yield bool(moves), f"has the product's own shape, which {moves} changes", f"drop {moves}"
 
 
@@ -252,8 +268,9 @@ def _branching(p: Facts) -> _Rules:
 
 
 def _chained(p: Facts) -> _Rules:
-    other = bool(p.view_steps) or not p.dtypes.a == p.dtypes.out == p.result_dtype
-    yield other, "needs a first result that could be A", "drop the steps that move or cast, and autocast"
+    changed = bool(p.view_steps) or p.reduction is not None
+    other = changed or not p.dtypes.a == p.dtypes.out == p.result_dtype
+    yield other, "needs a first result that could be A", "drop the steps that move, sum or cast, and autocast"
 
 
 def _residual_is_a(p: Facts) -> _Rules:
@@ -266,8 +283,8 @@ def _residual_is_a(p: Facts) -> _Rules:
     moved = bool(step.extent or moves)
     yield moved, f"has A's own shape, which {step} does not meet", "use add, sub or mul before any move"
     casts = [one.dtype for one in p.passes[: p.passes.index(step)] if one.kind is StepKind.CAST]
-    dtype = [p.dtypes.out, *casts][-1]
-    yield dtype != p.dtypes.a, f"needs a value of A's dtype, not {dtype.name}", "move or drop the cast"
+    dtype = p.residual_dtype(step, [p.dtypes.out, *casts][-1])
+    yield dtype != p.dtypes.a, f"needs a residual of A's dtype, not {dtype.name}", "move or drop the cast"
 
 
 def _four_dimensions(p: Facts) -> _Rules:
@@ -338,6 +355,7 @@ _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] 
     "out.2d": lambda p: [(not p.has("a.3d"), "undoes a.3d", "add a.3d")],
     "program.multi_output": lambda p: [(not p.chain, "needs a step behind the value", "for example relu")],
     "program.branching": _branching,
+    "program.unswizzled": lambda p: [(not p.micro_block, "is about scales of mx and nv", "write quant.mx or quant.nv")],
     "program.chained": _chained,
     **dict.fromkeys(("n.dynamic", "k.dynamic"), _argument),
     "batch.dynamic": _any_batch,

@@ -30,6 +30,7 @@ class StepKind(enum.Enum):
     JOIN = "join"  # makes one value of the two products of ``linears``
     QUANT = "quant"  # scales and zero points of quantised operands and results: a field of the line of their own
     VIEW = "view"  # a view with its elements in other places: nothing is computed
+    REDUCE = "reduce"  # makes one row or one column of the result, in f32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,9 @@ class Step:
 
     @functools.cached_property
     def numbers(self) -> tuple[float, ...]:
-        """The numeric parameters, with defaults filled in: ``clamp-0_6`` gives ``(0.0, 6.0)``."""
+        """The numeric parameters, with defaults filled in: ``clamp-0_6`` gives ``(0.0, 6.0)``; of a sum :attr:`dim`."""
+        if self.kind is StepKind.REDUCE:
+            return (self.dim,)
         given = self.spec.numbers and self.text
         return tuple(map(float, self.text.split("_"))) if given else self.spec.numbers
 
@@ -86,13 +89,19 @@ class Step:
         if self.kind is StepKind.CAST:
             return x.to(getattr(torch, self.dtype.torch_name))
         assert self.spec.function is not None, self
+        x = x.to(torch.float32) if self.kind is StepKind.REDUCE else x
         met = () if residual is None else (residual,)
         return self.spec.function(torch.nn.functional, x, *met, *self.numbers)
 
     @property
     def extent(self) -> str:
         """How much of the result's shape a residual has, as written: ``n``, ``m1``, ``at``; "" for all of it."""
-        return self.text if self.spec.default else ""
+        return self.text if self.spec.default and self.text not in DTYPES else ""
+
+    @property
+    def dim(self) -> int:
+        """The dimension that a ``REDUCE`` step sums over: -2 for the rows, -1 for the columns, and for A's K."""
+        return -2 if self.text == "m" else -1
 
     @property
     def dtype(self) -> DType:
@@ -269,10 +278,12 @@ def _of_exp(at: Domain) -> Tensor:
 
 _smooth: Final = functools.partial(StepSpec, StepKind.UNARY, saturates=True)
 _with_numbers: Final = functools.partial(StepSpec, StepKind.UNARY)
-_residual: Final = functools.partial(StepSpec, StepKind.BINARY, choices=("mn", "n", "m1", "at"), default="mn")
+_residual: Final = functools.partial(StepSpec, StepKind.BINARY, choices=("mn", "n", "m1", "at", "bf16"), default="mn")
 _RESIDUAL: Final = (
-    "of a residual r of the result's shape; {0}-n: of shape (N,); {0}-m1: of (M, 1); {0}-at: rows of a table by index"
+    "of a residual r of the result's shape; {0}-n: of shape (N,); {0}-m1: of (M, 1); {0}-at: rows of a table by index; "
+    "{0}-bf16: in bf16, where the value is f32"
 )
+_reduction: Final = functools.partial(StepSpec, StepKind.REDUCE, needs="reducible")
 _quant: Final = functools.partial(StepSpec, StepKind.QUANT)
 _view: Final = functools.partial(StepSpec, StepKind.VIEW)
 _INF: Final = math.inf
@@ -378,6 +389,16 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     "perm": _view(help="perm-1_0_2: the dimensions in this order", places="[0-9](_[0-9]){1,9}"),
     "view": _view(help="view-4x8x2x33: the result in this shape, as many elements", places="[0-9]+(x[0-9]+){0,9}"),
     "dense": _view(help="what was moved is copied to memory in its new order: contiguous()"),
+    "sums": _reduction(
+        lambda _, x, dim: x.sum(dim, keepdim=True),
+        help="sums-m: the sum of all rows, in f32, as the gradient of a bias; sums-n: of all columns; sums-k: of A's",
+        choices=("m", "n", "k"),
+    ),
+    "squares": _reduction(
+        lambda _, x, dim: x.square().mean(dim, keepdim=True),
+        help="squares-n: the mean of the squares of each row, in f32, as RMSNorm has it; squares-m: of each column",
+        choices=("m", "n"),
+    ),
     # It multiplies two products: what encodes something in its digits does not survive it, and it overflows early.
     "gated": StepSpec(
         StepKind.JOIN,
@@ -394,6 +415,7 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         numbers=(1.0, 128.0),
         fits=lambda rows, columns: (rows, columns) in {(1.0, 1.0), (1.0, 128.0), (128.0, 1.0)},
     ),
+    "edge": _quant(help="edge-64: blocks of 64 elements in place of 128", choices=("64",), needs="blocked"),
     "mx": _quant(help="MXFP8 and MXFP4: a power of two as the scale of 32 elements of K, in swizzled order"),
     "nv": _quant(
         help="NVFP4: an fp8 scale for each 16 elements of K, in swizzled order; nv-2: and one for the whole tensor",

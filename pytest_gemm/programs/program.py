@@ -176,6 +176,7 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
                     residual = F.embedding(tensors[f"i{index}"], residual)
                 index += 1
             before = first if forks and place == len(chain) - 1 else x
+            before = tensors["a"] if step == Step("sums", "k") else before
             moving = step.kind is StepKind.VIEW
             first, x = x, views.forth(before, [step]) if moving else step.apply(torch, before, residual)
         if problem.has("out.copied"):

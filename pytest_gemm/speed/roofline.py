@@ -25,7 +25,7 @@ from pytest_gemm.machine import gpus, processor
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.problem.steps import BLOCK_K, StepKind
+from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.speed.data import Peaks, Sample, Session, by_case
 from pytest_gemm.speed.timing import cpu, cuda
 
@@ -73,7 +73,7 @@ def work(problem: Problem) -> Work:
     if problem.op.grouped:
         bits += batch * DTYPES["i32"].bits
     bits += _scale_bits(problem) + _residual_bits(problem)
-    bits += sum(math.prod(one.result_shape) * one.result_dtype.bits for one in problem.outputs)
+    bits += sum(math.prod(one.judged_shape) * one.result_dtype.bits for one in problem.outputs)
     return Work(float(shape.flops), bits / 8)
 
 
@@ -87,7 +87,7 @@ def _scale_bits(problem: Problem) -> int:
         return n * -(-problem.shape.k // problem.group_size) * ((dtype.bits if op.coded else zero) + zero)
     batch = problem.shape.batch or 1
     if blocks := problem.scale_blocks:
-        k = -(-problem.shape.k // BLOCK_K)
+        k = -(-problem.shape.k // problem.block_size)
         return batch * k * (-(-problem.shape.m // blocks[0]) + -(-n // blocks[1])) * dtype.bits
     if block := problem.micro_block:
         return batch * (problem.shape.m + n) * (problem.shape.k // block) * 8

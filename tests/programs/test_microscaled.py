@@ -26,8 +26,9 @@ MXFP8 = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:{}:quant.mx"
 MXFP4 = "scaled_mm:f4e2m1fn-f4e2m1fn-bf16:nt:{}:quant.mx:program.v2"
 NVFP4 = "scaled_mm:f4e2m1fn-f4e2m1fn-f32:nt:{}:quant.nv"
 NVFP4_2 = "scaled_mm:f4e2m1fn-f4e2m1fn-bf16:nt:{}:quant.nv-2:program.v2"
-FORMATS = (MXFP8, MXFP4, NVFP4, NVFP4_2)
-every_format = pytest.mark.parametrize("text", FORMATS, ids=["mxfp8", "mxfp4", "nvfp4", "nvfp4-2"])
+COUNTED = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:{}:quant.mx:program.v2+unswizzled"
+FORMATS = (MXFP8, MXFP4, NVFP4, NVFP4_2, COUNTED)
+every_format = pytest.mark.parametrize("text", FORMATS, ids=["mxfp8", "mxfp4", "nvfp4", "nvfp4-2", "unswizzled"])
 
 # As a kernel decodes them: e2m1 from sign, exponent and fraction; e4m3 and e8m0 likewise.
 Byte = Callable[[int], float]
@@ -83,16 +84,16 @@ class Kernel:
             values = raw
         table = np.array([(e2m1 if p.dtypes.a.bits == 4 else e4m3)(code) for code in range(256)])
         of_scale = np.array([(e8m0 if p.step("mx") else e4m3)(code) for code in range(256)])
-        flat = scale.view(torch.uint8).numpy()
+        flat, is_flat = scale.view(torch.uint8).flatten().numpy(), scale.dim() == 1
         blocks = values.shape[1] // block
         line, column = np.meshgrid(np.arange(len(values)), np.arange(blocks), indexing="ij")
         if self.next_block:
             column = (column + 1) % blocks
-        if self.ignores_swizzle:
-            place = line * (-(-blocks // 4) * 4) + column
+        if self.ignores_swizzle == is_flat:
+            place = line * (-(-blocks // 4) * 4 if is_flat else blocks) + column
         else:
             tile = (line // 128) * -(-blocks // 4) + column // 4
-            place = tile * 512 + line % 32 * 16 + line % 128 // 32 * 4 + column % 4
+            place = (tile * 512 + line % 32 * 16 + line % 128 // 32 * 4 + column % 4) % len(flat)
         found: Array = table[values] * of_scale[(flat[place].astype(int) + self.bias_of_scale) % 256].repeat(block, 1)
         return found
 
@@ -155,7 +156,7 @@ def test_scales_are_those_of_the_format(text: str) -> None:
     scale_a, _ = oracle.scales(o)
     is_mx = o.problem.step("mx") is not None
     assert scale_a.dtype == (torch.float8_e8m0fnu if is_mx else torch.float8_e4m3fn)
-    assert scale_a.shape == (256 * (8 if is_mx else 12),)
+    assert scale_a.shape == ((130, 6) if o.problem.has("program.unswizzled") else (256 * (8 if is_mx else 12),))
     assert len(scale_a.view(torch.uint8).unique()) > 3
     assert (o.whole_a is not None) == ("nv-2" in text)
     assert o.guards_intact()

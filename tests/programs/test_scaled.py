@@ -282,13 +282,14 @@ def on_block_model(operands: factory.Operands) -> torch.Tensor:
     return total.to(torch.bfloat16)
 
 
+@pytest.mark.parametrize(("edge", "size"), [("", 128), ("+edge-64", 64)])
 @pytest.mark.parametrize("scales", BLOCKS)
-def test_scales_of_blocks_are_those_of_their_elements(scales: str) -> None:
-    o = make(line("130x144x300", scales), "rand")
+def test_scales_of_blocks_are_those_of_their_elements(scales: str, edge: str, size: int) -> None:
+    o = make(f"scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:130x144x300:quant.{scales}{edge}", "rand")
     scale_a, scale_b = oracle.scales(o)
-    i, k, j = (torch.arange(size) for size in (130, 300, 144))
-    wide_a = o.a.double() * scale_a[i if scale_a.shape[0] == 130 else i // 128][:, k // 128]
-    wide_b = o.b.double() * scale_b[k // 128][:, j if scale_b.shape[1] == 144 else j // 128]
+    i, k, j = (torch.arange(length) for length in (130, 300, 144))
+    wide_a = o.a.double() * scale_a[i if scale_a.shape[0] == 130 else i // size][:, k // size]
+    wide_b = o.b.double() * scale_b[k // size][:, j if scale_b.shape[1] == 144 else j // size]
     assert torch.equal(reference.reference(o.problem, o).c, wide_a @ wide_b)
 
 

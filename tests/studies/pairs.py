@@ -42,6 +42,7 @@ _KINDS: Final[Mapping[StepKind, str]] = {
     StepKind.CAST: "cast",
     StepKind.JOIN: "join",
     StepKind.VIEW: "view",
+    StepKind.REDUCE: "reduction",
 }
 # How a line has a step of a kind: the first that fits.
 _STEPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -51,6 +52,7 @@ _STEPS: Final[Mapping[str, tuple[str, ...]]] = {
     "cast": ("cast-f32", "cast-bf16"),
     "join": ("gated-silu",),
     "view": ("t", "view-{all}"),
+    "reduction": ("sums-m", "squares-n"),
 }
 _BIASES: Final = ("n", "1n", "m1", "mn")
 _MODES: Final = tuple(mode.value for mode in Mode if mode is not Mode.OWN)

@@ -51,6 +51,6 @@ def decoded(torch: Any, p: Problem, name: str, x: Tensor, scale: Tensor, dtype: 
     lines = x if name == "a" else x.mT
     values = (unpacked(torch, lines) if p.dtypes.a.is_packed else lines).to(dtype)
     block = p.micro_block
-    scales = unswizzled(scale, values.shape[0], -(-p.shape.k // block)).to(dtype)
-    found = values * scales.repeat_interleave(block, 1)[:, : p.shape.k]
+    lies = scale if p.has("program.unswizzled") else unswizzled(scale, values.shape[0], -(-p.shape.k // block))
+    found = values * lies.to(dtype).repeat_interleave(block, 1)[:, : p.shape.k]
     return found if name == "a" else found.mT

@@ -175,6 +175,16 @@ class Op:
         return self.ragged != ""
 
     @property
+    def blocked(self) -> bool:
+        """Whether it takes scales of blocks."""
+        return "blocks" in self.scales
+
+    @property
+    def reducible(self) -> bool:
+        """Whether rows and columns of its result, or of each of a batch, can be summed by the program."""
+        return not (self.grouped or self.several or self.fused_steps)
+
+    @property
     def batched(self) -> bool:
         """Whether it multiplies a batch of A by a batch of B, matrix by matrix."""
         return self.batch == "always" and not self.grouped and not self.several

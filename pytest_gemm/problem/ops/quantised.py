@@ -171,7 +171,7 @@ def recipes(torch: Any, p: Problem, t: Tensors) -> dict[str, Any]:
         else:
             recipe = next(_RECIPES[step.name] for step in p.quant if step.name in _RECIPES)
         scales, kinds = [scale], [getattr(functional.ScalingType, recipe)]
-        swizzles = [swizzled if p.micro_block else none]
+        swizzles = [swizzled if p.micro_block and not p.has("program.unswizzled") else none]
         if p.has_whole_scales:
             scales.append(t[f"whole_{side}"])
             kinds.append(functional.ScalingType.TensorWise)
@@ -208,9 +208,9 @@ def of_blocks(torch: Any, p: Problem, t: Tensors, dtype: Any) -> Iterator[Tensor
 def _each(p: Problem, name: str, scale: Tensor) -> Tensor:
     """The scales of blocks of A or B, ``name``, for each of its elements."""
     rows, columns = p.scale_blocks
-    shape, (tall, wide) = (p.ends if p.op.ragged == "m" else p.shape.m, p.shape.k), (rows, BLOCK_K)
+    shape, (tall, wide) = (p.ends if p.op.ragged == "m" else p.shape.m, p.shape.k), (rows, p.block_size)
     if name == "b":
-        shape, (tall, wide) = (p.shape.k, p.shape.n), (BLOCK_K, columns)
+        shape, (tall, wide) = (p.shape.k, p.shape.n), (p.block_size, columns)
     return scale.repeat_interleave(tall, -2).repeat_interleave(wide, -1)[..., : shape[0], : shape[1]]
 
 
@@ -251,6 +251,8 @@ def _check_scaled(p: Problem) -> Complaints:
     for index, other in enumerate(p.quant):
         if other.name == "result" and not is_fp8:
             yield "quant", index, f"{other} is about an fp8 result", f"drop {other}"
+        if other.name == "edge" and not blocks:
+            yield "quant", index, f"{other} is about blocks", f"write blocks+{other}"
     if p.has("m.dynamic") and blocks and blocks[0] > 1:
         yield "flags", p.flags.index("m.dynamic"), "m.dynamic: the blocks of A have 128 rows", "write blocks"
     if p.has("program.v2"):
@@ -342,6 +344,15 @@ OPS: Final = (
         layouts=(Layout.NT,),
         scales=("tensorwise", "rowwise", "blocks", "mx", "nv"),
         check=_check_scaled,
-        flags=("b.alias_t", "b.argument", *OUTPUTS, *SLICED, *GIVEN, "math.fast_accumulate", "program.v2"),
+        flags=(
+            "b.alias_t",
+            "b.argument",
+            *OUTPUTS,
+            *SLICED,
+            *GIVEN,
+            "math.fast_accumulate",
+            "program.v2",
+            "program.unswizzled",
+        ),
     ),
 )
