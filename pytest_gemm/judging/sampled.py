@@ -54,8 +54,8 @@ def applies(problem: Problem, mode: str) -> bool:
         mode: ``full``, ``sampled``, or ``auto`` for large problems only.
     """
     op, is_batched = problem.op, problem.shape.batch is not None
-    # The rows of a group belong together, and flags of linears are about one of them.
-    several = op.grouped or (op.several and problem.flags) or (op.rounds_once and is_batched)
+    # The rows of a group or an expert belong together, and flags of linears are about one of them.
+    several = op.grouped or op.routed or (op.several and problem.flags) or (op.rounds_once and is_batched)
     scaled = problem.micro_block or problem.step("result")
     changed = scaled or problem.has("program.chained") or problem.prologues("ab")
     if several or changed or 0 in problem.result_shape or problem.shape.k == 0:

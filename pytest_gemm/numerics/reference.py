@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
@@ -15,6 +16,7 @@ from pytest_gemm.numerics.dynamic import RULES
 from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.operands import prologues
 from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.problem.ops.experts import sorted_by_expert
 from pytest_gemm.problem.ops.grouped_mm import joined, pair
 from pytest_gemm.problem.ops.microscaled import decoded
 from pytest_gemm.problem.ops.quantised import of_blocks
@@ -100,7 +102,7 @@ def widened(x: Tensor) -> Tensor:
     return x.detach().to(device="cpu", dtype=torch.float64, copy=True)
 
 
-def _multiply(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
+def by_group(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
     """a @ b, or with groups the product of each: of what is divided neither a nor b has a matrix for each group."""
     if not groups:
         return _matmul(a, b)
@@ -114,15 +116,23 @@ def _by_program(problem: Problem, a: Tensor, b: Tensor) -> Tensor:
     return cast("Tensor", problem.op.around(torch, problem, {"a": a, "b": b.mT if problem.op.weight else b}, _matmul))
 
 
+def routes(problem: Problem, operands: Operands) -> tuple[Tensor, tuple[tuple[int, int], ...]]:
+    """The choices of all tokens in the order of their experts, and [first, last) of each expert in it."""
+    assert operands.ids is not None
+    order, ends = sorted_by_expert(torch, operands.ids.cpu(), problem.shape.batch or 0)
+    return order, tuple(itertools.pairwise([0, *ends.tolist()]))
+
+
 def _multiplying(problem: Problem, operands: Operands) -> Callable[[Tensor, Tensor], Tensor]:
     """What the op makes of two matrices of A's and B's shapes in float64."""
     if problem.op.outside:
         return functools.partial(_by_program, problem)
-    return functools.partial(_multiply, groups=operands.groups)
+    groups = routes(problem, operands)[1] if problem.op.routed else operands.groups
+    return functools.partial(by_group, groups=groups)
 
 
 def as_multiplied(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]:
-    """A and B as the product multiplies them: after the prologues.
+    """A and B as the product multiplies them: after the prologues; of ``experts`` a row of A for each choice.
 
     Under autocast on the CPU, rounded once to the half type; A without its zero point, or as the op quantises it, and
     B's codes with their scales and zeros, both exact in float64.  Otherwise they are the
@@ -134,6 +144,8 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]
     if operands.zero:
         return widened(operands.a) - operands.zero, operands.b
     a, b = operands.a, operands.b
+    if problem.op.routed:
+        return a.cpu()[routes(problem, operands)[0] // problem.choices], b
     if problem.scale_blocks or problem.micro_block:
         assert operands.scale_a is not None
         assert operands.scale_b is not None
@@ -213,23 +225,23 @@ def _beyond_float64(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...]) -
     """
     k = a.shape[-1]
     if k == 0 or 0 in a.shape or 0 in b.shape:
-        c = _multiply(a, b, groups)
+        c = by_group(a, b, groups)
         return c, torch.zeros_like(c)
     width = (52 - math.ceil(math.log2(k))) // 2
     a1, a_scale = _cut(a, -1, width)
     b1, b_scale = _cut(b, -2, width)
     rest_a, rest_b = a - a1, b - b1
-    c = _multiply(a1, b1, groups) + (_multiply(a1, rest_b, groups) + _multiply(rest_a, b, groups))
+    c = by_group(a1, b1, groups) + (by_group(a1, rest_b, groups) + by_group(rest_a, b, groups))
     # |R| <= s_i 2^-w / 2 and |S| likewise; sums of K terms, each with K roundings, twice.
     unit = 2.0 ** (-width - 1) * k * 2.0**-53
-    slack = _multiply(a_scale, b.abs().sum(-2, keepdim=True), groups)
-    slack = unit * (slack + _multiply(a.abs().sum(-1, keepdim=True), b_scale, groups))
+    slack = by_group(a_scale, b.abs().sum(-2, keepdim=True), groups)
+    slack = unit * (slack + by_group(a.abs().sum(-1, keepdim=True), b_scale, groups))
     slack = slack + 2.0**-52 * c.abs() + k * 2.0**-1073
     # Inf and NaN cannot be cut: their rows and columns are NaN.  Plain float64 gives such elements the value that IEEE
     # arithmetic gives in any order.
     finite = c.isfinite()
     if not bool(finite.all()):
-        c, slack = torch.where(finite, c, _multiply(a, b, groups)), torch.where(finite, slack, 0.0)
+        c, slack = torch.where(finite, c, by_group(a, b, groups)), torch.where(finite, slack, 0.0)
     return c, slack
 
 
