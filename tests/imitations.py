@@ -118,6 +118,16 @@ def _tile_lost() -> Plant:
     return product(matmul)
 
 
+# -- experts
+
+
+def _one_tile(a: Tensor, b: Tensor) -> Tensor:
+    """Of the rows of an expert only those of the first tile of 4 are written; the workspace was zero."""
+    c = exact(a, b)
+    c[4:] = 0.0
+    return store(c, a)
+
+
 IMITATIONS: Final[dict[str, Plant]] = {
     "tensorwise-as-rowwise": whole(_tensorwise_as_rowwise),
     "woq-column-tail": corrupted(_column_tail),
@@ -138,4 +148,6 @@ IMITATIONS: Final[dict[str, Plant]] = {
     "scales-of-the-first-block": changed(scale_a=lambda scale: scale[:, :1].expand_as(scale).contiguous()),
     "blocks-of-missing-threads": afterwards(_missing_threads),
     "tile-lost-in-some-calls": _tile_lost(),
+    # -- experts
+    "one-tile-of-an-expert": product(_one_tile),
 }
