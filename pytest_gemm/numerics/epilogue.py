@@ -339,26 +339,6 @@ _ROUNDED: Final[Mapping[str, Callable[[_Pass], Span]]] = {
 _OTHERS: Final[Mapping[str, Callable[[_Pass], Span]]] = {"div": _div, "clamp": _clamp, "leaky_relu": _leaky_relu}
 
 
-def gated_span(
-    step: Step, first: Span, second: Span, arithmetic: Arithmetic, dtype: DType
-) -> tuple[Span, torch.Tensor | None]:
-    """An activation of one value times another one, and where everything is accepted; ``None`` for nowhere.
-
-    The two ranges are independent, so the product's ends are among the four products of their ends.  Where some of
-    these are NaN (0 * Inf) and others not, it depends on roundings whether the result is one.
-    """
-    undefined = undefined_at(step, first, None)
-    first = arithmetic.stored(step_span(step, first, None, arithmetic, dtype), dtype)
-    if first.thin and second.thin:
-        product = Span.of(first.lo * second.lo)
-    else:
-        ends = torch.stack([a * b for a in (first.lo, first.hi) for b in (second.lo, second.hi)])
-        product = Span(ends.amin(0), ends.amax(0))
-        mixed = ends.isnan().any(0) & ~ends.isnan().all(0)
-        undefined = mixed if undefined is None else mixed | undefined
-    return arithmetic.stored(arithmetic.basic(product), dtype), undefined
-
-
 def cast(span: Span, source: DType, target: DType, passing: bool) -> Span:
     """After a cast, see :func:`converted`.  int32 and f64 go to a 16-bit float through f32 in torch: both are accepted.
 

@@ -1,4 +1,4 @@
-"""The enclosure of a mixture of experts: through both products, the gate between them, and the weighted sum."""
+"""Enclosures: of a gate that joins two products, and of a mixture of experts, through gate, second product and sum."""
 
 from __future__ import annotations
 
@@ -9,22 +9,33 @@ from typing import Final
 
 import torch
 
-from pytest_gemm.numerics.epilogue import Arithmetic, Span, apply, gated_span
-from pytest_gemm.numerics.product import (
-    Bounding,
-    Product,
-    either,
-    error_of,
-    spread_of,
-    statistics_apply,
-    undecided,
-)
+from pytest_gemm.numerics.epilogue import Arithmetic, Span, apply, step_span, undefined_at
+from pytest_gemm.numerics.product import Bounding, Product, either, error_of, spread_of, statistics_apply
 from pytest_gemm.numerics.reference import Reference, by_group, routes, widened
 from pytest_gemm.operands.magnitudes import Grid
-from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.problem.steps import Step
 
 _GATE: Final = Step("silu")
+
+
+def gated_span(
+    step: Step, first: Span, second: Span, arithmetic: Arithmetic, dtype: DType
+) -> tuple[Span, torch.Tensor | None]:
+    """An activation of one value times another one, and where everything is accepted; ``None`` for nowhere.
+
+    The two ranges are independent, so the product's ends are among the four products of their ends.  Where some of
+    these are NaN (0 * Inf) and others not, it depends on roundings whether the result is one.
+    """
+    undefined = undefined_at(step, first, None)
+    first = arithmetic.stored(step_span(step, first, None, arithmetic, dtype), dtype)
+    if first.thin and second.thin:
+        product = Span.of(first.lo * second.lo)
+    else:
+        ends = torch.stack([a * b for a in (first.lo, first.hi) for b in (second.lo, second.hi)])
+        product = Span(ends.amin(0), ends.amax(0))
+        undefined = either(undefined, ends.isnan().any(0) & ~ends.isnan().all(0))
+    return arithmetic.stored(arithmetic.basic(product), dtype), undefined
 
 
 def experts_product(given: Bounding) -> Product:
@@ -54,12 +65,10 @@ def experts_product(given: Bounding) -> Product:
     gate, up = c.chunk(2, -1)
     value = apply(_GATE, gate, None) * up
     # A NaN makes a row of NaN; of infinities it depends on roundings.
-    sure = (gated.lo.isnan() & gated.hi.isnan()).any(-1, keepdim=True)
-    open_ = either(~(gated.lo.isfinite() & gated.hi.isfinite()), undefined)
-    assert open_ is not None
-    is_open = open_.any(-1, keepdim=True)
-    if (beyond := undecided(given)) is not None:
-        is_open |= beyond.any(-1, keepdim=True)
+    is_open, is_nan = ~(gated.lo.isfinite() & gated.hi.isfinite()), gated.lo.isnan() & gated.hi.isnan()
+    if undefined is not None:
+        is_open, is_nan = is_open | undefined, is_nan & ~undefined
+    is_open, is_nan = (x.any(-1, keepdim=True) for x in (is_open, is_nan))
     value, lo, hi = (torch.where(is_open, 0.0, x) for x in (value, gated.lo, gated.hi))
     r = torch.maximum(hi - value, value - lo)
 
@@ -76,7 +85,7 @@ def experts_product(given: Bounding) -> Product:
     factor = widened(weights).flatten()[order, None]
     span = arithmetic.stored(Span.of(made, error), out)
     parts = arithmetic.stored(arithmetic.basic(span.map(lambda x: x * factor)), out)
-    nan = total(sure.double()) > 0.0
+    nan = total(is_nan.double()) > 0.0
     value = torch.where(nan, math.nan, total(made * factor))
     # The sum of k numbers costs k - 1 roundings.
     span = parts.map(total).widen(total(parts.size) * (problem.choices * u))

@@ -28,17 +28,8 @@ import torch
 
 from pytest_gemm.core.outcome import Reason
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.numerics.epilogue import (
-    Arithmetic,
-    Span,
-    apply,
-    cast,
-    gated_span,
-    requantised,
-    step_span,
-    undefined_at,
-)
-from pytest_gemm.numerics.experts import experts_product
+from pytest_gemm.numerics.epilogue import Arithmetic, Span, apply, cast, requantised, step_span, undefined_at
+from pytest_gemm.numerics.experts import experts_product, gated_span
 from pytest_gemm.numerics.product import Bounding, Product, Tier, either, product_of
 from pytest_gemm.numerics.reference import Reference, as_added, underflowed, widened
 from pytest_gemm.numerics.rounding import round_to
