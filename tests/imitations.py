@@ -196,6 +196,16 @@ def _scales_in_order(t: Tensors, problem: Problem) -> None:
     t["scale_a"] = torch.from_numpy(moved).view(t["scale_a"].dtype)
 
 
+# -- experts
+
+
+def _one_tile(a: Tensor, b: Tensor) -> Tensor:
+    """Of the rows of an expert only those of the first tile of 4 are written; the workspace was zero."""
+    c = exact(a, b)
+    c[4:] = 0.0
+    return store(c, a)
+
+
 IMITATIONS: Final[dict[str, Plant]] = {
     "tensorwise-as-rowwise": whole(_tensorwise_as_rowwise),
     "woq-column-tail": corrupted(_column_tail),
@@ -237,6 +247,8 @@ IMITATIONS: Final[dict[str, Plant]] = {
     "swizzled-scales-in-order": corrupted(_scales_in_order),
     "scales-transposed": changed(scale_a=lambda scale: scale.mT.reshape(scale.shape)),
     "bias-rounded-down": changed(bias=lambda bias: bias.as_strided(bias.shape, bias.stride(), 0)),
+    # -- experts
+    "one-tile-of-an-expert": product(_one_tile),
 }
 
 # -- groups

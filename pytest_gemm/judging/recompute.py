@@ -85,7 +85,8 @@ class Sample:
         index = ((wrong.bad ^ good) & wrong.x.isfinite() & interval.value.isfinite() & width.isfinite()).nonzero()
         one_of_several = problem.has("steps.first") or problem.has("steps.last") or problem.op.outside
         one_of_several |= problem.reduction is not None
-        if len(index) < FEW or problem.op.ragged in {"n", "k"} or problem.step("gated") or one_of_several:
+        several_went_in = problem.op.ragged in {"n", "k"} or problem.op.routed or problem.step("gated")
+        if len(index) < FEW or several_went_in or one_of_several:
             return None  # no single product went into an element, or another epilogue into each
         index = index[torch.linspace(0, len(index) - 1, min(most, len(index))).round().long()]
         at = tuple(index.unbind(1))

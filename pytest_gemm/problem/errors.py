@@ -8,7 +8,10 @@ from typing import Final, NamedTuple
 # The fields of a line; ``flags`` are the words of all subjects but quant.
 FIELDS: Final = ("op", "dtypes", "layout", "shape", "epilogue", "quant", "flags")
 # What words are about, in the order of a canonical line.
-SUBJECTS: Final = ("quant", "math", "a", "b", "r0", "bias", "steps", "out", "m", "n", "k", "batch", "program", "groups")
+SUBJECTS: Final = (
+    *("quant", "math", "a", "b", "r0", "bias", "steps", "out"),
+    *("m", "n", "k", "batch", "routing", "program", "groups"),
+)
 GRAMMAR: Final = "op:dtypes:layout:shape[:epilogue][:subject.word+word]..."
 _SUBJECT: Final = re.compile(r"([a-z_][a-z0-9_]*)\.")
 # What joins the tokens of a field; op and layout are one token, the other fields have "+".
