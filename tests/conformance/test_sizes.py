@@ -48,13 +48,12 @@ def test_each_residue_octave_and_batch_meets_a_line_in_every_draw(redrawn: Path)
                 met = {size // step % modulus for size in column.met}
                 assert met == {size // step % modulus for size in column.possible}, (family, column.axis, modulus)
                 assert step > 1 or len(met) == modulus
-    batches = next(column.met for column in found["bmm-drawn-full"].columns if column.axis == "batch")
-    assert {*batches} == {*range(1, 65)}
+    assert {*found["bmm-drawn-batches"].columns[0].met} == {*range(1, 65)}
 
 
 def test_the_limit_keeps_small_products_and_lets_dimensions_be_large_together() -> None:
     problems = [p for one in sizes.drawn(matrix.CASES, "full") for p in one.problems]
-    assert max(p.shape.flops for p in problems) <= 1 << 30
+    assert max(p.shape.flops for p in problems) <= 1 << 27
     assert sum(p.shape.m > 512 and p.shape.k > 512 for p in problems) >= 20
     assert any(p.shape.n % 256 == 255 for p in problems if p.dtypes.a.bits == 16)
 
@@ -72,18 +71,16 @@ def test_the_quick_level_draws_each_residue_modulo_16_and_each_octave() -> None:
     ("op", "is_wrong"),
     [
         pytest.param("mm", lambda s: s.k % 64 == 37, id="mm-k-37-of-64"),
-        pytest.param("mm", lambda s: s.k.bit_length() == 13, id="mm-k-4096-to-8191"),
+        pytest.param("mm", lambda s: s.k.bit_length() == 12, id="mm-k-2048-to-4095"),
         pytest.param("linear", lambda s: s.n % 256 == 255, id="linear-n-255-of-256"),
         pytest.param("addmm", lambda s: s.m % 256 == 192, id="addmm-m-192-of-256"),
         pytest.param("bmm", lambda s: s.batch == 7, id="bmm-batch-7"),
-        pytest.param("int_mm", lambda s: s.n % 128 == 1, id="int_mm-n-1-of-128"),
     ],
 )
 def test_a_kernel_that_is_wrong_at_one_size_alone_is_caught(op: str, is_wrong: Callable[[Shape], bool]) -> None:
     def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         batch = a.shape[0] if a.ndim == 3 else None
-        whole = a.dtype if a.is_floating_point() else torch.int32
-        c = a.to(whole) @ b.to(whole)
+        c = a @ b
         if is_wrong(Shape(a.shape[-2], b.shape[-1], a.shape[-1], batch)):
             c[..., -1, -1] = c[..., 0, 0]
         return c
@@ -92,7 +89,7 @@ def test_a_kernel_that_is_wrong_at_one_size_alone_is_caught(op: str, is_wrong: C
     (whole,) = (one for one in sizes.drawn(matrix.CASES, "full") if one.name == f"{op}-drawn-full")
     problems = sorted((p for p in whole.problems if backend.supports(p) is None), key=lambda p: p.shape.flops)
     chosen = [next(p for p in problems if p.op.name == op and is_wrong(p.shape) is wrong) for wrong in (True, False)]
-    cases = [Case(backend, p, distributions_for(p), 0, Device.CPU) for p in chosen]
+    cases = [Case(backend, p, distributions_for(p)[:1], 0, Device.CPU) for p in chosen]
     wrong, right = ({outcome.status for outcome in Judge().outcomes(case)} for case in cases)
     assert Status.INCORRECT in wrong
     assert right == {Status.PASSED}
