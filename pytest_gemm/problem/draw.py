@@ -1,7 +1,7 @@
 """Sizes drawn by rule: each residue and each octave of every dimension, in a given number of lines.
 
-A bug of a kernel often shows at one residue of a size (a tail of a tile), or in one octave of it (the next larger tile).
-A list of sizes meets those that its author thought of; a draw meets all of its range, and which it meets can be counted.
+A bug of a kernel often shows at one residue of a size (a tail of a tile), or in one octave of it (the next larger
+tile).  A list of sizes has those that its author thought of; of a draw it is known which it has.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def drawn(count: int, sizes: Mapping[str, range], others: Axes, most: float, see
     found: list[Point] = [{**point} for point in points]
     for name, values in others.items():
         for point, value in zip(found, _repeated(values, count, f"{seed} {name}"), strict=True):
-            point |= value if isinstance(value, Mapping) else {name: value}
+            point.update(value if isinstance(value, Mapping) else {name: value})
     return found
 
 
@@ -108,7 +108,6 @@ def _limit(points: list[dict[str, int]], most: float) -> None:
 
     Of the exchanges that do so for a line that one is made which leaves the largest product of the two lines.
     """
-
     products = [math.prod(point.values()) for point in points]
     for one in sorted(range(len(points)), key=products.__getitem__, reverse=True):
         if products[one] <= most:

@@ -71,7 +71,7 @@ _KEYS: Final[Mapping[str, Key]] = {
     "problems": Key(is_texts, "write a list of problem lines"),
     "exclude": Key(is_texts, "write a list of patterns of problem lines"),
     "spread": Key(is_texts, "write a list of axes"),
-    "draw": Key(lambda value: isinstance(value, dict), "write a table such as { lines = 256, m = \"1..1023\" }"),
+    "draw": Key(lambda value: isinstance(value, dict), 'write a table such as { lines = 256, m = "1..1023" }'),
 }
 _LINES: Final = f"write how many lines are drawn, up to {_MOST}"
 _DRAW: Final[Mapping[str, Key]] = {
@@ -147,7 +147,7 @@ def _misspelt(file: TableFile, names: Iterable[str]) -> None:
 def _lines(file: TableFile, table: Mapping[str, Any], key: str) -> list[str]:
     """The problem lines of the templates and axes of a set."""
     templates = [table[key]] if key == "problem" else table[key]
-    found = {name: _values(file, name, value) for name, value in table.items() if name not in _KEYS}
+    found: axes.Axes = {name: _values(file, name, value) for name, value in table.items() if name not in _KEYS}
     if "draw" in table:
         found = {"draw": _drawn(file, table, found)}
     for name, values in found.items():
@@ -163,12 +163,13 @@ def _lines(file: TableFile, table: Mapping[str, Any], key: str) -> list[str]:
     try:
         lines = axes.lines(templates, found, table.get("spread", ()))
     except TemplateError as error:
-        raise file.fail(str(error), f"axes of this set: {', '.join(found) or 'none'}", key) from None
+        known = [one for name, values in found.items() for one in sorted(axes.names(name, values))]
+        raise file.fail(str(error), f"axes of this set: {', '.join(known) or 'none'}", key) from None
     return _without(file, lines, table.get("exclude", ()))
 
 
 def _drawn(file: TableFile, table: Mapping[str, Any], others: axes.Axes) -> list[Point]:
-    """The values of the axes in each line of a set with ``draw``, whose table has sizes beside the keys of ``_DRAW``."""
+    """The values of the axes in each line of a set with ``draw``: the keys that are not in ``_DRAW`` have sizes."""
     given = file.read({key: value for key, value in table["draw"].items() if key in _DRAW}, _DRAW, "draw")
     sizes = {axis: _sizes(file, axis, text) for axis, text in table["draw"].items() if axis not in _DRAW}
     if not sizes:
