@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from pytest_gemm.problem.axes import Axes
+from pytest_gemm.storage.datafile import WrongValue, shown
 
 MODULUS: Final = 256
 """The largest modulus of which a draw takes each residue."""
@@ -23,19 +24,19 @@ Point = dict[str, str | int | float]
 
 
 class DrawError(ValueError):
-    """Sizes that are no range, or that no exchange brings below the limit."""
+    """Sizes that no exchange brings below the limit."""
 
 
 def size_range(text: object) -> range:
     """The sizes of ``1..1023``, or of ``16..2048/16``: multiples of 16.
 
     Raises:
-        DrawError: for anything else.
+        WrongValue: for anything else.
     """
     found = re.fullmatch(r"(\d{1,7})\.\.(\d{1,7})(?:/(\d{1,4}))?", text) if isinstance(text, str) else None
     low, high, step = (int(one or 1) for one in found.groups()) if found else (0, 0, 0)
     if not 1 <= step <= low <= high or low % step:
-        raise DrawError(f"{text!r} are no sizes")
+        raise WrongValue(f"is {shown(text)}")
     return range(low, high + 1, step)
 
 
@@ -112,14 +113,14 @@ def _limit(points: list[dict[str, int]], most: float) -> None:
     for one in sorted(range(len(points)), key=products.__getitem__, reverse=True):
         if products[one] <= most:
             continue
-        point, best = points[one], (0, 0, "")
-        for other, sizes in enumerate(points):
-            for name, size in sizes.items():
-                largest = max(products[one] // point[name] * size, products[other] // size * point[name])
-                if best[0] < largest <= most:
-                    best = (largest, other, name)
-        _, other, name = best
-        if not name:
+        point = points[one]
+        exchanges = (
+            (max(products[one] // point[name] * size, products[other] // size * point[name]), other, name)
+            for other, sizes in enumerate(points)
+            for name, size in sizes.items()
+        )
+        largest, other, name = max((each for each in exchanges if each[0] <= most), default=(0, 0, ""))
+        if not largest:
             raise DrawError(f"no exchange of sizes between the lines leaves products of {most} or less")
         point[name], points[other][name] = points[other][name], point[name]
         products[one], products[other] = (math.prod(points[place].values()) for place in (one, other))

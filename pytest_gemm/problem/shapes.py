@@ -35,7 +35,7 @@ from pytest_gemm.problem.axes import APART, LEVELS, QUICK, TemplateError, Value,
 from pytest_gemm.problem.draw import DrawError, Point, drawn, size_range
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.storage.datafile import Key, TableFile, is_text, is_texts, shown
+from pytest_gemm.storage.datafile import Key, TableFile, is_any, is_text, is_texts, shown
 from pytest_gemm.storage.errors import FileError
 
 _DEVICES: Final = ("cpu", "cuda")
@@ -57,10 +57,6 @@ def _are_devices(value: Any) -> bool:
     return value != [] and all(one in _DEVICES for one in (value if isinstance(value, list) else [value]))
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 _NAME: Final = "a set needs a name of lower-case letters, digits and dashes"
 _KEYS: Final[Mapping[str, Key]] = {
     "name": Key(_is_name, _NAME, required=_NAME),
@@ -75,10 +71,11 @@ _KEYS: Final[Mapping[str, Key]] = {
 }
 _LINES: Final = f"write how many lines are drawn, up to {_MOST}"
 _DRAW: Final[Mapping[str, Key]] = {
-    "lines": Key(lambda value: _is_number(value) and value <= _MOST, _LINES, required=_LINES),
-    "most": Key(_is_number, "write the largest product that the sizes of a line may have"),
+    "lines": Key(lambda value: isinstance(value, int) and 1 <= value <= _MOST, _LINES, required=_LINES),
+    "most": Key(lambda value: isinstance(value, int), "write the largest product that the sizes of a line may have"),
     "seed": Key(is_text, "write a text between quotes: another one is another draw"),
 }
+_SIZES: Final = Key(is_any, 'write "LOW..HIGH", or "LOW..HIGH/STEP" for multiples of STEP', read=size_range)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,8 +167,8 @@ def _lines(file: TableFile, table: Mapping[str, Any], key: str) -> list[str]:
 
 def _drawn(file: TableFile, table: Mapping[str, Any], others: axes.Axes) -> list[Point]:
     """The values of the axes in each line of a set with ``draw``: the keys that are not in ``_DRAW`` have sizes."""
-    given = file.read({key: value for key, value in table["draw"].items() if key in _DRAW}, _DRAW, "draw")
-    sizes = {axis: _sizes(file, axis, text) for axis, text in table["draw"].items() if axis not in _DRAW}
+    given = file.read(table["draw"], {**dict.fromkeys(table["draw"], _SIZES), **_DRAW}, "draw")
+    sizes = {axis: values for axis, values in given.items() if axis not in _DRAW}
     if not sizes:
         raise file.fail("draw has no sizes", 'write m = "1..1023" in it for instance', "draw")
     if "spread" in table:
@@ -181,14 +178,6 @@ def _drawn(file: TableFile, table: Mapping[str, Any], others: axes.Axes) -> list
         return drawn(given["lines"], sizes, others, given.get("most", math.inf), seed)
     except DrawError as error:
         raise file.fail(str(error), "raise most, or shorten the ranges", "draw", "most") from None
-
-
-def _sizes(file: TableFile, axis: str, text: Any) -> range:
-    try:
-        return size_range(text)
-    except DrawError:
-        remedy = 'write "LOW..HIGH", or "LOW..HIGH/STEP" for multiples of STEP'
-        raise file.fail(f"{axis} is {shown(text)}", remedy, "draw", axis) from None
 
 
 def _without(file: TableFile, lines: list[str], patterns: Iterable[str]) -> list[str]:

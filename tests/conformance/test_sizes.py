@@ -51,13 +51,6 @@ def test_each_residue_octave_and_batch_meets_a_line_in_every_draw(redrawn: Path)
     assert {*found["bmm-drawn-batches"].columns[0].met} == {*range(1, 65)}
 
 
-def test_the_limit_keeps_small_products_and_lets_dimensions_be_large_together() -> None:
-    problems = [p for one in sizes.drawn(matrix.CASES, "full") for p in one.problems]
-    assert max(p.shape.flops for p in problems) <= 1 << 27
-    assert sum(p.shape.m > 512 and p.shape.k > 512 for p in problems) >= 20
-    assert any(p.shape.n % 256 == 255 for p in problems if p.dtypes.a.bits == 16)
-
-
 def test_the_quick_level_draws_each_residue_modulo_16_and_each_octave() -> None:
     (one,) = sizes.drawn(matrix.CASES, "quick")
     assert len(one.problems) == 16

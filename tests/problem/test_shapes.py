@@ -180,6 +180,7 @@ LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
         (TEMPLATE + "m = [1]\nspread = ['n']\n", 5, "spread has 'n', which is no axis"),
         (TEMPLATE + "m = [1]\nexclude = ['mm:bf16:*']\n", 5, "exclude 'mm:bf16:*' matches no line; delete it"),
         (DRAWN + "{ m = '1..9' }\n", 4, "lines is missing; write how many lines are drawn"),
+        (DRAWN + "{ lines = 9.5, m = '1..9' }\n", 4, "lines is 9.5; write how many lines are drawn"),
         (DRAWN + "{ lines = 9 }\n", 4, 'draw has no sizes; write m = "1..1023" in it'),
         (DRAWN + "{ lines = 9, m = '9..1' }\n", 4, "m is '9..1'; write \"LOW..HIGH\""),
         (DRAWN + "{ lines = 9, m = [1] }\n", 4, 'm is [1]; write "LOW..HIGH"'),
