@@ -14,7 +14,8 @@ A file is TOML.  Each ``[[set]]`` has a template of problem lines and axes that 
 
 Every key that is not one of :data:`_KEYS` is an axis.  Its values replace its name in braces; braces mean nothing else.
 In place of ``problem``, ``problems`` is a list of templates, each crossed with the axes that it names, or of lines
-without axes.  ``docs/how-to/adding-a-case.md`` describes the other keys.
+without axes.  With ``draw`` nothing is crossed: so many lines are made, whose sizes are drawn, see
+:mod:`~pytest_gemm.problem.draw`.  ``docs/how-to/adding-a-case.md`` describes the other keys.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from typing import Any, Final
 from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.problem import axes
 from pytest_gemm.problem.axes import APART, LEVELS, QUICK, TemplateError, Value, unique
+from pytest_gemm.problem.draw import DrawError, Point, drawn, size_range
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.storage.datafile import Key, TableFile, is_text, is_texts, shown
+from pytest_gemm.storage.datafile import Key, TableFile, is_any, is_text, is_texts, shown
 from pytest_gemm.storage.errors import FileError
 
 _DEVICES: Final = ("cpu", "cuda")
@@ -65,7 +67,15 @@ _KEYS: Final[Mapping[str, Key]] = {
     "problems": Key(is_texts, "write a list of problem lines"),
     "exclude": Key(is_texts, "write a list of patterns of problem lines"),
     "spread": Key(is_texts, "write a list of axes"),
+    "draw": Key(lambda value: isinstance(value, dict), 'write a table such as { lines = 256, m = "1..1023" }'),
 }
+_LINES: Final = f"write how many lines are drawn, up to {_MOST}"
+_DRAW: Final[Mapping[str, Key]] = {
+    "lines": Key(lambda value: isinstance(value, int) and 1 <= value <= _MOST, _LINES, required=_LINES),
+    "most": Key(lambda value: isinstance(value, int), "write the largest product that the sizes of a line may have"),
+    "seed": Key(is_text, "write a text between quotes: another one is another draw"),
+}
+_SIZES: Final = Key(is_any, 'write "LOW..HIGH", or "LOW..HIGH/STEP" for multiples of STEP', read=size_range)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +144,9 @@ def _misspelt(file: TableFile, names: Iterable[str]) -> None:
 def _lines(file: TableFile, table: Mapping[str, Any], key: str) -> list[str]:
     """The problem lines of the templates and axes of a set."""
     templates = [table[key]] if key == "problem" else table[key]
-    found = {name: _values(file, name, value) for name, value in table.items() if name not in _KEYS}
+    found: axes.Axes = {name: _values(file, name, value) for name, value in table.items() if name not in _KEYS}
+    if "draw" in table:
+        found = {"draw": _drawn(file, table, found)}
     for name, values in found.items():
         if unused := [one for one in axes.names(name, values) if not any(f"{{{one}}}" in line for line in templates)]:
             _misspelt(file, [name])
@@ -148,8 +160,24 @@ def _lines(file: TableFile, table: Mapping[str, Any], key: str) -> list[str]:
     try:
         lines = axes.lines(templates, found, table.get("spread", ()))
     except TemplateError as error:
-        raise file.fail(str(error), f"axes of this set: {', '.join(found) or 'none'}", key) from None
+        known = [one for name, values in found.items() for one in sorted(axes.names(name, values))]
+        raise file.fail(str(error), f"axes of this set: {', '.join(known) or 'none'}", key) from None
     return _without(file, lines, table.get("exclude", ()))
+
+
+def _drawn(file: TableFile, table: Mapping[str, Any], others: axes.Axes) -> list[Point]:
+    """The values of the axes in each line of a set with ``draw``: the keys that are not in ``_DRAW`` have sizes."""
+    given = file.read(table["draw"], {**dict.fromkeys(table["draw"], _SIZES), **_DRAW}, "draw")
+    sizes = {axis: values for axis, values in given.items() if axis not in _DRAW}
+    if not sizes:
+        raise file.fail("draw has no sizes", 'write m = "1..1023" in it for instance', "draw")
+    if "spread" in table:
+        raise file.fail("a set with draw has spread", "delete it: every axis of such a set is spread", "spread")
+    seed = f"{table['name']} {given.get('seed', '')}"
+    try:
+        return drawn(given["lines"], sizes, others, given.get("most", math.inf), seed)
+    except DrawError as error:
+        raise file.fail(str(error), "raise most, or shorten the ranges", "draw", "most") from None
 
 
 def _without(file: TableFile, lines: list[str], patterns: Iterable[str]) -> list[str]:

@@ -117,7 +117,28 @@ problems = ["mm:f32:nn:4x4x4"]
     assert lines(("mine.toml", "gpu"), "quick", "cuda") == ["3x3x3"]
 
 
+def test_a_draw_deals_sizes_and_axes_to_a_number_of_lines(tmp_path: Path) -> None:
+    def drawn(**more: object) -> list[str]:
+        given = {"lines": 32, "m": "1..500", "n": "8..64/8", "most": 16_000, **more}
+        table = ", ".join(f"{key} = {value!r}" for key, value in given.items())
+        template = HEAD + "problem = 'mm:{dtype}:nn:{m}x{n}x1'\ndtype = ['f32', 'f16']\n"
+        folder = tmp_path / str(given.get("seed", "own"))
+        folder.mkdir(exist_ok=True)
+        (one,) = shapes.read(written(folder, f"{template}draw = {{ {table} }}\n"))
+        return [problem.line for problem in one.problems]
+
+    found = [line.split(":") for line in drawn()]
+    sizes = [tuple(map(int, shape.split("x"))) for *_, shape in found]
+    assert {m % 32 for m, _, _ in sizes} == {*range(32)}
+    assert {m.bit_length() for m, _, _ in sizes} == {*range(1, 10)}
+    assert sorted(n for _, n, _ in sizes) == [n for n in range(8, 65, 8) for _ in range(4)]
+    assert max(m * n for m, n, _ in sizes) <= 16_000
+    assert sum(dtypes == "f16" for _, dtypes, *_ in found) == 16
+    assert drawn(seed="b") != drawn(seed="") == [":".join(line) for line in found]
+
+
 HEAD = "[[set]]\nname = 'a'\n"
+DRAWN = HEAD + "problem = 'mm:f32:nn:{m}x1x1'\ndraw = "
 TEMPLATE = HEAD + "problem = 'mm:f32:nn:{m}x1x1'\n"
 LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
 
@@ -158,6 +179,14 @@ LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
         (TEMPLATE + "m = ['@sizes']\n", 4, "the axis 'm': no list '@sizes'; see axes.toml"),
         (TEMPLATE + "m = [1]\nspread = ['n']\n", 5, "spread has 'n', which is no axis"),
         (TEMPLATE + "m = [1]\nexclude = ['mm:bf16:*']\n", 5, "exclude 'mm:bf16:*' matches no line; delete it"),
+        (DRAWN + "{ m = '1..9' }\n", 4, "lines is missing; write how many lines are drawn"),
+        (DRAWN + "{ lines = 9.5, m = '1..9' }\n", 4, "lines is 9.5; write how many lines are drawn"),
+        (DRAWN + "{ lines = 9 }\n", 4, 'draw has no sizes; write m = "1..1023" in it'),
+        (DRAWN + "{ lines = 9, m = '9..1' }\n", 4, "m is '9..1'; write \"LOW..HIGH\""),
+        (DRAWN + "{ lines = 9, m = [1] }\n", 4, 'm is [1]; write "LOW..HIGH"'),
+        (DRAWN + "{ lines = 9, m = '8..9', n = '1..9' }\n", 4, "no template has {n}"),
+        (DRAWN + "{ lines = 9, m = '8..99', most = 4 }\n", 4, "no exchange of sizes between the lines"),
+        (DRAWN + "{ lines = 9, m = '1..9' }\nspread = ['m']\n", 5, "a set with draw has spread; delete it"),
         (LINES + LINES, 5, "two sets are called 'a'; names are unique"),
     ],
 )
