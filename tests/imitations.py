@@ -7,6 +7,7 @@ are small ones here.
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any, Final
 
 import torch
@@ -118,6 +119,26 @@ def _tile_lost() -> Plant:
     return product(matmul)
 
 
+# -- states
+
+
+def _row_lost_rarely() -> Plant:
+    """One row of a tile has the products of the tile behind it, in one of 50 calls: not among the first ten of these."""
+    calls, chance = itertools.count(), random.Random(0)
+    when = 0
+
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        nonlocal when
+        call = next(calls) % 50
+        when = chance.randrange(10, 50) if call == 0 else when
+        c = exact(a, b)
+        if call == when:
+            c[3, 16:32] = c[3, 32:48]
+        return store(c, a)
+
+    return product(matmul)
+
+
 IMITATIONS: Final[dict[str, Plant]] = {
     "tensorwise-as-rowwise": whole(_tensorwise_as_rowwise),
     "woq-column-tail": corrupted(_column_tail),
@@ -138,4 +159,5 @@ IMITATIONS: Final[dict[str, Plant]] = {
     "scales-of-the-first-block": changed(scale_a=lambda scale: scale[:, :1].expand_as(scale).contiguous()),
     "blocks-of-missing-threads": afterwards(_missing_threads),
     "tile-lost-in-some-calls": _tile_lost(),
+    "row-of-a-tile-lost-in-one-of-50-calls": _row_lost_rarely(),
 }

@@ -297,7 +297,14 @@ class Judge:
         yield Judged(attempt.end(Status.PASSED))
 
     def _run(
-        self, attempt: Attempt, truth: Truth, phase: Phase, timed: Timed | None = None, *, profiled: bool = False
+        self,
+        attempt: Attempt,
+        truth: Truth,
+        phase: Phase,
+        timed: Timed | None = None,
+        *,
+        profiled: bool = False,
+        calls: int = 1,
     ) -> tuple[Returned, Contract]:
         """Run, and prove that the backend did it; what runs again has proved it.
 
@@ -306,7 +313,7 @@ class Judge:
         """
         case, given = attempt.case, truth.operands
         with attempt.phase(phase):
-            how = How(phase, profiled, self.stream)
+            how = How(phase, profiled, self.stream, calls)
             ran = self._worker.run(attempt.built.number, given, how) if timed is None else timed(given)
             attempt.proved(ran.proof)
             objection = None if phase is Phase.RUN_AGAIN else ran.proof.objection()
@@ -353,13 +360,15 @@ class Judge:
         It is one whose sums round, where there is one: on exact data any order of summation gives the same bits.
 
         Catches a cached result, a stale workspace, results that share memory, late writes and kernels that are not
-        deterministic.
+        deterministic.  Of many calls under load the one with other bits than most is looked at: that catches a race.
         """
         if not runs:
             return
         first = next((run for run in runs if run.truth.operands.quantum == 0.0), runs[0])
         attempt.turn_to(first.truth.operands.distribution, first.truth)
-        second, contract = self._run(attempt, first.truth, Phase.RUN_AGAIN)
+        calls = attempt.case.calls
+        second, contract = self._run(attempt, first.truth, Phase.RUN_AGAIN, calls=calls)
+        when = "the second time" if calls == 1 else f"in one of {calls} calls under load"
         wrong: Reason | None = None
         cause = ""
         with attempt.phase(Phase.REFERENCE):
@@ -367,10 +376,10 @@ class Judge:
         if rewritten:
             wrong = Reason("result-rewritten", "a result that was handed out changed when the next one was computed")
         elif (difference := first.differs(second)) and contract.deterministic:
-            text = f"the same call gave other bits the second time{difference}"
+            text = f"the same call gave other bits {when}{difference}"
             wrong = Reason("not-deterministic", f"{text}; a backend that uses atomics declares deterministic=False")
         elif difference and (mismatch := self._mismatch(attempt, first.truth, second, contract, {})) is not None:
-            text = f"the same call gave a wrong result the second time: {mismatch.summary()}"
+            text = f"the same call gave a wrong result {when}: {mismatch.summary()}"
             wrong, cause = Reason(mismatch.code, text), mismatch.name  # other bits have to be right ones too
         if wrong is not None:
             yield Judged(attempt.end(Status.INCORRECT, wrong, cause=cause))
