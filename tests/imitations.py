@@ -123,7 +123,7 @@ def _tile_lost() -> Plant:
 
 
 def _row_lost_rarely() -> Plant:
-    """One row of a tile has the products of the tile behind it, in one of 50 calls: not among the first ten of these."""
+    """A row of a tile has the sums of the tile behind it, in one of 50 calls, which is none of the first ten."""
     calls, chance = itertools.count(), random.Random(0)
     when = 0
 

@@ -72,7 +72,7 @@ class How:
         phase: what it is for.
         profiled: whether the device's profiler looks on, where there is one.
         stream: ``default``, or ``side`` for a CUDA stream of its own, see ``streams``.
-        calls: how often; several run beside other load, and results with other bits than most have are what is returned.
+        calls: how often; of several, which run beside other load, results with other bits than most are returned.
     """
 
     phase: Phase = Phase.RUN

@@ -298,6 +298,23 @@ def test_a_pack_that_is_kept_by_address_is_stale(line: str) -> None:
         assert "that of the weight before" in str(found[-1].reason)
 
 
+@pytest.mark.parametrize(("names", "of"), [("a", "A"), ("ab", "A and B")])
+def test_what_is_made_of_a_and_kept_by_address_is_stale(names: str, of: str) -> None:
+    kept: dict[int, torch.Tensor] = {}
+
+    def quantised(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a, b = (
+            kept.setdefault(x.data_ptr(), x.clone()) if name in names else x
+            for name, x in zip("ab", (a, b), strict=True)
+        )
+        return a @ b
+
+    found = outcomes(quantised)
+    assert [o.status for o in found] == [Status.PASSED] * len(DISTRIBUTIONS) + [Status.INCORRECT]
+    assert found[-1].code == "stale-operand"
+    assert f"that of the values of {of} before" in str(found[-1].reason)
+
+
 def test_what_holds_b_sees_no_second_weight_and_b_is_as_it_was() -> None:
     backend, judge, seen = registered(packing(lambda b: (b.data_ptr(), b.shape))), Judge(), list[float]()
 

@@ -73,7 +73,7 @@ _BESIDE: Final = {
     "dead process": ("process-died",),
     "refusal": ("late-refusal",),
     "second run": ("not-deterministic", "result-rewritten", "written-after-return"),
-    "second weight": ("stale-weight",),
+    "second weight": ("stale-weight", "stale-operand"),
     "NaN and Inf": ("nan", "missing-nan", "infinite"),
 }
 _BY_CODE: Final = {code: tier for tier, codes in _BESIDE.items() for code in codes}
