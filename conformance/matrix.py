@@ -19,7 +19,7 @@ from pytest_gemm.problem.problem import Problem
 
 CASES = Path(__file__).with_name("cases")
 # Files beside those of plain products: lists of values, the tests that ask for more than the right product, and models.
-_OTHERS = ("axes", "caches", "models")
+_OTHERS = ("axes", "caches", "models", "races")
 
 
 def families() -> tuple[str, ...]:
@@ -64,3 +64,8 @@ def recompiled_in_another_process(level: str) -> tuple[Problem, ...]:
 def same_operands(level: str) -> tuple[Problem, ...]:
     """Compiled after other programs that take the same operands."""
     return family("caches", level, "same-operands", "same-operands-full")
+
+
+def races(level: str, device: str = "") -> tuple[Problem, ...]:
+    """Called many times under load."""
+    return family("races", level, device=device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 from typing import Any, Final
 
 import torch
@@ -206,6 +207,26 @@ def _one_tile(a: Tensor, b: Tensor) -> Tensor:
     return store(c, a)
 
 
+# -- states
+
+
+def _row_lost_rarely() -> Plant:
+    """A row of a tile has the sums of the tile behind it, in one of 50 calls, which is none of the first ten."""
+    calls, chance = itertools.count(), random.Random(0)
+    when = 0
+
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        nonlocal when
+        call = next(calls) % 50
+        when = chance.randrange(10, 50) if call == 0 else when
+        c = exact(a, b)
+        if call == when:
+            c[3, 16:32] = c[3, 32:48]
+        return store(c, a)
+
+    return product(matmul)
+
+
 IMITATIONS: Final[dict[str, Plant]] = {
     "tensorwise-as-rowwise": whole(_tensorwise_as_rowwise),
     "woq-column-tail": corrupted(_column_tail),
@@ -249,6 +270,8 @@ IMITATIONS: Final[dict[str, Plant]] = {
     "bias-rounded-down": changed(bias=lambda bias: bias.as_strided(bias.shape, bias.stride(), 0)),
     # -- experts
     "one-tile-of-an-expert": product(_one_tile),
+    # -- states
+    "row-of-a-tile-lost-in-one-of-50-calls": _row_lost_rarely(),
 }
 
 # -- groups

@@ -802,11 +802,11 @@ def cached_result(memory: Memory, t: Tensors, problem: Problem) -> Any:
     return memory.setdefault("result", correct(t, problem)).clone()
 
 
-def packed_by(key: Callable[[Tensor], object]) -> Plant:
-    """A pack of B is kept by this key of B."""
+def packed_by(key: Callable[[Tensor], object], name: str = "b") -> Plant:
+    """A pack of B, or of A, is kept by this key of it."""
 
     def run(memory: Memory, t: Tensors, problem: Problem) -> Any:
-        return correct(t | {"b": memory.setdefault(key(t["b"]), t["b"].clone())}, problem)
+        return correct(t | {name: memory.setdefault(key(t[name]), t[name].clone())}, problem)
 
     return remembering(run)
 
@@ -1916,6 +1916,16 @@ MUTANTS |= {
     "shared-large-result": Mutant("the same, with a MiB", remembering(shared_result), MIB, "result-rewritten"),
     "packed-by-address": Mutant(
         "packed weights are kept by address", packed_by(lambda b: (b.data_ptr(), b.shape)), SMALL, "stale-weight"
+    ),
+    "first-address-kept": Mutant(
+        "a descriptor has the first A's address",
+        remembering(lambda m, t, p: correct(t | {"a": m.setdefault(0, t["a"])}, p)),
+    ),
+    "quantised-by-address": Mutant(
+        "what is made of A is kept by address",
+        packed_by(lambda a: (a.data_ptr(), a.shape), "a"),
+        SMALL,
+        "stale-operand",
     ),
     "second-call-wrong": Mutant("from the second call on a slice is missing", calls(lambda n: n == 1)),
     "input-written": Mutant(

@@ -33,6 +33,7 @@ class Case:
         run_threads: CPU threads with which it is run, where these are not those it is compiled with; 0: the same.
         isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
         machine, user_caches: see :class:`BuildRequest`.
+        calls: how often one distribution is run once more; several calls run beside other load, see ``How``.
     """
 
     backend: Backend
@@ -47,6 +48,7 @@ class Case:
     machine: str = ""
     user_caches: str = ""
     run_threads: int = 0
+    calls: int = 1
 
     def request(self, candidate: str = "") -> BuildRequest:
         """How its backend is to build the problem, with one candidate or the one that the backend selects."""

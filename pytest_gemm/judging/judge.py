@@ -29,7 +29,7 @@ from pytest_gemm.judging import imitations, sampled, verdict
 from pytest_gemm.judging.attempt import Attempt, Ended
 from pytest_gemm.judging.case import Case, Evidence, Judged
 from pytest_gemm.judging.results import Returned, differing, digest_of, fingerprint_of
-from pytest_gemm.judging.truth import EagerRefusal, Earlier, Truth, Truths
+from pytest_gemm.judging.truth import EagerRefusal, Truth, Truths
 from pytest_gemm.numerics import precision
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
@@ -248,7 +248,7 @@ class Judge:
             return
         attempt.seconds = Seconds()
         if timing is None:  # a session of many processes times what one has judged
-            again = list(_ended(self._on_another_weight(attempt, runs)))
+            again = list(_ended(self._on_other_values(attempt, runs)))
             yield from again
             if not again:
                 self._worker.forget(attempt.built.number)
@@ -297,7 +297,14 @@ class Judge:
         yield Judged(attempt.end(Status.PASSED))
 
     def _run(
-        self, attempt: Attempt, truth: Truth, phase: Phase, timed: Timed | None = None, *, profiled: bool = False
+        self,
+        attempt: Attempt,
+        truth: Truth,
+        phase: Phase,
+        timed: Timed | None = None,
+        *,
+        profiled: bool = False,
+        calls: int = 1,
     ) -> tuple[Returned, Contract]:
         """Run, and prove that the backend did it; what runs again has proved it.
 
@@ -306,7 +313,7 @@ class Judge:
         """
         case, given = attempt.case, truth.operands
         with attempt.phase(phase):
-            how = How(phase, profiled, self.stream)
+            how = How(phase, profiled, self.stream, calls)
             ran = self._worker.run(attempt.built.number, given, how) if timed is None else timed(given)
             attempt.proved(ran.proof)
             objection = None if phase is Phase.RUN_AGAIN else ran.proof.objection()
@@ -353,13 +360,15 @@ class Judge:
         It is one whose sums round, where there is one: on exact data any order of summation gives the same bits.
 
         Catches a cached result, a stale workspace, results that share memory, late writes and kernels that are not
-        deterministic.
+        deterministic.  Of many calls under load the one with other bits than most is looked at: that catches a race.
         """
         if not runs:
             return
         first = next((run for run in runs if run.truth.operands.quantum == 0.0), runs[0])
         attempt.turn_to(first.truth.operands.distribution, first.truth)
-        second, contract = self._run(attempt, first.truth, Phase.RUN_AGAIN)
+        calls = attempt.case.calls
+        second, contract = self._run(attempt, first.truth, Phase.RUN_AGAIN, calls=calls)
+        when = "the second time" if calls == 1 else f"in one of {calls} calls under load"
         wrong: Reason | None = None
         cause = ""
         with attempt.phase(Phase.REFERENCE):
@@ -367,45 +376,47 @@ class Judge:
         if rewritten:
             wrong = Reason("result-rewritten", "a result that was handed out changed when the next one was computed")
         elif (difference := first.differs(second)) and contract.deterministic:
-            text = f"the same call gave other bits the second time{difference}"
+            text = f"the same call gave other bits {when}{difference}"
             wrong = Reason("not-deterministic", f"{text}; a backend that uses atomics declares deterministic=False")
-        elif difference and (mismatch := self._mismatch(attempt, first.truth, second, contract, {})) is not None:
-            text = f"the same call gave a wrong result the second time: {mismatch.summary()}"
+        elif difference and (mismatch := self._mismatch(attempt, first.truth, second, contract)) is not None:
+            text = f"the same call gave a wrong result {when}: {mismatch.summary()}"
             wrong, cause = Reason(mismatch.code, text), mismatch.name  # other bits have to be right ones too
         if wrong is not None:
             yield Judged(attempt.end(Status.INCORRECT, wrong, cause=cause))
 
-    def _on_another_weight(self, attempt: Attempt, runs: list[_Run]) -> Iterator[Judged]:
-        """One distribution with other values in the same B, as ``weight.copy_()`` leaves them.
+    def _on_other_values(self, attempt: Attempt, runs: list[_Run]) -> Iterator[Judged]:
+        """One distribution with other values in the same A and B, as ``weight.copy_()`` leaves them.
 
-        Catches what was made of B and kept by its address.  Where B is part of what was compiled nothing is run.
+        Catches what was made of an operand and kept by its address.  A B that is part of what was compiled stays.
         """
-        if attempt.built.constant_b:
-            return
         run = next((run for run in runs if run.truth.operands.quantum > 0.0), runs[0])
-        with run.truth.another_weight() as truth:
-            if truth is None:
-                return
+        names = tuple(name for name in run.truth.changeable if not (name == "b" and attempt.built.constant_b))
+        if not names:
+            return
+        with run.truth.other_values(names) as truth:
             attempt.turn_to(run.truth.operands.distribution, run.truth)
             returned, contract = self._run(attempt, truth, Phase.RUN_AGAIN)
-            before = {"the weight before": run.results} if run.results else {}
-            wrong = self._mismatch(attempt, truth, returned, contract, before)
-        if wrong is not None:
-            reason = Reason(wrong.code, f"wrong after other values were written to B: {wrong.summary()}")
-            cause = wrong.name
-            if not run.differs(returned) or "the weight before" in wrong.cause:
-                text = "other values were written to B, and the result is that of the weight before"
-                remedy = "keep what is made of B by its address and its version counter, or make it anew"
-                reason, cause = Reason("stale-weight", text, remedy), ""
-            yield Judged(attempt.end(Status.INCORRECT, reason, wrong.text(), cause))
+            wrong = self._mismatch(attempt, truth, returned, contract)
+        if wrong is None:
+            return
+        changed = f"other values were written to {_capitals(names)}"
+        reason = Reason(wrong.code, f"wrong after {changed}: {wrong.summary()}")
+        cause = wrong.name
+        for kept in dict.fromkeys((*((name,) for name in names), names)):
+            with run.truth.other_values(tuple(name for name in names if name not in kept)) as before:
+                is_stale = self._mismatch(attempt, before, returned, contract) is None
+            if is_stale:
+                reason, cause = _stale(changed, kept), ""
+                break
+        yield Judged(attempt.end(Status.INCORRECT, reason, wrong.text(), cause))
 
     def _mismatch(
-        self, attempt: Attempt, truth: Truth, returned: Returned, contract: Contract, earlier: Earlier
+        self, attempt: Attempt, truth: Truth, returned: Returned, contract: Contract
     ) -> verdict.Mismatch | None:
         """What is wrong with the results of a further run; ``None`` for nothing."""
         with attempt.phase(Phase.REFERENCE):
             made = program.gathered(truth.problem, returned.results)
-            verdicts = truth.verdicts(made, contract, earlier, self.reference)
+            verdicts = truth.verdicts(made, contract, {}, self.reference)
         return next(filter(None, (one.comparison.mismatch for one in verdicts)), None)
 
 
@@ -466,6 +477,18 @@ def _sufficient(case: Case, candidates: int) -> tuple[str, ...]:
     if case.mode is Mode.AOTI and case.problem.constant_b:  # each costs a compile of half a minute
         return (rounding or distributions[0],)
     return tuple(filter(None, (exact, rounding))) if candidates > _MANY else distributions
+
+
+def _stale(changed: str, kept: tuple[str, ...]) -> Reason:
+    """Why a result is wrong that is right for what some operands held before."""
+    names = _capitals(kept)
+    remedy = f"keep what is made of {names} by the address and the version counter, or make it anew"
+    code, what = ("stale-weight", "weight") if kept == ("b",) else ("stale-operand", f"values of {names}")
+    return Reason(code, f"{changed}, and the result is that of the {what} before", remedy)
+
+
+def _capitals(names: tuple[str, ...]) -> str:
+    return " and ".join(name.upper() for name in sorted(names))
 
 
 def _all_pruned(reasons: Sequence[Reason]) -> Reason:

@@ -48,35 +48,40 @@ class Truth:
     # Of the contract that came last: the candidates of a backend mostly share one.
     _intervals: tuple[Contract, tuple[interval_module.Interval, ...]] | None = None
     _eager: tuple[torch.Tensor, ...] | str | None = None
-    _other: Truth | None = None
+    _others: dict[tuple[str, ...], Truth] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
-    def another_weight(self) -> Iterator[Truth | None]:
-        """A block in which B's memory holds other values, and its truth; ``None`` where B cannot be overwritten.
+    def other_values(self, names: tuple[str, ...]) -> Iterator[Truth]:
+        """A block in which the memory of A or B, or of both, holds other values, and its truth.
 
-        Its columns stand one place further: that is as good a B of the distribution, and its truth is that of no other
-        block.  B is as it was afterwards.
+        The rows of A and the columns of B stand one place further: they are as good operands of the distribution, and
+        their truth is that of no other block.  They are as they were afterwards.
+
+        Args:
+            names: of :attr:`changeable`.
         """
-        columns = self._columns
-        if columns is None:
-            yield None
-            return
-        columns.copy_(columns.roll(1, -1))
+        lines = [self.changeable[name] for name in names]
+        for line in lines:
+            line.copy_(line.roll(1, 0))
         try:
-            self._other = self._other or Truth(self.operands, self.digest)
-            yield self._other
+            yield self._others.setdefault(names, Truth(self.operands, self.digest)) if names else self
         finally:
-            if not self.spoiled:
-                columns.copy_(columns.roll(-1, -1))
+            for line in lines if not self.spoiled else ():
+                line.copy_(line.roll(-1, 0))
 
-    @property
-    def _columns(self) -> torch.Tensor | None:
-        """Bits of the elements of B, each once; ``None`` for a B that is A, is large, or has equal columns alone."""
-        b = self.operands.b
-        if not any(one.name == "b" for one in self.operands.buffers) or b.numel() * b.element_size() >= KEPT_BYTES:
-            return None
-        once = words(b[tuple(slice(1 if stride == 0 else None) for stride in b.stride())])
-        return once if once.numel() and bool((once != once[..., :1]).any()) else None
+    @functools.cached_property
+    def changeable(self) -> dict[str, torch.Tensor]:
+        """Bits of the elements of B and A, each once, the columns or rows foremost.
+
+        Neither one that is the other one, that is large, or that has equal lines alone.
+        """
+        given, found = self.operands, dict[str, torch.Tensor]()
+        for name, x, dim in (("b", given.b, given.b.dim() - 1), ("a", given.a, given.a.dim() - 2)):
+            once = words(x[tuple(slice(1 if stride == 0 else None) for stride in x.stride())]).movedim(dim, 0)
+            small = x.numel() * x.element_size() < KEPT_BYTES
+            if small and once.numel() and bool((once != once[:1]).any()) and name in {g.name for g in given.buffers}:
+                found[name] = once
+        return found
 
     @property
     def problem(self) -> Problem:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 _SMOKE: Final = ("mm:f16:nt:32x64x128", "mm:f32:nn:32x64x128", "mm:f64:nn:64x48x1000", "int_mm:i8-i8-i32:nt:32x64x128")
 # Flags of the CPU that matter to a matrix product.
 _UNITS: Final = {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16"}
+# Releases that compute wrong results whatever is asked of them, and what of.
+_PREDICATED: Final = "drops predicated copies on CUDA 13 (NVIDIA/cutlass issue 3241): install another release"
+_WRONG: Final = {("nvidia-cutlass-dsl", "4.5.0"): _PREDICATED, ("nvidia-cutlass-dsl", "4.5.1"): _PREDICATED}
 # Characters of a line.
 _WIDTH: Final = 118
 
@@ -207,6 +210,7 @@ def _can_run(config: GemmConfig, _: object, name: str) -> _Lines:
         return [*lines, (f"cannot run: {reason}", "missing")]
     if availability.versions:
         lines.append((f"with {', '.join(' '.join(pair) for pair in availability.versions)}", ""))
+        lines += [(f"warning: {' '.join(pair)} {_WRONG[pair]}", "") for pair in availability.versions if pair in _WRONG]
     return lines
 
 

@@ -72,11 +72,13 @@ class How:
         phase: what it is for.
         profiled: whether the device's profiler looks on, where there is one.
         stream: ``default``, or ``side`` for a CUDA stream of its own, see ``streams``.
+        calls: how often; of several, which run beside other load, results with other bits than most are returned.
     """
 
     phase: Phase = Phase.RUN
     profiled: bool = False
     stream: str = "default"
+    calls: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -123,7 +123,7 @@ def test_every_problem_of_the_matrix_can_be_read_back() -> None:
 
 @pytest.mark.slow
 def test_every_set_has_a_reason_and_a_problem_of_its_own() -> None:
-    for name in (*matrix.families(), "caches"):
+    for name in (*matrix.families(), "caches", "races"):
         for one in shapes.read(matrix.CASES / f"{name}.toml"):
             assert one.help, f"{name}.toml: {one.name}"
             assert one.problems, f"{name}.toml: {one.name}"

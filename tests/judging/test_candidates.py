@@ -615,7 +615,7 @@ def test_the_truth_is_computed_once_for_all_candidates() -> None:
         patch.object(interval, "interval", side_effect=interval.interval) as intervals,
     ):
         assert len(judged(Fake(*(f"c{i}" for i in range(30))), "all")) == 60
-    assert references.call_count == intervals.call_count == 3  # of two distributions, and of another weight
+    assert references.call_count == intervals.call_count == 3  # of two distributions, and of other values in A and B
 
 
 def test_evidence_of_failed_candidates_is_bounded() -> None:

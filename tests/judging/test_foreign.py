@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
+import itertools
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -182,6 +185,48 @@ def test_the_second_result_is_looked_at_whatever_its_size(line: str, determinist
     assert not kept or f"{shape[0] * shape[1]} of {shape[0] * shape[1]} elements" in last.reason.text
 
 
+def racing(chance: random.Random) -> Matmul:
+    """Right but in one of each 50 calls, which is none of the first ten of these."""
+    calls = itertools.count()
+    when = [0]
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        call, c = next(calls) % 50, a @ b
+        if call == 0:
+            when[0] = chance.randrange(10, 50)
+        if call == when[0]:
+            c[3, 16:32] = c[3, 32:48]
+        return c
+
+    return matmul
+
+
+def test_a_race_shows_in_many_calls_and_not_in_two() -> None:
+    case = Case(registered(right), Problem.parse(LINE), DISTRIBUTIONS, 0, Device.CPU, threads=1)
+    for seed in range(20):
+        few, many = (
+            Judge().outcomes(dataclasses.replace(case, backend=registered(racing(random.Random(seed))), calls=calls))
+            for calls in (1, 100)
+        )
+        assert codes(few) == {(Status.PASSED, "")}
+        assert codes(many[-1:]) == {(Status.INCORRECT, "not-deterministic")}
+        assert "in one of 100 calls under load (16 of 1105 elements)" in str(many[-1].reason)
+    assert codes(Judge().outcomes(dataclasses.replace(case, calls=100))) == {(Status.PASSED, "")}
+
+
+def test_other_work_runs_beside_many_calls_and_ends_with_them() -> None:
+    before, beside = threading.active_count(), list[int]()
+
+    def watching(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        beside.append(threading.active_count() - before)
+        return a @ b
+
+    case = Case(registered(watching), Problem.parse(LINE), ("rand",), 0, Device.CPU, threads=2, calls=5)
+    assert codes(Judge().outcomes(case)) == {(Status.PASSED, "")}
+    assert beside[1:6] == [2] * 5  # after the run of the distribution
+    assert {beside[0], *beside[6:], threading.active_count() - before} == {0}
+
+
 def test_a_given_result_is_written_by_every_run() -> None:
     assert codes(outcomes(right, f"{LINE}:out.given")) == {(Status.PASSED, "")}
 
@@ -223,7 +268,7 @@ def test_a_result_that_is_written_after_the_return_is_not_believed() -> None:
     assert "1105 elements of the result changed after the call had returned" in str(found[0].reason)
 
 
-# -- a weight with other values ----------------------------------------------------------------------------
+# -- operands with other values ----------------------------------------------------------------------------
 
 
 def packing(key: Callable[[torch.Tensor], object]) -> Matmul:
@@ -253,6 +298,23 @@ def test_a_pack_that_is_kept_by_address_is_stale(line: str) -> None:
         assert "that of the weight before" in str(found[-1].reason)
 
 
+@pytest.mark.parametrize(("names", "of"), [("a", "A"), ("ab", "A and B")])
+def test_what_is_made_of_a_and_kept_by_address_is_stale(names: str, of: str) -> None:
+    kept: dict[int, torch.Tensor] = {}
+
+    def quantised(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a, b = (
+            kept.setdefault(x.data_ptr(), x.clone()) if name in names else x
+            for name, x in zip("ab", (a, b), strict=True)
+        )
+        return a @ b
+
+    found = outcomes(quantised)
+    assert [o.status for o in found] == [Status.PASSED] * len(DISTRIBUTIONS) + [Status.INCORRECT]
+    assert found[-1].code == "stale-operand"
+    assert f"that of the values of {of} before" in str(found[-1].reason)
+
+
 def test_what_holds_b_sees_no_second_weight_and_b_is_as_it_was() -> None:
     backend, judge, seen = registered(packing(lambda b: (b.data_ptr(), b.shape))), Judge(), list[float]()
 
@@ -267,7 +329,8 @@ def test_what_holds_b_sees_no_second_weight_and_b_is_as_it_was() -> None:
     holding.prepare = lambda problem, *_: Holding(backend, problem)
     case = Case(holding, Problem.parse(LINE), DISTRIBUTIONS, 0, Device.CPU)
     assert codes(judge.outcomes(case)) == {(Status.PASSED, "")}
-    assert len(seen) == len(DISTRIBUTIONS) + 1
+    assert len(seen) == len(DISTRIBUTIONS) + 2  # once more, and with another A
+    assert seen[-1] in seen[:-1]
     truths = [judge._truths.of(case, name) for name in DISTRIBUTIONS]
     outcomes(right, judge=judge)
     assert [judge._truths.of(case, name) for name in DISTRIBUTIONS] == truths  # made once, as nothing has changed

@@ -32,6 +32,7 @@ class Bug(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     imitation: str = ""
     ledger: tuple[str, ...] = ()
     missing: str = ""
+    calls: int = 1
 
     @property
     def imitated(self) -> tuple[str, ...]:

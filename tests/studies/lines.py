@@ -30,7 +30,11 @@ def read(name: str, row: type[_Row]) -> list[_Row]:
 @functools.cache
 def levels() -> dict[str, str]:
     """The least level of every problem from ``quick`` on, by its line."""
-    return {problem.line: level for level in (*APART, *reversed(LEVELS[1:])) for problem in matrix.products(level)}
+    return {
+        problem.line: level
+        for level in (*APART, *reversed(LEVELS[1:]))
+        for problem in (*matrix.products(level), *matrix.races(level))
+    }
 
 
 def complaints(who: str, lines: Iterable[str], *at: str) -> Iterator[str]:

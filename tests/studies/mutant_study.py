@@ -73,7 +73,7 @@ _BESIDE: Final = {
     "dead process": ("process-died",),
     "refusal": ("late-refusal",),
     "second run": ("not-deterministic", "result-rewritten", "written-after-return"),
-    "second weight": ("stale-weight",),
+    "second weight": ("stale-weight", "stale-operand"),
     "NaN and Inf": ("nan", "missing-nan", "infinite"),
 }
 _BY_CODE: Final = {code: tier for tier, codes in _BESIDE.items() for code in codes}
@@ -121,15 +121,16 @@ def judge() -> Judge:
     return Judge(known.eager_refusal(ledger()), statements=ledger().statements)
 
 
-def outcomes(who: Judge, backend: Planted, line: str, seed: int = 0) -> Iterator[Outcome]:
+def outcomes(who: Judge, backend: Planted, line: str, seed: int = 0, calls: int = 1) -> Iterator[Outcome]:
     """All outcomes of a backend on a problem, distribution by distribution."""
     problem = Problem.parse(line)
-    return (one.outcome for one in who.judge(Case(backend, problem, distributions_for(problem), seed, Device.CPU)))
+    case = Case(backend, problem, distributions_for(problem), seed, Device.CPU, calls=calls)
+    return (one.outcome for one in who.judge(case))
 
 
-def caught(who: Judge, backend: Planted, line: str, seed: int = 0) -> Catch | None:
+def caught(who: Judge, backend: Planted, line: str, seed: int = 0, calls: int = 1) -> Catch | None:
     """The first catch; the distributions behind it are not judged any more."""
-    return next(filter(None, map(Catch.of, outcomes(who, backend, line, seed))), None)
+    return next(filter(None, map(Catch.of, outcomes(who, backend, line, seed, calls))), None)
 
 
 # -- processes of their own ------------------------------------------------------------------------------

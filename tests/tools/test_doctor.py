@@ -11,6 +11,7 @@ import pytest
 import torch
 from warm_processes import Programs
 
+from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.conformance import matrix
 from pytest_gemm.tools import doctor as doctor_module
@@ -73,6 +74,17 @@ def test_a_wrong_smoke_product_is_incorrect() -> None:
     text, said = doctor_module._product(config, None, "off")[0]
     assert text.startswith("FAILED: mm:f16:nt:32x64x128 incorrect: ")
     assert said == "failed"
+
+
+def test_a_release_that_is_known_to_be_wrong_is_named() -> None:
+    versions = (("nvidia-cutlass-dsl", "4.5.1"), ("nvidia-cutlass-operators", "0.1.0"))
+    backend = SimpleNamespace(name="dsl", devices=("cpu",), availability=lambda _: Availability(versions=versions))
+    registry: Any = SimpleNamespace(shipped=tuple, origin=lambda _: None, named=lambda _: backend)
+    config: Any = SimpleNamespace(registry=registry, device_of=lambda _: "cpu")
+    lines = [text for text, _ in doctor_module._can_run(config, None, "dsl")]
+    assert lines[0] == "with nvidia-cutlass-dsl 4.5.1, nvidia-cutlass-operators 0.1.0"
+    assert lines[1].startswith("warning: nvidia-cutlass-dsl 4.5.1 drops predicated copies on CUDA 13")
+    assert len(lines) == 2
 
 
 @pytest.mark.slow
