@@ -75,8 +75,8 @@ def work(problem: Problem) -> Work:
         bits += b_count * shape.k * shape.n * problem.dtypes.b.bits
     if problem.bias_shape is not None and problem.beta != 0.0:
         bits += math.prod(problem.bias_shape) * problem.bias_dtype.bits
-    if problem.op.grouped:
-        bits += batch * DTYPES["i32"].bits
+    if problem.op.grouped or problem.has("groups.masked"):  # ends or counts of groups, or a label for each row
+        bits += (rows if problem.has("groups.labels") else batch) * DTYPES["i32"].bits
     bits += _scale_bits(problem) + _residual_bits(problem)
     bits += sum(math.prod(one.judged_shape) * one.result_dtype.bits for one in problem.outputs)
     return Work(flops, bits / 8)
@@ -186,7 +186,7 @@ def floor(problem: Problem, peaks: Peaks, device: str) -> Floor:
       kept from one call on the same operands to the next: of ``sets`` operand sets in turn, ``sets * bytes - cache``
       must cross the bus.  On a CPU one set is counted, for B is the same in all of them.
     * What a kernel may leave out (:func:`_fewest_operations`) does not count, nor do the bytes of grouped products and
-      of experts, of which some may have no rows.
+      of experts, of which some may have no rows, and of masked ones.
 
     Every time is divided by :data:`MARGIN`.
     """
@@ -198,7 +198,7 @@ def floor(problem: Problem, peaks: Peaks, device: str) -> Floor:
     if (rate := _measured_rate(name, peaks)) is not None:
         halves = max(peaks.flops.get("f16", 0.0), peaks.flops.get("bf16", 0.0))
         computing = operations / max(rate, _by_width(name, peaks), halves / _split(problem)[1])
-    if peaks.bandwidth > 0.0 and not (problem.op.grouped or problem.op.routed):
+    if peaks.bandwidth > 0.0 and not (problem.op.grouped or problem.op.routed or problem.has("groups.masked")):
         sets = cuda.rotation(int(moved), device) if device == "cuda" else 1
         # A cache of which the size is not known may hold everything.
         reading = max(0.0, moved - (cache_bytes(device) or math.inf) / sets) / peaks.bandwidth
@@ -317,6 +317,10 @@ def _fewest_operations(problem: Problem) -> float:
     if problem.has("a.broadcast") and problem.has("b.broadcast"):  # one product, over and over
         flops /= problem.shape.batch or 1
     if problem.has("b.alias_t"):  # a symmetric result
+        flops /= 2.0
+    if problem.has("groups.masked"):  # one matrix has all of its rows
+        flops /= problem.shape.batch or 1
+    if problem.has("groups.unowned"):  # an eighth of the rows, and of two tiles of rows one
         flops /= 2.0
     return flops
 

@@ -22,7 +22,8 @@ from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs.program import args
 from pytest_gemm.run.known import eager_refusal
-from pytest_gemm.speed.roofline import work
+from pytest_gemm.speed.data import Peaks
+from pytest_gemm.speed.roofline import floor, work
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -226,6 +227,17 @@ def test_a_kernel_with_scales_of_blocks_is_judged_and_a_shipped_backend_says_why
     outcomes = judged(torch.matmul, SCALED[4], bind)
     assert {one.status for one in outcomes} == {Status.PASSED}, outcomes
     assert AtenBackend().supports(Problem.parse(SCALED[4])) is not None
+
+
+def test_what_a_kernel_may_skip_is_no_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A masked kernel computes the rows that count alone: at least those of one matrix."""
+    monkeypatch.setattr("pytest_gemm.speed.roofline.cache_bytes", lambda _: 1 << 20)
+    peaks, shape = Peaks({"bf16": 1e12}, 1e9), "8x512x1024x1024"
+    floors = [floor(Problem.parse(f"bmm:bf16:nt:{shape}{more}"), peaks, "cpu") for more in ("", ":groups.masked")]
+    assert floors[1].computing == floors[0].computing / 8
+    assert floors[0].reading > floors[1].reading == 0.0
+    labels = work(Problem.parse(f"grouped_mm:bf16:nt:{shape}:groups.labels")).bytes
+    assert labels - work(Problem.parse(f"grouped_mm:bf16:nt:{shape}")).bytes == 4 * (8 * 512 - 8)
 
 
 def test_the_bytes_of_scales_are_those_of_all_groups() -> None:
