@@ -56,12 +56,12 @@ def experts_product(given: Bounding) -> Product:
 
     def total(x: torch.Tensor) -> torch.Tensor:
         """The sum over the experts of each token of what is sorted by expert."""
-        return x[order.argsort()].unflatten(0, (problem.shape.m, problem.choices)).sum(1)
+        return x[order.argsort()].reshape(problem.shape.m, problem.choices, x.shape[-1]).sum(1)
 
     c = given.reference.c
     first = arithmetic.stored(Span.of(c, error_of(given, c, None, None, 1.0)[0]), out)
-    halves = (first.map(lambda x, half=half: x.chunk(2, -1)[half]) for half in (0, 1))
-    gated, undefined = gated_span(_GATE, *halves, arithmetic, out)
+    gates, ups = first.map(lambda x: x.chunk(2, -1)[0]), first.map(lambda x: x.chunk(2, -1)[1])
+    gated, undefined = gated_span(_GATE, gates, ups, arithmetic, out)
     gate, up = c.chunk(2, -1)
     value = apply(_GATE, gate, None) * up
     # A NaN makes a row of NaN; of infinities it depends on roundings.

@@ -43,4 +43,5 @@ def _chosen(headroom: Headroom) -> Array:
         rank[:, stream.below(experts)] = 0
     first = rank.argsort(axis=1, kind="stable")[:, : problem.choices]
     tokens = np.arange(problem.shape.m)[:, None]
-    return first[tokens, (tokens + choices) % problem.choices]  # a crowded one is not always the first
+    found: Array = first[tokens, (tokens + choices) % problem.choices]  # a crowded one is not always the first
+    return found
