@@ -254,7 +254,8 @@ def error_of(
         # Nothing is summed.  beta * bias is one rounding in the working precision, none if beta is 1.
         if addend is None or problem.beta == 1.0:
             return None, "exact"
-        if problem.dtypes.out.name != "f64" and torch.equal(round_to(value, _F32), value):
+        is_held = in_dtype(problem.beta) == problem.beta
+        if is_held and problem.dtypes.out.name != "f64" and torch.equal(round_to(value, _F32), value):
             return None, "exact"
         return value.abs() * (2 * u) + 2.0**-149, "hard"
     if _is_exact(given, addend, alpha):

@@ -349,6 +349,13 @@ def test_nan_and_infinity_stay_in_their_row_and_column() -> None:
     assert rejected(torch.tensor([[3.0, 2.0], [inf, inf], [nan, 1.0]]), span) == 2
 
 
+def test_a_bias_times_a_factor_that_f32_does_not_hold_is_not_exact() -> None:
+    line = "addmm:f32:nn:1x31x14:bias-0+alpha-0+beta-0.3"
+    given = dataclasses.replace(oracle.make(line, "int-1"), bias=torch.tensor(180.0))
+    assert oracle.is_right(given, oracle.computed(given))
+    assert not oracle.is_right(given, oracle.computed(given) * 1.00001)
+
+
 def test_alpha_zero_may_ignore_a_nan_or_let_it_through() -> None:
     line = "addmm:f32:nn:1x2x1:bias+alpha-0"
     span = span_of(fixed(line, [[2.0]], [[math.nan, 4.0]], [5.0, 6.0]))
