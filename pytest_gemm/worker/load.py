@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
@@ -23,29 +23,21 @@ _PAUSE: Final = 5e-4
 @contextlib.contextmanager
 def loaded(device: str) -> Iterator[None]:
     """A block beside which other work runs in turns: one thread for each of PyTorch's, on CUDA another stream."""
-    done = threading.Event()
-    turns = [_turn_on_cuda()] if device == "cuda" else [_turn_on_cpu() for _ in range(_count())]
-    threads = [threading.Thread(target=_repeat, args=(turn, done, seed)) for seed, turn in enumerate(turns)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
+    done, count = threading.Event(), 1 if device == "cuda" else min(_THREADS, torch.get_num_threads())
+    turns = [_turn_on_cuda() if device == "cuda" else _turn_on_cpu() for _ in range(count)]
+    with ThreadPoolExecutor(count) as threads:
+        for turn in turns:
+            threads.submit(_repeat, turn, done)  # an exception ends the load alone: the kernel meets a lost device too
+        try:
+            yield
+        finally:
+            done.set()
 
 
-def _count() -> int:
-    return min(_THREADS, torch.get_num_threads())
-
-
-def _repeat(turn: Callable[[], object], done: threading.Event, seed: int) -> None:
-    chance = random.Random(seed)
-    with contextlib.suppress(RuntimeError):  # the device is lost, which the kernel's own call tells
-        while not done.is_set():
-            turn()
-            time.sleep(chance.uniform(0.0, _PAUSE))
+def _repeat(turn: Callable[[], object], done: threading.Event) -> None:
+    chance = random.Random(threading.get_ident())
+    while not done.wait(chance.uniform(0.0, _PAUSE)):
+        turn()
 
 
 def _turn_on_cpu() -> Callable[[], object]:
