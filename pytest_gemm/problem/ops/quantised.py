@@ -232,6 +232,9 @@ def check_formats(p: Problem) -> Complaints:
         yield "quant", place, f"{p.dtypes.a.name} has scales of blocks of its own", "write mx, nv or nv-2"
     if step.name == "nv" and not is_f4:
         yield "quant", place, f"{step} is about f4e2m1fn", "write mx"
+    for index, other in enumerate(p.quant):
+        if other.name == "edge" and not p.scale_blocks:
+            yield "quant", index, f"{other} is about blocks", f"write blocks+{other}"
     for flag in _NOT_MICRO if block else _NOT_BLOCKS if p.scale_blocks else ():
         if p.has(flag):
             yield "flags", p.flags.index(flag), f"{flag} does not go with {step}", f"drop {flag}"
@@ -251,8 +254,6 @@ def _check_scaled(p: Problem) -> Complaints:
     for index, other in enumerate(p.quant):
         if other.name == "result" and not is_fp8:
             yield "quant", index, f"{other} is about an fp8 result", f"drop {other}"
-        if other.name == "edge" and not blocks:
-            yield "quant", index, f"{other} is about blocks", f"write blocks+{other}"
     if p.has("m.dynamic") and blocks and blocks[0] > 1:
         yield "flags", p.flags.index("m.dynamic"), "m.dynamic: the blocks of A have 128 rows", "write blocks"
     if p.has("program.v2"):

@@ -16,7 +16,7 @@ from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.core.units import plural
 from pytest_gemm.speed.data import Judgement
-from pytest_gemm.speed.gate import decide, estimates, strays
+from pytest_gemm.speed.gate import decide, estimates, mending
 from pytest_gemm.speed.gate.decide import Anchor, Evidence, Gathered
 from pytest_gemm.speed.gate.estimates import (
     Learnt,
@@ -48,15 +48,15 @@ class Design:
 
     @functools.cached_property
     def _baselines(self) -> Mapping[CaseId, Stored] | None:
-        return None if self.stored is None else strays.mended_baselines(self.stored, self.policy)
+        return None if self.stored is None else mending.mended_baselines(self.stored, self.policy)
 
     def _mended(self, base: Readings, head: Readings) -> tuple[Readings, Readings]:
         """Without what a session's comparators alone have done."""
         if self._baselines is None:
-            base, head = (strays.mended(some, strays.usual(some), self.policy) for some in (base, head))
+            base, head = (mending.mended(some, mending.usual(some), self.policy) for some in (base, head))
             return base, head
-        usually = strays.usual({case: one.readings for case, one in self._baselines.items()})
-        return base, strays.mended(head, usually, self.policy)
+        usually = mending.usual({case: one.readings for case, one in self._baselines.items()})
+        return base, mending.mended(head, usually, self.policy)
 
     def screen(self, base: Readings, head: Readings) -> Screened:
         """Judge the first sessions; ``base`` is without effect where baselines are stored."""
@@ -176,7 +176,7 @@ def minimum_effect(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[Case
 
     A case with fewer usable sessions than ``policy.fewest_stored`` is left out.
     """
-    learnt = estimates.learn(_spreads(strays.mended_baselines(stored, policy), policy))
+    learnt = estimates.learn(_spreads(mending.mended_baselines(stored, policy), policy))
     chosen = {case: (by, learnt.weights[case]) for case, by in learnt.at.items()}
     return {case: estimates.smallest(by[w], learnt.priors[w], w, policy) for case, (by, w) in chosen.items()}
 
