@@ -76,7 +76,7 @@ def _ends(problem: Problem, stream: Stream) -> Array:
 
 
 def _sizes(groups: int, rows: int, large: int, most: int, stream: Stream) -> list[int]:
-    """Sizes of groups in random places: up to ``most`` of each but for the ``large`` ones, which share the rest."""
+    """Sizes of groups, in random order: ``large`` of them share what the others, each of at most ``most``, leave."""
     places = _shuffled(groups, stream)
     sizes = [0] * groups
     for place in places[large:]:
