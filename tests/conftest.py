@@ -71,6 +71,17 @@ def inner_sessions_are_like_a_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads of torch that wait for one another on a shared machine cost more than small products."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
     """``pytest``, ``pytest-gemm`` and ``python -m`` that begin where PyTorch is imported."""

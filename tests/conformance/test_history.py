@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from imitations import IMITATIONS
 from mutants import Mutant, Planted
 from studies import history, mutant_study
@@ -18,12 +16,7 @@ _BUGS = {bug.id: bug for bug in history.BUGS}
 _PAGE = Path(__file__).parents[2] / "docs" / "results" / "history.md"
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_every_line_is_in_the_matrix_at_its_level() -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import mutants
@@ -49,13 +49,7 @@ for _name, _mutant in MUTANTS.items():
         ONCE.setdefault(_line, []).append(_name)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of torch that wait for one another on a shared machine cost more than these small products."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,13 +25,7 @@ LINES = ("experts:bf16:nt:8x37x256x128:top-2", "experts:f32:nt:16x5x96x68:top-4:
 Kept = Callable[[Tensor], Tensor]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The products are small, and threads that wait for each other take longer."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def as_it_is(x: Tensor) -> Tensor:
