@@ -336,7 +336,7 @@ class Meter:
             status, reason = Status.TIMED_OUT if error.limit else Status.CRASHED, error.reason
         except Thrown as error:
             status = Status.CRASHED
-            reason = Reason(f"time-{error.kind}", f"{error.kind} while it was timed: {error.line}")
+            reason = error.lost or Reason(f"time-{error.kind}", f"{error.kind} while it was timed: {error.line}")
         else:
             work.windows.append(readings)
             work.phases["time"] += time.perf_counter() - started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import itertools
 import math
@@ -24,8 +25,11 @@ import torch
 
 from pytest_gemm.core.outcome import Misconduct
 from pytest_gemm.machine import processor
+from pytest_gemm.operands.tensors import Operands, make
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed.timing import cpu, paired
 from pytest_gemm.speed.timing import cuda as cuda_module
+from pytest_gemm.speed.timing.changing import Changing
 from pytest_gemm.speed.timing.cuda import CudaTimer, GpuState
 from pytest_gemm.speed.timing.paired import Call, Conditions, Plan, Readings, Target, Timer, TimingError
 
@@ -479,6 +483,38 @@ def test_a_call_that_launches_nothing_is_an_error() -> None:
     cuda = FakeCuda()
     with pytest.raises(Misconduct, match="call 1 of the subject launches nothing on the device"):
         on_cuda(cuda, subject=[cuda.call("x"), cuda.call("y", kernels=0)], comparator=[cuda.call("c")])
+
+
+def test_a_call_that_leaves_work_on_another_stream_is_an_error() -> None:
+    class Unjoined(FakeCuda):
+        def capture(self, calls: Sequence[Call]) -> Counted:
+            raise RuntimeError("CUDA error: capturing stream has unjoined work")
+
+    cuda = Unjoined()
+    with pytest.raises(Misconduct, match="call 0 leaves work on a stream") as found:
+        on_cuda(cuda, subject=[cuda.call("x")], comparator=[cuda.call("c")])
+    assert found.value.reason.code == "written-after-return"
+
+
+@pytest.mark.parametrize("every", [1, 2, 8])
+def test_on_cuda_a_result_of_an_earlier_call_of_the_same_reading_is_a_doubt(every: int) -> None:
+    given = make(Problem.parse("mm:f32:nn:33x48x40"), "rand", 0)
+    sets, calls = [given, given.clone()], itertools.count()
+    results: list[torch.Tensor] = []
+
+    def call(one: Operands) -> torch.Tensor:
+        cuda.launched.append("x")
+        if next(calls) % every == 0:
+            results[:] = [one.a @ one.b]
+        return results[0].clone()
+
+    cuda = FakeCuda()
+    cuda.capture = lambda _: (_ for _ in ()).throw(RuntimeError("not permitted"))  # type: ignore[method-assign]  # so that all is called
+    timer = CudaTimer(cuda, FakeProbe())
+    timer.changing = tried = Changing(sets)
+    plan = dataclasses.replace(PLAN, blocks=10, reading_seconds=0.02)
+    paired.measure([functools.partial(call, one) for one in sets], None, timer=timer, plan=plan)
+    assert (tried.doubt is None) == (every == 1)
 
 
 def test_a_graph_that_lacks_calls_is_an_error() -> None:

@@ -144,17 +144,25 @@ class Changing(Unchanging):
         if self._bank is None and a.numel() and not (a.is_conj() or a.is_neg()):
             self._bank = _bank(a)
         self._strip = Strip.of(a, self._seed, self._bank)
-        self._places = [] if self._strip is None else [self._strip.place(one.a) for one in self._sets]
+        if self._strip is not None:
+            self._places = [self._strip.place(one.a) for one in self._sets]
+            self._aside = self._strip.contents[0].clone()
 
     def restore(self) -> None:
         """Give A what it held at first."""
         self.write(0)
 
-    def write(self, content: int) -> None:
-        """Write one content to all sets."""
+    def write(self, content: int, aside: int = 0) -> None:
+        """Write one content to all sets, and put one aside."""
         if self._strip is not None:
             # In few launches: on a GPU there may be 64 sets.
             torch._foreach_copy_(self._places, [self._strip.contents[content]] * len(self._places))
+            self._aside.copy_(self._strip.contents[aside])
+
+    def put(self, index: int) -> None:
+        """Write what was put aside to one set, by a launch that a graph can hold."""
+        if self._strip is not None:
+            self._places[index].copy_(self._aside)
 
     def memory(self) -> tuple[list[memoryview], list[bytes]]:
         """The strip of each set in the memory of a CPU, and the bytes of each content."""
@@ -170,7 +178,11 @@ class Changing(Unchanging):
         """Which content the last call of a reading has: that of the given operands in half of them and at first."""
         if self.first is None or self._chance.random() < 0.5:
             return 0
-        return self._chance.randrange(1, _CONTENTS)
+        return self.other_content(0)
+
+    def other_content(self, content: int) -> int:
+        """A content that the calls before may have: that of the given operands, or where that is taken any other."""
+        return 0 if content else self._chance.randrange(1, _CONTENTS)
 
     def see(self, made: Any, content: int) -> None:
         """Compare what the last call of a reading has returned, right after it.
@@ -187,7 +199,8 @@ class Changing(Unchanging):
         if not all(map(has_bits, own)):
             return
         if self.first is None:
-            self.first = tuple(map(torch.clone, own))
+            if content == 0:
+                self.first = tuple(map(torch.clone, own))
             return
         if self._agrees(own, content):
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -93,10 +94,15 @@ def _probe_of() -> Callable[[], GpuState | None]:
 class CudaRuntime:
     """The functions of CUDA that the timer needs, through torch; the current device and stream."""
 
+    def __init__(self) -> None:
+        # Of the last readings, whether the device went on: half of them are the comparator's.
+        self._went_on: collections.deque[bool] = collections.deque(maxlen=4 * _OFTEN)
+
     def warm(self, calls: Sequence[Call]) -> None:
         """Run everything twice on another stream: capture must not meet a first call, which allocates and compiles."""
         import torch
 
+        self._went_on.clear()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -152,9 +158,11 @@ class CudaRuntime:
         end.synchronize()
         found, ended = float(begin.elapsed_time(end)) * 1e-3, clock.now()
         torch.cuda.synchronize()
-        if (more := clock.now() - ended) > max(_GOES_ON, 0.2 * found):
+        more = clock.now() - ended
+        self._went_on.append(more > max(_GOES_ON, 0.2 * found))
+        if sum(self._went_on) > _OFTEN:
             text = f"the device worked for {more * 1e3:.2g} ms more when the calls' own stream had ended"
-            raise Misconduct("written-after-return", text, "have the current stream wait for every other one")
+            raise Misconduct("written-after-return", text, _JOIN)
         return found
 
     def persisting(self) -> int:
@@ -177,16 +185,24 @@ class CudaRuntime:
         torch.cuda.synchronize()
 
 
-# Seconds that a wait for an idle device may take.
+# Seconds that a wait for an idle device may take, and how often it may be longer: a host may stop this process.
 _GOES_ON: Final = 5e-4
+_OFTEN: Final = 3
+_JOIN: Final = "have the current stream wait for every other one"
 # CU_LIMIT_PERSISTING_L2_CACHE_SIZE of cuda.h.
 _PERSISTING: Final = 0x06
+
+
+def _launch(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
 
 
 class _CudaTarget(Target):
     """Calls on the device: a graph of them, or where the timer gave graphs up, launches from Python.
 
-    Of each graph the results of the last call and of one at random are looked at.
+    The results of the last call and of one at random are looked at; right before that one the operands of its set
+    change, so that no call before it could compute its result.
     """
 
     def __init__(self, name: str, calls: Sequence[Call], timer: CudaTimer) -> None:
@@ -196,18 +212,25 @@ class _CudaTarget(Target):
         self._timer = timer
         self._graph: Any = None
         self._length = 0
+        self._at = 0
         self._kept: list[object] = []
 
     def nodes(self) -> int | None:
         """Nodes of one cycle, each call captured alone; ``None`` where they cannot be counted.
 
         Raises:
-            Misconduct: for a call that launches nothing.
+            Misconduct: for a call that launches nothing, or that does not wait for what it has launched.
             RuntimeError: for one that cannot be captured.
         """
         runtime, total = self._timer.runtime, 0
         for index, call in enumerate(self._calls):
-            count = runtime.nodes(runtime.capture([call]))
+            try:
+                count = runtime.nodes(runtime.capture([call]))
+            except RuntimeError as error:
+                if self._name == SUBJECT and "unjoined" in str(error):
+                    text = f"call {index} leaves work on a stream that the current one does not wait for"
+                    raise Misconduct("written-after-return", text, _JOIN) from error
+                raise
             if count is None:
                 return None
             if count == 0:
@@ -232,39 +255,41 @@ class _CudaTarget(Target):
         timer, runtime = self._timer, self._timer.runtime
         if timer.graphs and calls != self._length:
             self._capture(calls)
-        content = 0
-        if is_seen := self._name == SUBJECT:
-            timer.changing.move()
-            content = timer.changing.next_content()
-
-        def between() -> None:
-            timer.changing.write(content)
-
         if timer.graphs:
-            found = runtime.elapsed(self._graph.replay, between, self._graph.replay)
+            lead = work = self._graph.replay
         else:
-
-            def launch(count: int) -> None:
-                for call in itertools.islice(itertools.cycle(self._calls), count):
-                    self._kept = [call()]
-
-            found = runtime.elapsed(lambda: launch(self.cycle), between, lambda: launch(calls))
-        for one in self._kept if is_seen else ():
-            timer.changing.see(one, content)
+            order = self._order(calls)
+            lead, work = functools.partial(_launch, self._calls), functools.partial(_launch, order)
+        is_changed = (calls - 1 - self._at) % self.cycle == 0  # the last call has the set of the other one
+        content = aside = 0
+        if is_seen := self._name == SUBJECT:
+            last = timer.changing.next_content()
+            other = timer.changing.other_content(last)
+            content, aside = (other, last) if is_changed else (last, other)
+        found = runtime.elapsed(lead, functools.partial(timer.changing.write, content, aside), work)
+        if is_seen:
+            for one, had in zip(reversed(self._kept), (last, aside), strict=False):
+                timer.changing.see(one, had)
         return found
 
     def _keeping(self, call: Call) -> None:
         self._kept.append(call())
+
+    def _order(self, calls: int) -> list[Call]:
+        """The calls of a reading, with a change of A before one at random; what that and the last return is kept."""
+        order = list(itertools.islice(itertools.cycle(self._calls), calls))
+        self._at, self._kept = random.randrange(calls), []
+        for at in {calls - 1, self._at}:
+            order[at] = functools.partial(self._keeping, order[at])
+        order.insert(self._at, functools.partial(self._timer.changing.put, self._at % self.cycle))
+        return order
 
     def _capture(self, calls: int) -> None:
         """Capture the calls, and see that all of them are in the graph."""
         runtime = self._timer.runtime
         try:
             self._graph, self._kept = None, []  # its memory is needed
-            order = list(itertools.islice(itertools.cycle(self._calls), calls))
-            for at in {calls - 1, random.randrange(calls)}:
-                order[at] = functools.partial(self._keeping, order[at])
-            self._graph = runtime.capture(order)
+            self._graph = runtime.capture(self._order(calls))
         except RuntimeError:
             self._kept = []
             self._timer.give_up_graphs()
@@ -314,7 +339,7 @@ class CudaTimer(Timer):
         """Warm everything up, and capture every call once."""
         self.graphs = True
         self._clocks.clear()
-        self.changing.restore()
+        self.changing.move()
         targets = {name: _CudaTarget(name, calls, self) for name, calls in works.items()}
         self.subject = targets[SUBJECT]
         for calls in works.values():

@@ -143,8 +143,11 @@ class Unchanging:
     def restore(self) -> None:
         """A is what it was at first."""
 
-    def write(self, content: int) -> None:
-        """Write one content to A of all sets."""
+    def write(self, content: int, aside: int = 0) -> None:
+        """Write one content to A of all sets, and put one aside for :meth:`put`."""
+
+    def put(self, index: int) -> None:
+        """Write the content that was put aside to A of one set; between the calls of a GPU."""
 
     def memory(self) -> tuple[list[memoryview], list[bytes]]:
         """Where A of each set changes, on a CPU, and the bytes of each content."""
@@ -153,6 +156,10 @@ class Unchanging:
     def next_content(self) -> int:
         """The content of the last call of a reading."""
         return 0
+
+    def other_content(self, content: int) -> int:
+        """Another one."""
+        return content
 
     def see(self, made: object, content: int) -> None:
         """The last call of a reading has returned this."""
