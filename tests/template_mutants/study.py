@@ -110,7 +110,7 @@ class Study:
         """The problems whose program a mutant changes."""
         file = self.folder / f"changed-{mutant.name}-{mutant.digest}.jsonl"
         given = self.folder / f"changed-{mutant.name}.json"
-        patches.write(given, [mutant.patch])
+        patches.write(given, mutant.patches)
         found = self._surveyed(file, given, lines, 1)
         return [line for line in lines if found.get(line, plain[line])["digest"] != plain[line]["digest"]]
 
@@ -193,7 +193,7 @@ class Study:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         given = folder / "patches.json"
-        patches.write(given, [mutant.patch])
+        patches.write(given, mutant.patches)
         outcomes, ended = self._suite(folder, given, lines)
         failed = next((one for one in outcomes if one["status"] in _FAILURES), None)
         marked = before.marked or self._is_marked(folder, mutant)
