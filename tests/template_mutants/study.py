@@ -110,7 +110,7 @@ class Study:
         """The problems whose program a mutant changes."""
         file = self.folder / f"changed-{mutant.name}-{mutant.digest}.jsonl"
         given = self.folder / f"changed-{mutant.name}.json"
-        patches.write(given, [mutant.patch])
+        patches.write(given, mutant.patches)
         found = self._surveyed(file, given, lines, 1)
         return [line for line in lines if found.get(line, plain[line])["digest"] != plain[line]["digest"]]
 
@@ -193,7 +193,7 @@ class Study:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         given = folder / "patches.json"
-        patches.write(given, [mutant.patch])
+        patches.write(given, mutant.patches)
         outcomes, ended = self._suite(folder, given, lines)
         failed = next((one for one in outcomes if one["status"] in _FAILURES), None)
         marked = before.marked or self._is_marked(folder, mutant)
@@ -205,15 +205,20 @@ class Study:
         where = {"problem": failed["problem"], "status": failed["status"]}
         return dataclasses.replace(before, verdict="killed", tried=before.tried + judged, marked=marked, **where)
 
-    def _suite(self, folder: Path, given: Path | None, lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
+    def _suite(
+        self, folder: Path, given: Path | None, lines: Sequence[str], *, every: bool = False
+    ) -> tuple[list[dict[str, Any]], bool]:
         """The outcomes of a run of pytest, and whether it came to its end; a red one without a failed case did not.
+
+        It ends with the first failure, unless it is to run ``every`` problem.
 
         The caches begin as those that :meth:`_warm` has filled.
         """
         inductor = folder / "inductor"
         if (warm := self.folder / "inductor-warm").is_dir() and inductor != warm:
             shutil.copytree(warm, inductor, copy_function=os.link)
-        command = [sys.executable, "-m", "pytest", "--pyargs", "pytest_gemm.conformance.test_products", "-x", "-q"]
+        command = [sys.executable, "-m", "pytest", "--pyargs", "pytest_gemm.conformance.test_products", "-q"]
+        command += [] if every else ["-x"]
         command += ["-p", "no:cacheprovider", f"--gemm-backends={self.backend}", f"--gemm-level={self.level}"]
         command += [f"--gemm-problem={','.join(lines)}", "--gemm-output=out", "--gemm-allow=unjudged"]
         environment = {**self._environment(given, inductor), patches.LOG: str(folder / "passed")}
@@ -253,8 +258,8 @@ class Study:
         folder = self.folder / "runs" / "unchanged"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        outcomes, _ = self._suite(folder, None, killing)
-        return [one["problem"] for one in outcomes if one["status"] in _FAILURES]
+        outcomes, _ = self._suite(folder, None, killing, every=True)
+        return list(dict.fromkeys(one["problem"] for one in outcomes if one["status"] in _FAILURES))
 
 
 def _records(file: Path) -> list[dict[str, Any]]:

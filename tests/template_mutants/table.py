@@ -3,12 +3,14 @@
 A ``[[mutant]]`` has a ``name``, the ``file`` below ``torch/_inductor``, the text ``old`` that becomes ``new``, and what
 it ``imitates``, a kind of regression.  ``after`` is a text before it, where ``old`` stands more than once.  ``null`` is
 the reason why it changes nothing: a control.  ``equivalent`` is the reason why no result can show it, and ``survives``
-why the suite does not find it all the same.  ``elsewhere`` lists the same change as other releases have it: tables
-with ``file``, ``old``, ``new`` and ``after``; what they leave out is the mutant's.
+why the suite does not find it all the same.  ``also`` lists further changes of the file, tables with ``old``, ``new``
+and ``after``; a release that has not their text is left as it is there.  ``elsewhere`` lists the same change as other
+releases have it: tables with ``file``, ``old``, ``new`` and ``after``; what they leave out is the mutant's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -37,18 +39,24 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     null: str = ""
     equivalent: str = ""
     survives: str = ""
+    also: tuple[dict[str, str], ...] = ()
     elsewhere: tuple[dict[str, str], ...] = ()
     comment: str = "#"
 
     @property
     def patch(self) -> Patch:
-        """Its change."""
+        """Its change, which bears its mark."""
         return Patch(self.name, self.file, self.old, self.new, self.after, self.comment)
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """All its changes."""
+        return (self.patch, *(dataclasses.replace(self.patch, **{"after": "", **one}) for one in self.also))
 
     @property
     def digest(self) -> str:
         """Of its text: an answer of an earlier run holds as long as it is the same."""
-        return hashlib.sha256(repr(self.patch).encode()).hexdigest()[:12]
+        return hashlib.sha256("".join(map(repr, self.patches)).encode()).hexdigest()[:12]
 
 
 def load(backend: str) -> tuple[Mutant, ...]:
@@ -83,7 +91,8 @@ def _applies(mutant: Mutant) -> bool:
     """Whether its text is in the installed release."""
     path = folder() / mutant.file
     try:
-        text = changed(path.read_text(encoding="utf-8"), [mutant.patch])
+        source = path.read_text(encoding="utf-8")
+        text = changed(source, (mutant.patch, *(one for one in mutant.patches[1:] if one.is_in(source))))
     except (FileNotFoundError, NotInReleaseError):
         return False
     if path.suffix == ".py":
