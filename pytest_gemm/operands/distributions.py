@@ -64,6 +64,11 @@ def _keeps_rows(p: Problem) -> bool:
     return not (p.b_is_a or p.a_rule != "" or _gated_by_a(p))
 
 
+def _reaches_groups(p: Problem) -> bool:
+    """A row of A with one or two elements that are not 0: of many groups of K most would have a result of zeros."""
+    return p.op.ragged != "k" or p.shape.batch <= 8
+
+
 def _only_floats(p: Problem) -> bool:
     """No step on the way is an integer or an 8-bit float, whose range extremes would leave."""
     return _has_float(p) and all(d.is_float and d.bits > 8 for d in narrowest(p))
@@ -117,7 +122,8 @@ DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType({
     ),
     "tile-map": Distribution(
         "C[i, j] encodes i and j, exact: tells where a misplaced element came from",
-        tile_map, lambda p: p.terms >= 2 and _keeps_integers(p) and not _gated_by_a(p), exact=True,
+        tile_map, lambda p: p.terms >= 2 and _keeps_integers(p) and not _gated_by_a(p) and _reaches_groups(p),
+        exact=True,
     ),
     "int-1": Distribution(
         "-1, 0 and 1, exact at any K: indexing, masks, strides",
@@ -125,7 +131,7 @@ DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType({
     ),
     "one-hot": Distribution(
         "one 1 in each row of A and full significands in B: rows of B come out bit for bit",
-        one_hot, lambda p: p.terms >= 1 and _keeps_rows(p), exact=True,
+        one_hot, lambda p: p.terms >= 1 and _keeps_rows(p) and _reaches_groups(p), exact=True,
     ),
     "rand-positive": Distribution(
         "uniform in [0, 1], of int8 in [0, 127]: rounding that drifts, the largest sums; no signs, no relu",

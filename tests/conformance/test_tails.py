@@ -41,6 +41,9 @@ REFUSED = {
     ("grouped_bmm", "k"): {"alignment"},
     ("scaled_grouped_mm", "n"): {"op", "scaled-mm-shape", "scales"},
     ("scaled_grouped_mm", "k"): {"alignment"},
+    ("scaled_grouped_mm_n", "n"): {"op", "scaled-mm-shape"},
+    ("scaled_grouped_mm_n", "k"): {"alignment"},
+    ("scaled_grouped_mm_k", "n"): {"op", "scaled-mm-shape"},
     ("scaled_grouped_bmm", "n"): {"op", "scaled-mm-shape", "scales"},
     ("scaled_grouped_bmm", "k"): {"alignment"},
 }
