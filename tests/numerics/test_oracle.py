@@ -628,3 +628,11 @@ def test_the_reference_of_a_cast_to_an_integer_has_one_zero() -> None:
     interval = oracle.interval(o, Contract())
     assert math.copysign(1.0, float(interval.expected)) == 1.0
     assert float(interval.lo) == float(interval.hi) == 0.0
+
+
+def test_each_distribution_tells_results_of_many_groups_of_k_from_zeros() -> None:
+    line = "grouped_mm_k:bf16:nt:32x17x64x48"
+    for distribution in distributions_for(Problem.parse(line)):
+        bad, span = judged(line, distribution)
+        assert bad == 0, distribution
+        assert interval_module.insensitive(Problem.parse(line), span) is None, distribution
