@@ -182,7 +182,7 @@ _Changes = Mapping[CaseId, tuple[Facts, Facts]]
 
 
 def sections(before: Mapping[CaseId, Facts], after: Mapping[CaseId, Facts]) -> list[Section]:
-    """All sections but those about speed."""
+    """All sections."""
     none = Facts()
     ordered = sorted(before.keys() | after.keys(), key=_by_size)
     changes = {case: (before.get(case, none), after.get(case, none)) for case in ordered}

@@ -623,12 +623,14 @@ def test_without_scipy_timed_tests_are_refused_before_a_session(
     result = run(project, "--gemm-backends=correct")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*timed tests need the extra speed: scipy is not installed: pip install scipy"])
-    compare = (
-        "import sys; sys.modules['scipy'] = None; from pytest_gemm.tools import cli; cli.main(['compare', 'a', 'b'])"
+    record = (
+        "import sys; sys.modules['scipy'] = None; from pytest_gemm.tools import cli; "
+        "from pytest_gemm.speed.baseline import commands; "
+        "commands._record = lambda _: __import__('pytest_gemm.speed.gate.design'); cli.main(['baseline', 'record'])"
     )
-    ended = project.run(sys.executable, "-c", compare)
+    ended = project.run(sys.executable, "-c", record)
     assert ended.ret == cli.USAGE_ERROR
-    ended.stderr.fnmatch_lines(["*compare needs the extra speed: scipy is not installed*"])
+    ended.stderr.fnmatch_lines(["*baseline needs the extra speed: scipy is not installed*"])
 
 
 @pytest.mark.parametrize(
