@@ -10,8 +10,11 @@ from pytest_gemm.record.lines import Head
 from pytest_gemm.record.reader import Run
 
 # Arguments of pytest that change no outcome; the second kind has a word behind it.
-_IDLE: Final = ("--gemm-output", "--junit", "-q", "-v", "--tb", "--color", "-n", "--dist", "--durations", "-p")
-_TAKES_WORD: Final = frozenset({"-n", "-p", "--dist", "--gemm-output", "--junit-xml"})
+_IDLE: Final = (
+    *("--gemm-output", "--gemm-shard", "--junit", "-q", "-v", "--tb", "--color"),
+    *("-n", "--dist", "--durations", "-p"),
+)
+_TAKES_WORD: Final = frozenset({"-n", "-p", "--dist", "--gemm-output", "--gemm-shard", "--junit-xml"})
 
 
 def tested(*heads: Head) -> str:
