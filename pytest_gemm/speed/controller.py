@@ -27,7 +27,7 @@ from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline import busy, entry, record
 from pytest_gemm.speed.baseline import store as store_module
-from pytest_gemm.speed.data import Judgement, Peaks, Session, by_case
+from pytest_gemm.speed.data import Judgement, Peaks, by_case
 from pytest_gemm.speed.gate import decide, design, estimates, selection
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.speed.report.rows import Run

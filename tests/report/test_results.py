@@ -85,7 +85,7 @@ def test_a_file_that_is_no_record_is_named(
     assert f"run.jsonl: {says}" in capsys.readouterr().err
 
 
-def test_half_a_line_at_the_end_is_one_of_a_run_that_did_not_end(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_half_a_line_at_the_end_is_of_a_run_that_did_not_end(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with record.open("a", encoding="utf-8") as file:
         file.write(changed()[:-9])
     assert cli.main(["results", str(record)]) == 0

@@ -20,7 +20,7 @@ from pytest_gemm.programs import program
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Peaks, Sample
 from pytest_gemm.speed.roofline import Work
-from pytest_gemm.speed.timing import cpu, cuda
+from pytest_gemm.speed.timing import cuda
 
 # 1 TFLOP/s in f32, 2 in bf16; 100 GB/s.
 PEAKS = Peaks({"f32": 1e12, "bf16": 2e12, "f64": 5e11, "i8": 3e12}, 1e11)
