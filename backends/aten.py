@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability, Recipe
+from pytest_gemm.api.protocols import Availability, Recipe, no_device
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
 from pytest_gemm.backends.inductor.backend import InductorBackend
 from pytest_gemm.backends.rules import check, decomposed
@@ -38,13 +38,7 @@ class AtenBackend:
 
     def availability(self, device: str) -> Availability:
         """For ``cuda`` a device that PyTorch sees."""
-        if device == "cuda":
-            import torch
-
-            if not torch.cuda.is_available():
-                remedy = "run on a machine with one, or --gemm-device=cpu"
-                return Availability.lacking("no-cuda-device", "PyTorch sees no CUDA device", remedy)
-        return Availability()
+        return Availability(no_device(self.name, self.devices, device))
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """Everything but what ATen's own checks reject."""

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from pytest_gemm.config.config import SPEED_WORKER
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Status
 from pytest_gemm.machine.key import hardware_key
 from pytest_gemm.speed.data import Peaks, Sample, Session, session_text
-from pytest_gemm.speed.request import SESSION, WORKER, Request
+from pytest_gemm.speed.request import SESSION, Request
 
 CONFTEST = f"""
 import sys
@@ -60,7 +61,7 @@ def answer(folder: Path, request: Request) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Answer, in the process of a session."""
-    worker: Any = config.pluginmanager.get_plugin(WORKER)
+    worker: Any = config.pluginmanager.get_plugin(SPEED_WORKER)
     if worker is None:
         return None
     answer(worker.folder, worker.request)

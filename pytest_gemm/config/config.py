@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import re
 import traceback
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +23,7 @@ from pytest_gemm.api.settings import Setting, settings_of
 from pytest_gemm.api.shipped import shipped
 from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.config import values
-from pytest_gemm.config.options import BY_NAME, CONFLICTS, OPTIONS
+from pytest_gemm.config.options import BY_NAME, CONFLICTS, OPTIONS, suite, suites
 from pytest_gemm.config.values import Given, Parser, cores
 from pytest_gemm.core.case_id import MODES, Device
 from pytest_gemm.core.outcome import Verdict
@@ -50,19 +49,6 @@ SPEED_WORKER: Final = "gemm-speed-worker"
 def has_cuda_device() -> bool:
     """Whether the machine has an NVIDIA device node; asked without importing torch."""
     return Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
-
-
-def suite(name: str) -> Path:
-    """The folder of a suite that comes with the package."""
-    spec = find_spec(f"pytest_gemm.{name}")
-    assert spec is not None, "the suites are part of the package"
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
-def suites() -> tuple[Path, ...]:
-    """The folders of the suites that come with the package."""
-    return suite("conformance"), suite("perf")
 
 
 def test_target(path: Path, name: str, here: Path) -> str:

@@ -6,6 +6,7 @@ How the values are read stands in ``values.py``, what they are parsed to in ``co
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -46,6 +47,19 @@ class Option(NamedTuple):
     def ini(self) -> str:
         """The ini spelling."""
         return f"gemm_{self.name.replace('-', '_')}"
+
+
+def suite(name: str) -> Path:
+    """The folder of a suite that comes with the package; found without importing it."""
+    spec = find_spec(f"pytest_gemm.{name}")
+    assert spec is not None, "the suites are part of the package"
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def suites() -> tuple[Path, ...]:
+    """The folders of the suites that come with the package."""
+    return suite("conformance"), suite("perf")
 
 
 _TABLE: Final = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))

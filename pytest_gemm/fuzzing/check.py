@@ -14,7 +14,8 @@ import pytest
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.config import effect
-from pytest_gemm.config.config import GemmConfig, suite, test_target
+from pytest_gemm.config.config import GemmConfig, test_target
+from pytest_gemm.config.options import suite
 from pytest_gemm.core.case_id import CandidateSelection
 from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.failures.text import Rerun

@@ -176,6 +176,15 @@ def environment_as_found() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if _set_here.get(name) != value}
 
 
+def cores() -> set[int]:
+    """The cores that the threads of this process together may run on; OpenMP binds each of its own to one."""
+    found = set(os.sched_getaffinity(0))
+    for task in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found |= os.sched_getaffinity(int(task.name))
+    return found
+
+
 def outer_caches(root: Path = Path("/sys/devices/system/cpu")) -> int:
     """Bytes that the caches beyond the first level can hold together; 0 where the system does not report them.
 
@@ -183,12 +192,7 @@ def outer_caches(root: Path = Path("/sys/devices/system/cpu")) -> int:
     last-level cache for each, and one that is not inclusive holds other bytes than the second level.
     """
     found: dict[tuple[int, str], int] = {}
-    threads = [int(task.name) for task in Path("/proc/self/task").glob("*")]
-    cores = set(os.sched_getaffinity(0))  # of this thread, which OpenMP may have bound
-    for thread in threads:
-        with contextlib.suppress(OSError):  # it has just ended
-            cores |= os.sched_getaffinity(thread)
-    for core in cores:
+    for core in cores():
         for index in (root / f"cpu{core}" / "cache").glob("index[0-9]*"):
             with contextlib.suppress(OSError, ValueError):
                 size = re.fullmatch(r"(\d+)([KMG]?)", (index / "size").read_text().strip())

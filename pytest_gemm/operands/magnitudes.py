@@ -340,6 +340,11 @@ def _halves(stream: Stream, shape: tuple[int, ...]) -> Array:
     return stream.look_up(shape, np.array([_MICRO_STEP, 1.0], dtype=np.float32), 8)
 
 
+def eighths(stream: Stream, shape: tuple[int, ...]) -> Array:
+    """Scales 1, 1/2, 1/4 and 1/8 of the columns or groups of a weight."""
+    return stream.look_up(shape, np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 8)
+
+
 def powers_of_two(stream: Stream, shape: tuple[int, ...]) -> Array:
     """Scales 1/8, 1/4, 1/2 and, where there are many, 1: a neighbour's differs more often than not."""
     values = [0.125, 0.25, 0.5] if len(shape) == 1 else [0.125, 0.25, 0.5, 1.0]
@@ -371,8 +376,7 @@ def on_grid(headroom: Headroom, a: Array, b: Array | None, rms: float, bound: fl
     drawn = Drawn(scaled_lines(a, ea), b, level, spare, quantum=quantum, base_quantum=2.0**e)
     drawn.units, drawn.magnitude_bound = (2.0**ea, 2.0**eb), headroom.limit - spare
     if headroom.problem.op.weight_scales:
-        values = np.array([1, 0.5, 0.25, 0.125], dtype=np.float32)
-        drawn.scale_b = headroom.draw("scale").look_up((headroom.b.shape[1],), values, 8)
+        drawn.scale_b = eighths(headroom.draw("scale"), (headroom.b.shape[1],))
     return drawn
 
 

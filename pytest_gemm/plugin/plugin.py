@@ -7,10 +7,8 @@ named, or a test that uses a fixture of these is collected.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,14 +72,7 @@ def is_used(config: pytest.Config) -> bool:
     if any(hook.get_hookimpls() for hook in hooks):
         return True
     files = [Path(arg.partition("::")[0]).resolve() for arg in config.args]
-    return any(file.is_relative_to(suite) for suite in _suites() for file in files)
-
-
-@functools.cache
-def _suites() -> tuple[Path, ...]:
-    """The folders of the suites that come with the package; found without importing them."""
-    specs = [find_spec(f"pytest_gemm.{name}") for name in ("conformance", "perf")]
-    return tuple(Path(spec.origin).resolve().parent for spec in specs if spec is not None and spec.origin)
+    return any(file.is_relative_to(suite.resolve()) for suite in options.suites() for file in files)
 
 
 @pytest.hookimpl(trylast=True)  # after every conftest that registers a backend

@@ -19,8 +19,7 @@ class Run:
         head: the first line.
         outcomes: in their order.
         totals: the last line.
-        ended: whether there is a last line.
-        torn: half a line at the end was left out.
+        ended: whether there is a last line, and no half one behind it.
         path: of the record, ``None`` where it was not read from a file.
     """
 
@@ -28,7 +27,6 @@ class Run:
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     totals: Totals = dataclasses.field(default_factory=Totals)
     ended: bool = True
-    torn: bool = False
     path: Path | None = None
 
 
@@ -74,9 +72,9 @@ def load(text: str) -> Run:
                 run.outcomes.append(from_record(data))
         except (ValueError, RecursionError) as error:  # noqa: PERF203  # it names the line
             if isinstance(error, json.JSONDecodeError) and number > len(lines):
-                run.torn = True
+                run.ended = False
                 break
             raise ValueError(f"line {number} is no line of a run record: {error}") from None
     if head is None and not run.outcomes:
         raise ValueError("it has no line of a run record")
-    return dataclasses.replace(run, head=head or Head(), ended=run.ended and not run.torn)
+    return dataclasses.replace(run, head=head or Head())

@@ -11,7 +11,7 @@ import enum
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from pytest_gemm.core.case_id import CaseId
@@ -82,7 +82,10 @@ class Facts:
     @functools.cached_property
     def selection(self) -> Mapping[str, str]:
         """What computed the results, without what a release renames: see :func:`kernel`."""
-        found = {name: dict.fromkeys(each(self.outcomes, name)) for name in ("chosen", "configuration", "kernels")}
+        found = {
+            name: dict.fromkeys(text for one in self.outcomes for text in getattr(one, name))
+            for name in ("chosen", "configuration", "kernels")
+        }
         found["kernels"] = dict.fromkeys(map(kernel, found["kernels"]))
         fused = distinct(self.outcomes, "fused") - {None}
         return {
@@ -95,12 +98,6 @@ class Facts:
     def digests(self) -> Mapping[tuple[str, str, int], Outcome]:
         """The outcomes that have a digest, by test, distribution and seed."""
         return {(one.test, one.distribution, one.seed): one for one in self.outcomes if one.bits}
-
-
-def each(outcomes: Iterable[Outcome], name: str) -> Iterator[str]:
-    """The texts of an attribute that holds several."""
-    for outcome in outcomes:
-        yield from getattr(outcome, name)
 
 
 # The name of generated code with the candidate in brackets behind it, and what numbers it: a counter or a hash.
@@ -182,7 +179,7 @@ _Changes = Mapping[CaseId, tuple[Facts, Facts]]
 
 
 def sections(before: Mapping[CaseId, Facts], after: Mapping[CaseId, Facts]) -> list[Section]:
-    """All sections but those about speed."""
+    """All sections."""
     none = Facts()
     ordered = sorted(before.keys() | after.keys(), key=_by_size)
     changes = {case: (before.get(case, none), after.get(case, none)) for case in ordered}

@@ -12,7 +12,7 @@ from pytest_gemm.core.outcome import Seconds, Status
 from pytest_gemm.core.text import escaped, show, table
 from pytest_gemm.core.units import plural
 from pytest_gemm.record.reader import Run, read
-from pytest_gemm.report import cases, runs, timings
+from pytest_gemm.report import cases, runs
 from pytest_gemm.report.cases import Facts, Row, Section
 from pytest_gemm.report.model import TEMPLATES, status_of
 from pytest_gemm.storage import files
@@ -43,7 +43,7 @@ class Comparison:
 
     @property
     def is_bad(self) -> bool:
-        """Whether anything is newly wrong or slower, or may be: the later run did not end."""
+        """Whether anything is newly wrong, or may be: the later run did not end."""
         return not self.after.ended or any(one.is_bad and one.rows for one in self.sections)
 
     @property
@@ -65,10 +65,8 @@ class Comparison:
 def compared(before: Run, after: Run) -> Comparison:
     """Compare two runs."""
     old, new = (cases.join(run.outcomes) for run in (before, after))
-    sessions = (list(runs.sessions(run)) for run in (before, after))
-    sections = [*cases.sections(old, new), *timings.sections(*sessions)]
     environment, warnings = runs.environment(before.head, after.head), runs.warnings(before, after)
-    return Comparison(before, after, environment, warnings, _totals(old, new), sections)
+    return Comparison(before, after, environment, warnings, _totals(old, new), cases.sections(old, new))
 
 
 def _totals(before: Mapping[CaseId, Facts], after: Mapping[CaseId, Facts]) -> list[tuple[str, str, str]]:
@@ -84,7 +82,7 @@ def _totals(before: Mapping[CaseId, Facts], after: Mapping[CaseId, Facts]) -> li
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the report; returns 1 where a case is newly wrong or slower or the later run did not end."""
+    """Print the report; returns 1 where a case is newly wrong or the later run did not end."""
     found = compared(read(given.before), read(given.after))
     if given.html is not None:
         files.replace(given.html, found.html().encode(errors="backslashreplace"))

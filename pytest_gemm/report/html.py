@@ -16,7 +16,7 @@ from pytest_gemm.failures import findings
 from pytest_gemm.failures.findings import Finding
 from pytest_gemm.failures.text import Rerun, folder_name
 from pytest_gemm.record.reader import Run, read
-from pytest_gemm.report import markdown, review, runs
+from pytest_gemm.report import review, runs
 from pytest_gemm.report.model import TEMPLATES, Tally, by, distinct, having, kind
 from pytest_gemm.storage import files
 
@@ -155,13 +155,11 @@ def _labels(found: Sequence[Run]) -> Sequence[str]:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the records as Markdown, all of them or what fits a comment, and write them as HTML."""
+    """Print the records as Markdown that fits a comment, or write them as HTML."""
     found = list(map(read, given.records))
     title = given.title or f"Results of {runs.tested(*(run.head for run in found))}"
     if given.html is not None:
         files.replace(given.html, page(found, title).encode(errors="backslashreplace"))
-    if given.comment:
+    else:
         show(review.markdown(found, title))
-    elif given.html is None:
-        show(markdown.page(found, title))
     return 0

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import operator
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -39,7 +39,7 @@ def run(given: argparse.Namespace) -> int:
     assert output is not None
     if any(output == _folder(part).absolute() for part in parts):
         raise ValueError(f"--output={given.output}: is the folder of a shard; name another one")
-    writer = Writer(concatenated(parts, given.output))
+    writer = Writer(concatenated(parts))
     whole = writer.run
     outcomes, whole.outcomes = whole.outcomes, []
     writer.open(output / "run.jsonl")
@@ -127,7 +127,7 @@ def _difference(first: Run, part: Run) -> str:
 # -- the run that they are -------------------------------------------------------------------------------------------
 
 
-def concatenated(parts: Sequence[Run], output: Path) -> Run:
+def concatenated(parts: Sequence[Run]) -> Run:
     """The whole run, with the outcomes in the order in which one process would have judged them."""
     placed = [pair for part in parts for pair in zip(part.totals.places, part.outcomes, strict=True)]
     placed.sort(key=operator.itemgetter(0))
@@ -146,10 +146,10 @@ def concatenated(parts: Sequence[Run], output: Path) -> Run:
         totals.asked |= one.asked
         totals.failed |= one.failed
         merge_use(totals.use, one.use)
-    return Run(_head([part.head for part in parts], output), [outcome for _, outcome in placed], totals)
+    return Run(_head([part.head for part in parts]), [outcome for _, outcome in placed], totals)
 
 
-def _head(heads: Sequence[Head], output: Path) -> Head:
+def _head(heads: Sequence[Head]) -> Head:
     """The first one, from the earliest date; of several machines all are named."""
 
     def all_of(name: str) -> str:
@@ -159,7 +159,6 @@ def _head(heads: Sequence[Head], output: Path) -> Head:
     return dataclasses.replace(
         heads[0],
         date=min(head.date for head in heads),
-        command=tuple(_whole_command(heads[0].command, output)),
         machine=all_of("machine"),
         cpu=all_of("cpu"),
         isa=all_of("isa"),
@@ -192,16 +191,3 @@ def _early(parts: Sequence[Run]) -> list[str]:
         for part in parts
         if part.totals.status not in ENDED
     ]
-
-
-def _whole_command(command: Iterable[str], output: Path) -> Iterable[str]:
-    """The command of a shard without its number, and with this output."""
-    words = iter(command)
-    for word in words:
-        flag, has_value, _ = word.partition("=")
-        if flag in {"--gemm-shard", "--gemm-output"} and not has_value:
-            next(words, "")
-        if flag == "--gemm-output":
-            yield f"--gemm-output={output}"
-        elif flag != "--gemm-shard":
-            yield word

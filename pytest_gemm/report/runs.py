@@ -1,38 +1,20 @@
-"""What is said of two runs as a whole, and the sessions of the speed suite beside a record."""
+"""What is said of two runs as a whole."""
 
 from __future__ import annotations
 
-import datetime
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from pytest_gemm.record.lines import Head
 from pytest_gemm.record.reader import Run
-from pytest_gemm.speed.data import Session, read_session
 
 # Arguments of pytest that change no outcome; the second kind has a word behind it.
-_IDLE: Final = ("--gemm-output", "--junit", "-q", "-v", "--tb", "--color", "-n", "--dist", "--durations", "-p")
-_TAKES_WORD: Final = frozenset({"-n", "-p", "--dist", "--gemm-output", "--junit-xml"})
-
-
-def sessions(run: Run) -> Iterator[Session]:
-    """Those of the head that came to their end, in order of time; of an earlier run with the same output none."""
-    read = [read_session(path) for path in sorted((run.path.parent / "samples").glob("*.jsonl"))] if run.path else []
-    for one in sorted(read, key=lambda session: (session.date, session.index)):
-        if one.complete and one.group == "head" and not _is_earlier(one.date, run.head.date):
-            yield one
-
-
-def _is_earlier(date: str, began: str) -> bool:
-    try:
-        then = datetime.datetime.strptime(date, "%Y-%m-%dT%H:%M:%S%z")
-        return then < datetime.datetime.strptime(began, "%Y-%m-%d %H:%M:%S %z")
-    except ValueError:  # a record without its first line
-        return False
-
-
-# -- what both are ------------------------------------------------------------------------------------------------
+_IDLE: Final = (
+    *("--gemm-output", "--gemm-shard", "--junit", "-q", "-v", "--tb", "--color"),
+    *("-n", "--dist", "--durations", "-p"),
+)
+_TAKES_WORD: Final = frozenset({"-n", "-p", "--dist", "--gemm-output", "--gemm-shard", "--junit-xml"})
 
 
 def tested(*heads: Head) -> str:

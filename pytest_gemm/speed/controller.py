@@ -9,7 +9,6 @@ measure, alone on the device as far as this program can see to it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import tempfile
 import time
 from collections import Counter
@@ -17,21 +16,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
-from pytest_gemm import __version__
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.units import plural
 from pytest_gemm.machine import key as key_module
-from pytest_gemm.machine import software
 from pytest_gemm.machine.environment import resolve
 from pytest_gemm.machine.key import Device
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.baseline import entry, partial, record
+from pytest_gemm.speed.baseline import busy, entry, record
 from pytest_gemm.speed.baseline import store as store_module
-from pytest_gemm.speed.data import Judgement, Peaks, Session, by_case
+from pytest_gemm.speed.data import Judgement, Peaks, by_case
 from pytest_gemm.speed.gate import decide, design, estimates, selection
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.speed.report.rows import Run
@@ -124,21 +120,16 @@ class _Measurement:
             for group in self.groups:
                 runner.compile(group, self._cases)
             if speed.record:
-                self._take_up()
-                self._sessions(self._cases, self._recorded - len(made.sessions), "recording")
+                self._sessions(self._cases, self._recorded, "recording")
                 self._record()
-                objection = record.recordable(made.sessions, k=self._recorded, force=speed.force)
-                self._keep(made.sessions if objection and objection.code == "disturbed" else [])
                 made.judgements = self._with_every_case({})
             else:
                 self.judge()
         except (KeyboardInterrupt, SessionFailed, entry.BaselineError):
-            if speed.record and made.sessions:
+            if speed.record and any(map(busy.is_good, made.sessions)):
                 done, all_of = len(made.sessions), self._recorded
-                if any(map(partial.is_good, made.sessions)):
-                    runner.display.line(f"speed: the recording was cut short: {done} of {all_of} sessions are complete")
-                    runner.display.line(f"speed: to record from these: pytest-gemm baseline record --sessions={done}")
-                self._keep(made.sessions)
+                runner.display.line(f"speed: the recording was cut short: {done} of {all_of} sessions are complete")
+                runner.display.line(f"speed: to record from these: pytest-gemm baseline record --sessions={done}")
             raise
         order = {case: place for place, case in enumerate(self._cases)}  # each session has another one
         made.judgements = sorted(made.judgements, key=lambda judgement: order[judgement.case.whole])
@@ -156,36 +147,6 @@ class _Measurement:
             )
         made.seconds = time.perf_counter() - started
         return made
-
-    def _take_up(self) -> None:
-        """Begin a recording with the good sessions of an earlier one, of the same environment, that was ended."""
-        if self._partial is None or not (found := partial.kept(self._partial)[: self._recorded - 1]):
-            return
-        self.made.sessions = [msgspec.structs.replace(one, index=i) for i, one in enumerate(found)]
-        for one in self.made.sessions:
-            self._runner.write_session(one)
-        said = f"speed: {plural(len(found), 'good session')} of an earlier recording taken up ({self._partial})"
-        self._runner.display.line(said)
-
-    def _keep(self, sessions: Sequence[Session]) -> None:
-        """Keep the good sessions of a recording that stored nothing for the next one."""
-        display = self._runner.display
-        if self._partial is None:
-            if sessions:
-                display.line("speed: no session is kept for the next recording: only those of a clean commit can be")
-        elif (count := partial.keep(self._partial, sessions)) or sessions:
-            display.line(f"speed: {plural(count, 'good session')} kept; the next --gemm-record of these cases goes on")
-
-    @functools.cached_property
-    def _partial(self) -> Path | None:
-        """Where good sessions are kept; ``None`` where the code may change without another commit."""
-        config, commit = self._runner.config, self._runner.commit
-        if not commit or commit.endswith("+dirty"):
-            return None
-        options = {name: text for name, text in config.deciding.items() if name not in {"record", "sessions"}}
-        installed, cases = software.software(self._device), sorted(map(str, self._cases))
-        facts = str(config.speed.root), self.made.hardware, commit, installed, __version__, options, cases
-        return partial.folder(facts)
 
     def judge(self) -> None:
         """Screen, confirm what needs it, and come to verdicts."""
@@ -232,8 +193,8 @@ class _Measurement:
         that stays busy, and says who keeps it so.
         """
         unit = "session" if len(self.groups) == 1 else "pair"
-        speed, made, first, started = self._runner.config.speed, self.made, len(self.made.sessions), time.perf_counter()
-        before = partial.processor_milliseconds() if speed.record else Counter()
+        speed, made, started = self._runner.config.speed, self.made, time.perf_counter()
+        before = busy.processor_milliseconds() if speed.record else Counter()
         for number in range(1, count + 1):
             if not self._runner.left(cases):
                 break
@@ -242,11 +203,11 @@ class _Measurement:
             found = self._runner.sessions(groups, cases, index, f"{what}, {unit} {number} of {count}")
             for name, session in found.items():
                 (made.base if name == "base" else made.sessions).append(session)
-            if speed.record and not speed.force and partial.is_hopeless(made.sessions[first:]):
+            if speed.record and not speed.force and busy.is_hopeless(made.sessions):
                 raise SessionFailed(
                     f"--gemm-record ended after {plural(len(made.sessions), 'session')} of {self._recorded}: the "
                     "machine is busy, and the last ones were disturbed; busiest meanwhile: "
-                    f"{partial.busiest(before, time.perf_counter() - started)}; end these and record again, or give "
+                    f"{busy.busiest(before, time.perf_counter() - started)}; end these and record again, or give "
                     "--gemm-record=force"
                 )
         made.sessions = roofline.without_impossible(made.sessions)

@@ -23,8 +23,6 @@ UNWRITTEN: Final = "unwritten.json"
 """Why files of a session's failures could not be written, by the option that asks for them; absent without failures."""
 LOST: Final = 75
 """Exit status of a worker that lost the device to a case, whose sample is written; another worker takes the rest."""
-WORKER: Final = "gemm-speed-worker"
-"""Name of pytest's plugin in a worker process; a conftest may look for it."""
 
 
 class Project(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -275,7 +275,7 @@ def units(device: str) -> Units | None:
         return Units(0.0, count * bits * clock) if bits and clock else None
     flags = processor.cpu().flags
     vector, matrix = (next((bits for f, bits in some.items() if f in flags), 0) for some in (_VECTORS, _TILES))
-    cycles = cpu.cores() * _HIGHEST_CLOCK
+    cycles = len(processor.cores()) * _HIGHEST_CLOCK
     return Units(cycles * vector, cycles * matrix) if vector else None
 
 
@@ -481,7 +481,7 @@ def _rate_of(call: Callable[[], object], amount: float, device: str, budget: flo
         return time.perf_counter() - started
 
     # Where there are more threads than cores they wait for each other.
-    is_watched = device == "cpu" and torch.get_num_threads() <= cpu.cores()
+    is_watched = device == "cpu" and torch.get_num_threads() <= len(processor.cores())
 
     def once() -> tuple[float, bool]:
         before = processor.waited() if is_watched else None

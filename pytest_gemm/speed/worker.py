@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.config import effect
-from pytest_gemm.config.config import CONFIG, GemmConfig
+from pytest_gemm.config.config import CONFIG, SPEED_WORKER, GemmConfig
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.core.outcome import Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.failures.text import Rerun
@@ -41,7 +41,7 @@ from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line
 from pytest_gemm.speed.imports import InstalledFirst, shared
 from pytest_gemm.speed.kept import Kept
 from pytest_gemm.speed.lockstep import Interleaving
-from pytest_gemm.speed.request import LOST, NOW, SESSION, UNWRITTEN, WORKER, Request, TimedCase
+from pytest_gemm.speed.request import LOST, NOW, SESSION, UNWRITTEN, Request, TimedCase
 from pytest_gemm.speed.timing import clock, paired
 from pytest_gemm.storage import files
 from pytest_gemm.worker.keeper import KEEPER, Keeper
@@ -398,7 +398,7 @@ def _as_timed(case: Case, wanted: TimedCase) -> Case:
 class _Plugin:
     """Takes the place of collection in a worker process."""
 
-    __name__ = WORKER
+    __name__ = SPEED_WORKER
 
     def __init__(self, request: Request, folder: Path) -> None:
         self.request = request

@@ -87,7 +87,6 @@ CHANGED: Final = [
     (r"-(fuzz|guard|junit-xml)|(old|new)/bin|-level=full", "(aten,)?cpp", "aten", "ATen compiles nothing"),
     (r"pytest( perf| --pyargs pytest_gemm\.perf)", "$", " --gemm-undecided=100", "times are made up"),
     (r"pytest( perf| --pyargs pytest_gemm\.perf)(?!.*-sessions)", "$", " --gemm-sessions=2", "a gate needs more"),
-    (r"-sessions=\d\d", r"-sessions=\d\d", "-sessions=2", "a gate needs more"),
     (
         r"pytest( perf| --pyargs pytest_gemm\.perf)(?!.*-(allow|record))",
         "$",

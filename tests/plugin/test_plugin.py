@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm.config import config
+from pytest_gemm.config import options
 from pytest_gemm.plugin import selection
 
 pytestmark = pytest.mark.slow
@@ -150,7 +150,7 @@ def test_a_rerun_line_names_the_suite_as_a_module_where_the_virtual_environment_
 ) -> None:
     here = Path("/project")
     package = here / ".venv/lib/python3.12/site-packages/pytest_gemm"
-    monkeypatch.setattr(config, "suite", package.joinpath)
+    monkeypatch.setattr(options, "suite", package.joinpath)
     item: Any = SimpleNamespace(
         path=package / "conformance" / "test_products.py",
         config=SimpleNamespace(invocation_params=SimpleNamespace(dir=here)),

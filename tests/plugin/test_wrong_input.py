@@ -247,7 +247,6 @@ MARKERS = wrong(
 
 COMMANDS = wrong(
     ("baseline", "required", "COMMAND"),
-    ("baseline show nowhere", "nowhere", "holds no baselines"),
     ("baseline record nowhere", "nowhere", "holds no sessions"),
     ("results folder", "folder", "has no run.jsonl"),
     ("baseline record sessions", "sessions/1.jsonl"),

@@ -93,7 +93,7 @@ def record(folder: Path) -> list[dict[str, Any]]:
         line.pop("seconds", None)
     lines[0]["run"].pop("date")
     lines[0]["run"]["command"] = [
-        word for word in lines[0]["run"]["command"] if not word.startswith(("--gemm-output", "--junit"))
+        word for word in lines[0]["run"]["command"] if not word.startswith(("--gemm-output", "--gemm-shard", "--junit"))
     ]
     for name in ("wall_seconds", "processes"):
         lines[-1]["totals"].pop(name)

@@ -328,7 +328,7 @@ def test_the_comment_of_records_is_what_their_runs_said(tmp_path: Path, capsys: 
     for name in ("a", "b"):
         (tmp_path / name).write_text("".join(map(records.record_line, lines)))
     (tmp_path / "b").write_text("".join(map(records.record_line, lines[:2])))
-    assert cli.main(["results", str(tmp_path / "a"), str(tmp_path / "b"), "--comment", "--title=Mine"]) == 0
+    assert cli.main(["results", str(tmp_path / "a"), str(tmp_path / "b"), "--title=Mine"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("## Mine\n\n**Red**: 1 finding in 1 problem, and 2 other reason(s).\n")
     assert "- absent did not run: there is no board\n- a run did not end\n" in shown

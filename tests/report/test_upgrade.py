@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import WITHHELD, Outcome, Reason, Seconds, Status
 from pytest_gemm.record.lines import Head
 from pytest_gemm.report import cases
-from pytest_gemm.speed.data import Sample, Session, session_text
 from pytest_gemm.tools import cli
 
 # Compares two runs of these outcomes; with options: exit status and what is printed.
@@ -260,77 +258,6 @@ def test_a_later_run_that_did_not_end_is_no_success(tmp_path: Path, capsys: pyte
 def test_the_time_to_compile_is_a_line_of_totals(compare: Compare) -> None:
     _, text = compare([of(1), of(2)], [of(1, seconds=Seconds(compile=30.0))])
     assert re.search(r"^seconds to compile, cases of both +10 +30$", text, re.MULTILINE)
-
-
-# -- speed --------------------------------------------------------------------------------------------------------
-
-TIMED = [CaseId("cpp", f"mm:f32:nn:{m}x64x64") for m in range(1, 9)]
-
-
-def time(folder: Path, slow: float = 1.0, count: int = 20, seed: int = 0, **changes: Any) -> None:
-    """Sessions beside a record, in which the first case is ``slow`` times as slow."""
-    rng = random.Random(seed)
-    (folder / "samples").mkdir()
-    for index in range(count):
-        samples = []
-        for case in TIMED:
-            seconds = 1e-4 * rng.gauss(1.0, 0.004) * (slow if case is TIMED[0] else 1.0)
-            beside = (1e-4 * rng.gauss(1.0, 0.004),) * 2
-            samples.append(
-                Sample(case, "cpu", Status.PASSED, subject=(seconds,) * 2, comparator=beside, comparator_name="aten")
-            )
-        date = f"2026-11-22T20:{index:02}:00+0000"
-        fields = {"hardware": "cpu-2c", "contract": "5f0c", "date": date, "index": index, **changes}
-        session = Session(samples=tuple(samples), **fields)
-        (folder / "samples" / f"cpu-head-{index:03}.jsonl").write_text(session_text(session), encoding="utf-8")
-
-
-def timed(tmp_path: Path, capsys: pytest.CaptureFixture[str], **after: Any) -> tuple[int, str]:
-    outcomes = [Outcome(case, "rand", 0, Status.PASSED) for case in TIMED]
-    places = [written(tmp_path / name, outcomes) for name in "ab"]
-    time(tmp_path / "a")
-    time(tmp_path / "b", seed=1, **after)
-    return cli.main(["compare", *places]), capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("slow", "title", "status"), [(1.1, "slower", 1), (1 / 1.1, "faster", 0)])
-def test_times_are_judged_by_the_gate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], slow: float, title: str, status: int
-) -> None:
-    ended, text = timed(tmp_path, capsys, slow=slow)
-    assert ended == status
-    assert text.startswith(f"1 {title}\n")
-    assert re.search(r"1  mm:f32:nn:1x64x64 \(\S+ us -> \S+ us, [+-]\d\S+% \[.*\]\)$", "\n".join(section(text, title)))
-    assert re.search(r"Compared by the rules of the gate: 8 cases, 7 the same, by -0\.\d% to \+0\.\d%\.", text)
-
-
-def test_equal_times_are_no_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = timed(tmp_path, capsys)
-    assert status == 0
-    assert text.startswith("no difference\n")
-
-
-def test_a_suspicion_without_further_sessions_stays_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = timed(tmp_path, capsys, slow=1.1, count=4)
-    assert status == 0
-    assert "to-confirm" in section(text, "speed undecided")[-1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"hardware": "cpu-4c"}, "20 sessions of cpu-4c / cpu / 5f0c are in one run only"),
-        ({"contract": "other"}, "20 sessions of cpu-2c / cpu / other are in one run only"),
-        ({"date": "2026-11-22T19:00:00+0000"}, "Not compared: no times after"),
-        ({"group": "base"}, "Not compared: no times after"),
-    ],
-)
-def test_sessions_that_do_not_compare_are_left_out_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
-) -> None:
-    status, text = timed(tmp_path, capsys, slow=2.0, **changes)
-    assert status == 0
-    assert words in text
 
 
 # -- forms of the report ----------------------------------------------------------------------------------------------

@@ -338,19 +338,15 @@ for number in range(5):
     assert [path.name for path in store.place.iterdir()] == ["cpp.jsonl"], "no lock file stays"
 
 
-@pytest.mark.parametrize(
-    ("where", "stored"),
-    [("os.fsync = die", 1.0), ("os.replace = die", 1.0), ("stores._sync_folder = die", 2.0)],
-    ids=["before-flush", "before-replace", "after-replace"],
-)
-def test_a_recorder_that_is_killed_leaves_the_old_file_or_the_new(store: Store, where: str, stored: float) -> None:
+@pytest.mark.parametrize("where", ["os.fsync = die", "os.replace = die"], ids=["before-flush", "before-replace"])
+def test_a_recorder_that_is_killed_leaves_the_old_file(store: Store, where: str) -> None:
     code = f"""
 store.record([entry("x", 1), entry("y", 1)], slower=())
 {where}
 store.record([entry("x", 2), entry("y", 2)], slower=())
 """
     assert end(start(store, code)) == (-signal.SIGKILL, [])
-    assert {one.subject_us for one in store.load("cpp").values()} == {(stored,)}
+    assert {one.subject_us for one in store.load("cpp").values()} == {(1.0,)}
     record(store, entry(backend="aten"))  # clears up, of any backend
     assert sorted(path.name for path in store.place.iterdir()) == ["aten.jsonl", "cpp.jsonl"]
 

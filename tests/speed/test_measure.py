@@ -354,7 +354,6 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(runner_module, "_Open", Answer)
     monkeypatch.setattr(Answer, "left", [None, None, None, end])
-    monkeypatch.setattr("pytest_gemm.speed.baseline.partial.folder", lambda _: tmp_path / "kept")
     speed = SpeedConfig(record=True, sessions=5, baselines=tmp_path / "b", samples=tmp_path / "mine")
     config = configured(speed, Several())
     display = Lines()

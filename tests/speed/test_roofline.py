@@ -20,7 +20,7 @@ from pytest_gemm.programs import program
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Peaks, Sample
 from pytest_gemm.speed.roofline import Work
-from pytest_gemm.speed.timing import cpu, cuda
+from pytest_gemm.speed.timing import cuda
 
 # 1 TFLOP/s in f32, 2 in bf16; 100 GB/s.
 PEAKS = Peaks({"f32": 1e12, "bf16": 2e12, "f64": 5e11, "i8": 3e12}, 1e11)
@@ -162,7 +162,7 @@ def test_bytes_that_no_cache_holds_take_what_the_memory_allows(
 def planted(monkeypatch: pytest.MonkeyPatch, flags: str, cores: int = 1, gpu: Gpu | None = None) -> None:
     """The machine has such a CPU, and such a GPU of ten multiprocessors."""
     monkeypatch.setattr("pytest_gemm.machine.processor.cpu", lambda: Cpu(flags=tuple(flags.split())))
-    monkeypatch.setattr(cpu, "cores", lambda: cores)
+    monkeypatch.setattr("pytest_gemm.machine.processor.cores", lambda: range(cores))
     monkeypatch.setattr(roofline, "_gpu", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=10))
 
@@ -350,7 +350,7 @@ def test_a_peak_is_of_a_call_that_nothing_disturbed_or_is_missing(
         return clock
 
     monkeypatch.setattr("pytest_gemm.machine.processor.waited", waited)
-    monkeypatch.setattr(cpu, "cores", lambda: 64)
+    monkeypatch.setattr("pytest_gemm.machine.processor.cores", lambda: range(64))
     monkeypatch.setattr("time.perf_counter", passes)
     found = roofline.measure("cpu", [])
     if idle_from < math.inf:

@@ -28,7 +28,7 @@ from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import controller
 from pytest_gemm.speed import runner as runner_module
-from pytest_gemm.speed.baseline import partial
+from pytest_gemm.speed.baseline import busy
 from pytest_gemm.speed.data import Sample, Session, read_session
 from pytest_gemm.speed.request import Group, Project, Request
 from pytest_gemm.storage import files
@@ -551,43 +551,33 @@ def test_pages_and_samples_that_cannot_be_written_end_no_run(
     result.stdout.no_fnmatch_line("*INTERNALERROR*")
 
 
-@pytest.mark.parametrize("commit", ["ab12cd3", "ab12cd3+dirty"])
-def test_a_recording_ends_on_a_busy_machine_and_the_next_one_goes_on_with_its_good_sessions(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, commit: str
+def test_a_recording_ends_on_a_busy_machine_and_can_be_stored_from_its_good_sessions(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "_commit", lambda _: commit)
+    monkeypatch.setattr(runner_module, "_commit", lambda _: "ab12cd3")
     seconds = iter(range(2))
     used = "processor_milliseconds"
-    monkeypatch.setattr(partial, used, lambda: Counter({"yes (process 77)": next(seconds, 1) * 10**9, "idle": 3000}))
+    monkeypatch.setattr(busy, used, lambda: Counter({"yes (process 77)": next(seconds, 1) * 10**9, "idle": 3000}))
     begun: list[int] = []
 
     class Disturbed(made_up_sessions.Process):
         def __init__(self, args: Any, **how: Any) -> None:
             if isinstance(args, list) and "pytest_gemm.speed.worker" in args and Request.read(Path(args[-1])).timed:
                 begun.append(Request.read(Path(args[-1])).index)
-                monkeypatch.setenv("DISTURBED", "others used 0.98 of its cores" if is_busy and len(begun) > 2 else "")
+                monkeypatch.setenv("DISTURBED", "others used 0.98 of its cores" if len(begun) > 2 else "")
             super().__init__(args, **how)
 
     monkeypatch.setattr(subprocess, "Popen", Disturbed)
-    is_busy = True
     result = run(project, "--gemm-backends=correct", "--gemm-record", sessions=8)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert begun == [0, 1, 2, 3, 4]
     said = "*--gemm-record ended after 5 sessions of 8: the machine is busy*busiest meanwhile: yes (process 77)*"
     result.stderr.fnmatch_lines([said])
     assert "idle" not in result.stderr.str()
-    is_clean = commit == "ab12cd3"
-    result.stdout.fnmatch_lines(["speed: 2 good sessions kept*" if is_clean else "speed: no session is kept*"])
-    is_busy = False
-    begun.clear()
-    result = run(project, "--gemm-backends=correct", "--gemm-record" + "=force" * (not is_clean), sessions=8)
-    assert result.ret == 0
-    assert begun == [*range(2 if is_clean else 0, 8)]
+    result.stdout.fnmatch_lines(["speed: to record from these: pytest-gemm baseline record --sessions=5"])
+    assert cli.main(["baseline", "record", "--force", "--sessions=2"]) == 0
     (file,) = project.path.glob("baselines/*/correct.jsonl")
-    assert len(json.loads(file.read_text())["subject_us"]) == 8
-    begun.clear()
-    assert run(project, "--gemm-backends=correct", "--gemm-record=force", sessions=8).ret == 0
-    assert len(begun) == 8, "what has been recorded is not taken up again"
+    assert len(json.loads(file.read_text())["subject_us"]) == 2
 
 
 @pytest.mark.parametrize("own", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}])
@@ -633,12 +623,14 @@ def test_without_scipy_timed_tests_are_refused_before_a_session(
     result = run(project, "--gemm-backends=correct")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*timed tests need the extra speed: scipy is not installed: pip install scipy"])
-    compare = (
-        "import sys; sys.modules['scipy'] = None; from pytest_gemm.tools import cli; cli.main(['compare', 'a', 'b'])"
+    record = (
+        "import sys; sys.modules['scipy'] = None; from pytest_gemm.tools import cli; "
+        "from pytest_gemm.speed.baseline import commands; "
+        "commands._record = lambda _: __import__('pytest_gemm.speed.gate.design'); cli.main(['baseline', 'record'])"
     )
-    ended = project.run(sys.executable, "-c", compare)
+    ended = project.run(sys.executable, "-c", record)
     assert ended.ret == cli.USAGE_ERROR
-    ended.stderr.fnmatch_lines(["*compare needs the extra speed: scipy is not installed*"])
+    ended.stderr.fnmatch_lines(["*baseline needs the extra speed: scipy is not installed*"])
 
 
 @pytest.mark.parametrize(

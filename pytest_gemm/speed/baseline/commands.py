@@ -1,4 +1,4 @@
-"""The command for baselines: show, record, accept."""
+"""The command for baselines: record, accept."""
 
 from __future__ import annotations
 
@@ -7,28 +7,14 @@ import contextlib
 from pathlib import Path
 
 from pytest_gemm.core.case_id import CaseId
-from pytest_gemm.core.text import show, table
+from pytest_gemm.core.text import show
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline.entry import SESSIONS, BaselineError
 from pytest_gemm.speed.baseline.record import got_slower, record_sessions
-from pytest_gemm.speed.baseline.store import Store, hardware_keys, names
+from pytest_gemm.speed.baseline.store import Store, names
 from pytest_gemm.speed.data import Session, read_session
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.storage import cache
-
-
-def _show(given: argparse.Namespace) -> list[str]:
-    keys = hardware_keys(given.dir)
-    if not keys:
-        raise BaselineError(given.dir, 0, "holds no baselines", "record some: pytest perf --gemm-record")
-    rows = [["hardware key", "backend", "cases", "recorded", "torch"]]
-    for key in keys:
-        store = Store(given.dir, key)
-        for backend in store.backends():
-            found = store.load(backend).values()
-            versions = sorted({one.software.get("torch", "?") for one in found})
-            rows.append([key, backend, str(len(found)), max(one.date for one in found)[:10], ", ".join(versions)])
-    return table(rows[0], rows[1:], range(1, 4))
 
 
 def _record(given: argparse.Namespace) -> list[str]:
@@ -109,11 +95,10 @@ def _complete_sessions(folder: Path) -> tuple[list[Session], list[str]]:
 
 def run(given: argparse.Namespace) -> int:
     """Run one task; returns 1 when a case was not recorded, 0 otherwise."""
-    if (sessions := getattr(given, "sessions", None)) is not None and sessions < 1:
-        raise ValueError(f"--sessions={sessions}: give 1 or more")
+    if given.sessions is not None and given.sessions < 1:
+        raise ValueError(f"--sessions={given.sessions}: give 1 or more")
     given.status = 0
     if given.task == "record":
         given.cases, given.reason = (), ""
-    lines = _show(given) if given.task == "show" else _record(given)
-    show("\n".join(lines) + "\n")
+    show("\n".join(_record(given)) + "\n")
     return int(given.status)

@@ -210,23 +210,13 @@ class Store:
 
         A link stays one: what it points to is replaced.
         """
-        path = Path(os.path.realpath(self.path(backend)))
+        path = self.path(backend)
         text = "".join(kept[case].text + "\n" for case in sorted(kept))
         try:
             # What the command line could not decode becomes a JSON escape.
             files.replace(path, text.encode("utf-8", "backslashreplace"))
-            _sync_folder(path.parent)
         except OSError as error:
             raise BaselineError(path, 0, f"cannot be written: {error.strerror}", "what stood there stays") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a change of names in a folder last."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _change(old: Baseline | None, new: Baseline, *, slower: bool, reason: str) -> Change:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeVar
-
-import psutil
 
 from pytest_gemm.machine import processor
 from pytest_gemm.speed.timing import clock
@@ -117,7 +114,7 @@ class CpuTimer(Timer):
         if "waited" in spent:
             lost = max(0.0, spent["waited"]) / wall
             # More own threads than cores wait for each other, which no other process causes.
-            lost -= min(lost, max(0.0, own + lost - cores()))
+            lost -= min(lost, max(0.0, own + lost - len(processor.cores())))
             telemetry["waited_cores"] = lost
             if lost > LOAD_OF_OTHERS:
                 disturbed.append(f"others used {lost:.2f} cores that it waited for")
@@ -137,12 +134,3 @@ class CpuTimer(Timer):
             found["waited"] = lost
         own = usage.ru_utime + usage.ru_stime
         return found | {"wall": clock.now(), "own": own}
-
-
-def cores() -> int:
-    """How many cores the threads of this process together may run on; OpenMP binds each of its own to one."""
-    found = set(os.sched_getaffinity(0))
-    for thread in psutil.Process().threads():
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            found |= os.sched_getaffinity(thread.id)
-    return len(found)

@@ -1,24 +1,14 @@
-"""A recording that a busy machine ends: which of its sessions are good, who disturbed the others, what is kept.
-
-The good sessions stay in the cache, in a folder for each environment: the next recording of the same cases, at the same
-commit and with the same software, takes them up.
-"""
+"""A recording that a busy machine ends: which of its sessions are good, and who disturbed the others."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
 import psutil
 
-from pytest_gemm.speed.data import Session, SessionError, read_session, session_text
-from pytest_gemm.storage import cache, files
+from pytest_gemm.speed.data import Session
 
 # Share of a session's samples beyond which it counts as disturbed; as many such sessions in a row end a recording.
 _DISTURBED: Final = 0.5
@@ -55,27 +45,3 @@ def busiest(before: Counter[str], seconds: float) -> str:
     used = (processor_milliseconds() - before).most_common(_NAMED)
     named = [f"{who} {spent / seconds / 1e3:.2f} cores" for who, spent in used if spent >= 1e3 * _LEAST * seconds]
     return ", ".join(named) or "no process that can be seen here: another guest of the host, or short ones"
-
-
-def folder(facts: Iterable[object]) -> Path:
-    """Where the good sessions of an environment are kept; ``facts`` are all that it consists of, as plain data."""
-    text = json.dumps([*facts], sort_keys=True, default=str)
-    return cache.home() / "recordings" / hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def kept(place: Path) -> list[Session]:
-    """The sessions that are kept there; one that cannot be read any more is left out."""
-    found = []
-    for file in sorted(place.glob("*.jsonl")):
-        with contextlib.suppress(SessionError):
-            found.append(read_session(file))
-    return found
-
-
-def keep(place: Path, sessions: Iterable[Session]) -> int:
-    """Keep the good ones of these sessions and no others; returns how many they are."""
-    shutil.rmtree(place, ignore_errors=True)
-    good = [session for session in sessions if is_good(session)]
-    for number, session in enumerate(good):
-        files.replace(place / f"{number:03}.jsonl", session_text(session).encode())
-    return len(good)
