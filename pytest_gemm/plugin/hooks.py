@@ -257,7 +257,8 @@ class GemmRun:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> object | None:
         """With ``-n`` and a GEMM option given: keep what shares an artifact or a reference on one worker."""
-        return xdist.scheduler(config, log, timeline.read(timeline.path_of(self.settings)))
+        known = timeline.read(timeline.path_of(self.settings))
+        return xdist.scheduler(config, log, known, every=self.settings.wanted_candidates == "all")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:

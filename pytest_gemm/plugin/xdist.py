@@ -33,6 +33,8 @@ def scope(nodeid: str) -> str:
 
 # Seconds that sums and differences leave of a backlog that is done.
 _NOTHING: Final = 1e-6
+# Seconds of a worker's backlog below which it gets a third test: it asks for the next one before this is there.
+_BRIEF: Final = 1.0
 
 
 def divided(ids: Sequence[str], seconds: Mapping[str, float], workers: int) -> dict[str, str]:
@@ -124,7 +126,7 @@ def pin(config: pytest.Config, specs: Iterable[Any]) -> str:
 # -- tests -----------------------------------------------------------------------------------------
 
 
-def scheduler(config: pytest.Config, log: Any, known: Mapping[str, float]) -> object | None:
+def scheduler(config: pytest.Config, log: Any, known: Mapping[str, float], *, every: bool = False) -> object | None:
     """A scheduler for a run that asked for GEMM tests; ``None`` leaves xdist's own.
 
     It is for plain ``-n``; another ``--dist`` has xdist's own.
@@ -133,6 +135,7 @@ def scheduler(config: pytest.Config, log: Any, known: Mapping[str, float]) -> ob
         config: pytest's, of the controller.
         log: xdist's logger.
         known: what tests took in earlier runs; the longest are begun first.
+        every: every candidate is judged.
     """
     if not is_any_given(config) or str(config.getoption("dist", "no")) != "load":
         return None
@@ -151,7 +154,7 @@ def scheduler(config: pytest.Config, log: Any, known: Mapping[str, float]) -> ob
                 ids = next(iter(self.registered_collections.values()))
                 # A single worker keeps the order of the files.
                 several = len(self.nodes) > 1
-                self._seconds = timeline.expected(known, ids) if several else dict.fromkeys(ids, 1.0)
+                self._seconds = timeline.expected(known, ids, every=every) if several else dict.fromkeys(ids, 0.3)
                 self._units = divided(ids, self._seconds, len(self.nodes))
                 self._left, self._is_sorted = sum(self._seconds.values()), False
                 self._backlogs: defaultdict[Any, float] = defaultdict(float)
@@ -188,13 +191,17 @@ def scheduler(config: pytest.Config, log: Any, known: Mapping[str, float]) -> ob
                 super().add_node_collection(node, collection)
 
         def _reschedule(self, node: Any) -> None:
-            """Keep more than two tests with a worker: it runs one when it knows the next, or that there is none.
+            """Keep a second test with a worker: it runs one when it knows the next, or that there is none.
 
-            A replacement that is still collecting gets nothing yet: xdist would lose what it assigns to it.
+            And a third behind short ones.  A replacement that is still collecting gets nothing yet: xdist would lose
+            what it assigns to it.
             """
             if node not in self.registered_collections:
                 return
-            while not node.shutting_down and self.workqueue and self._pending_of(self.assigned_work[node]) <= 2:
+            while not node.shutting_down and self.workqueue:
+                pending = self._pending_of(self.assigned_work[node])
+                if pending > 2 or (pending == 2 and self._backlogs[node] > _BRIEF):
+                    return
                 self._assign_work_unit(node)
             super()._reschedule(node)
 

@@ -28,6 +28,8 @@ _MOST: Final = 50_000
 # Seconds of a test that is not recorded, and multiplications a second that the reference makes for it.
 _USUAL: Final = 0.3
 _PRODUCTS: Final = 4e8
+# Of a size, how much of it tells how many candidates there are: no block of a Triton template is larger.
+_WIDEST: Final = 256
 _SIZES: Final = re.compile(r":((?:\d+x){2,}\d+)")
 
 
@@ -61,12 +63,22 @@ def record(path: Path, seconds: Mapping[str, float]) -> None:
         files.replace(path, json.dumps(dict(kept)).encode())
 
 
-def expected(known: Mapping[str, float], ids: Iterable[str]) -> dict[str, float]:
-    """Seconds of each test: as recorded, else a guess that grows with its product, as the reference does."""
+def expected(known: Mapping[str, float], ids: Iterable[str], *, every: bool = False) -> dict[str, float]:
+    """Seconds of each test: as recorded, else a guess that grows with its product, as the reference does.
+
+    Args:
+        known: what tests took in earlier runs.
+        ids: the tests.
+        every: every candidate is judged; there are more of them for larger blocks.
+    """
 
     def guess(name: str) -> float:
-        sizes = _SIZES.search(name)  # to a tenth, so that most tests keep their order
-        return _USUAL + (round(math.prod(map(int, sizes[1].split("x"))) / _PRODUCTS, 1) if sizes else 0.0)
+        if (found := _SIZES.search(name)) is None:
+            return _USUAL
+        sizes = [int(size) for size in found[1].split("x")]
+        candidates = math.prod(min(size, _WIDEST).bit_length() for size in sizes[-3:]) / 10 if every else 1
+        # To a tenth, so that most tests keep their order.
+        return _USUAL * candidates + round(math.prod(sizes) / _PRODUCTS, 1)
 
     return {nodeid: known.get(name := name_of(nodeid), guess(name)) for nodeid in ids}
 

@@ -68,6 +68,9 @@ def test_what_is_not_recorded_is_guessed_by_the_size_of_its_product() -> None:
     assert [*recorded.values()] == [1.5]
     guesses = timeline.expected({}, ["t.py::test[cpp-mm:f32:nn:2x2x2]", "t.py::test[cpp-mm:f32:nn:97x193x65601]"])
     assert guesses["t.py::test[cpp-mm:f32:nn:97x193x65601]"] > 2 * guesses["t.py::test[cpp-mm:f32:nn:2x2x2]"]
+    ids = ["t.py::test[triton-mm:f16:nn:16x64x64]", "t.py::test[triton-mm:f16:nn:128x256x512]"]
+    few, many = timeline.expected({}, ids, every=True).values()
+    assert many > 2 * few
 
 
 @pytest.mark.parametrize("workers", [2, 16, 64])
@@ -81,13 +84,18 @@ def test_a_run_ends_close_to_the_least_time_that_its_tests_allow(pytester: pytes
 
 
 def simulated(
-    pytester: pytest.Pytester, ids: list[str], took: dict[str, float], known: dict[str, float], workers: int
+    pytester: pytest.Pytester,
+    ids: list[str],
+    took: dict[str, float],
+    known: dict[str, float],
+    workers: int,
+    every: bool = False,
 ) -> float:
     """When the last test ends, with workers that begin a test as those of xdist: when they know the next one."""
     config = pytester.parseconfig("-n2", "--dist=load", "--gemm-backends=aten")
     config.option.tx = ["popen"] * workers
     quiet: Any = SimpleNamespace(loadscopesched=lambda *_: None)
-    scheduler: Any = xdist.scheduler(config, quiet, known)
+    scheduler: Any = xdist.scheduler(config, quiet, known, every=every)
     nodes = [Node(f"gw{i}") for i in range(workers)]
     for node in nodes:
         scheduler.add_node(node)
