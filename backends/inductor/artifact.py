@@ -27,7 +27,7 @@ import torch
 from pytest_gemm.api.executed import is_product, products_in_source, record_products
 from pytest_gemm.api.proof import Generation, Proof
 from pytest_gemm.backends.cpp import machine_code, micro_kernels
-from pytest_gemm.backends.inductor import generated_code, torch_compat, traced
+from pytest_gemm.backends.inductor import generated_code, torch_compat
 from pytest_gemm.backends.inductor.bindings import (
     Binding,
     RecompileError,
@@ -43,7 +43,6 @@ from pytest_gemm.backends.inductor.bindings import (
 from pytest_gemm.backends.inductor.compilation import CompileSpec, Session, Wanted
 from pytest_gemm.backends.inductor.hooks import patched
 from pytest_gemm.backends.inductor.poisoning import poisoned_memory
-from pytest_gemm.core.case_id import Mode
 from pytest_gemm.core.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.core.text import first_line
 from pytest_gemm.machine import isa as isa_module
@@ -181,12 +180,6 @@ def _started(
         function, text = torch_compat.ahead_of_time(module, args, [dims.get(name, {}) for name in inputs], spec.options)
     else:
         function, text = torch.compile(module, fullgraph=True, dynamic=spec.mode == "dynamic" or None), ""
-    is_static = spec.mode in {Mode.OWN, Mode.STATIC} and not (constants or dims or spec.cache_tag)
-    if isinstance(spec.candidate, str) and is_static:
-        request = spec.request.replace(candidate="")
-        geometry = tuple((t.data_ptr(), t.shape, t.stride()) for t in args)
-        key = problem.line, dataclasses.replace(spec, candidate=None, request=request), inputs, geometry
-        return traced.compiled(key, function, args), text
     function(*args)
     return function, text
 

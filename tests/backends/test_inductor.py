@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
 from pytest_gemm.api.executed import products_in_source, record_products
-from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import bindings, generated_code, torch_compat
@@ -53,21 +51,6 @@ def _error(problem: Problem, given: operands.Operands, result: torch.Tensor) -> 
     want = program.build(problem)(**tensors)
     gauge = tensors["a"].abs() @ given.b.double().abs()
     return float(((result.double() - want).abs() / gauge).max())
-
-
-@pytest.mark.slow
-def test_the_candidates_of_a_problem_are_traced_once_and_each_runs_its_own_kernel(cpp: CppBackend) -> None:
-    problem, given = made("bmm:f32:nn:3x17x33x40")
-    names = [name for name in cpp.candidates(problem, given).names if "," not in name]
-    assert len(names) > 1
-    before = counters["stats"]["unique_graphs"]
-    prepared = [cpp.prepare(problem, given, BuildRequest(candidate=name)) for name in names]
-    assert counters["stats"]["unique_graphs"] == before + 1
-    for name, one in (*zip(names, prepared, strict=True), (names[0], prepared[0])):
-        assert _error(problem, given, one.run(given)) < 1e-5
-        assert (objection(one), one.proof().chosen) == ("", (name,))
-    wider = made("bmm:f32:nn:3x17x33x41")
-    assert _error(*wider, cpp.prepare(*wider, BuildRequest(candidate=names[0])).run(wider[1])) < 1e-5
 
 
 # -- proof -------------------------------------------------------------------------------------------
