@@ -66,7 +66,7 @@ def _keeps_rows(p: Problem) -> bool:
 
 def _reaches_groups(p: Problem) -> bool:
     """A row of A with one or two elements that are not 0: of many groups of K most would have a result of zeros."""
-    return p.op.ragged != "k" or p.shape.batch <= 8
+    return p.op.ragged != "k" or (p.shape.batch or 1) <= 8
 
 
 def _only_floats(p: Problem) -> bool:

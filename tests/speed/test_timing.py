@@ -427,6 +427,17 @@ class Counted:
         self.cuda.launched += self.names
 
 
+class WithoutGraphs(FakeCuda):
+    """A device that captures nothing."""
+
+    def __init__(self, why: str = "not permitted") -> None:
+        super().__init__()
+        self.why = why
+
+    def capture(self, calls: Sequence[Call]) -> Counted:
+        raise RuntimeError(self.why)
+
+
 class FakeProbe:
     def __init__(self, *states: GpuState) -> None:
         self.states: Iterator[GpuState] = itertools.cycle(states or (GpuState(1980.0),))
@@ -486,11 +497,7 @@ def test_a_call_that_launches_nothing_is_an_error() -> None:
 
 
 def test_a_call_that_leaves_work_on_another_stream_is_an_error() -> None:
-    class Unjoined(FakeCuda):
-        def capture(self, calls: Sequence[Call]) -> Counted:
-            raise RuntimeError("CUDA error: capturing stream has unjoined work")
-
-    cuda = Unjoined()
+    cuda = WithoutGraphs("CUDA error: capturing stream has unjoined work")
     with pytest.raises(Misconduct, match="call 0 leaves work on a stream") as found:
         on_cuda(cuda, subject=[cuda.call("x")], comparator=[cuda.call("c")])
     assert found.value.reason.code == "written-after-return"
@@ -508,8 +515,7 @@ def test_on_cuda_a_result_of_an_earlier_call_of_the_same_reading_is_a_doubt(ever
             results[:] = [one.a @ one.b]
         return results[0].clone()
 
-    cuda = FakeCuda()
-    cuda.capture = lambda _: (_ for _ in ()).throw(RuntimeError("not permitted"))  # type: ignore[method-assign]  # so that all is called
+    cuda = WithoutGraphs()  # so that all is called
     timer = CudaTimer(cuda, FakeProbe())
     timer.changing = tried = Changing(sets)
     plan = dataclasses.replace(PLAN, blocks=10, reading_seconds=0.02)
