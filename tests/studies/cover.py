@@ -2,9 +2,9 @@
 
 The cheapest problems are chosen among which each defect of ``matrix.json`` is found by two, and each wrong kernel by
 one of each op and data types that find it; with which each backend has each op, data type, layout, step and flag that
-it had; and which meet each defect of ``history.toml`` and each template of ``inductor_products.toml``.  Prints how many
-defects of each class they find, also when the class was held out of the choice.  ``--write`` makes
-``conformance/cases/quick.toml``, what finds most first.
+it had; and which meet each defect of ``history.toml`` and each template of ``inductor_products.toml``.  Prints
+``docs/results/quick.md``: how many defects of each class they find, also when the class was held out of the choice.
+``--write`` makes ``conformance/cases/quick.toml``, what finds most first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _EACH: Final = 0.05
 _ON_GPU: Final = 0.1
 _MOST: Final = 6.0
 # Seconds for which a problem is chosen because of one kernel in one op and data type.
-_WORTH: Final = 1.5
+_WORTH: Final = 2.5
 # A size beyond 16 bits.
 _LONG: Final = 1 << 16
 _FACETS: Final = {"operands", "bias", "dynamic"}
@@ -152,18 +152,21 @@ def choice(costs: Costs, asked: Demands, kept: Collection[str] = ()) -> list[str
         constraints=optimize.LinearConstraint(sparse.csr_array((values, (y, x))), lb=np.array(least)),
         options={"mip_rel_gap": 0.005, "time_limit": 60},
     )
+    assert found.x is not None, found.message
     return [line for line, value in zip(costs.own, found.x, strict=False) if value > 0.5]
 
 
-def in_order(lines: Collection[str], costs: Costs, asked: Demands) -> dict[str, list[str]]:
-    """The problems, that which finds most in its time first, each with the defects that no one before it finds."""
-    mine = {line: {name for name in asked if is_defect(name) and line in asked[name][1]} for line in lines}
+def in_order(groups: Iterable[Collection[str]], costs: Costs, asked: Demands) -> dict[str, list[str]]:
+    """The problems of each group, that which finds most in its time first, with the defects that none before finds."""
     found: dict[str, list[str]] = {}
-    while mine:
-        best = max(mine, key=lambda line: sum(map(_weight, mine[line])) / costs.total([line]))
-        new = mine.pop(best)
-        found[best] = sorted(new)
-        mine = {line: names - new for line, names in mine.items()}
+    known: set[str] = set()
+    for lines in groups:
+        mine = {line: {name for name in asked if is_defect(name) and line in asked[name][1]} for line in lines}
+        while mine:
+            best = max(mine, key=lambda line: sum(map(_weight, mine[line] - known)) / costs.total([line]))
+            new = mine.pop(best) - known
+            known |= new
+            found[best] = sorted(new)
     return found
 
 
@@ -191,12 +194,24 @@ def _classes() -> dict[str, Callable[[str], bool]]:
         "history": lambda name: name.startswith("history"),
     }
     for file in sorted(set(files.values())):
-        found[f"templates: {file}"] = lambda name, file=file: files.get(name.replace("reached", "template")) == file
+        found[f"templates: {file}"] = functools.partial(_is_of_file, files, file)
     for shape in sorted(set(shapes_.values())):
-        found[f"kernels: {shape}"] = lambda name, shape=shape: shapes_.get(name.partition(": ")[2] or name) == shape
+        found[f"kernels: {shape}"] = functools.partial(_is_of_shape, shapes_, shape)
     for group in _GROUPS:
-        found[f"kernels in {group}"] = lambda name, group=group: fnmatch.fnmatchcase(name, f"in {group}: *")
+        found[f"kernels in {group}"] = functools.partial(_is_in, group)
     return found
+
+
+def _is_of_file(files: Mapping[str, str], file: str, name: str) -> bool:
+    return files.get(name.replace("reached", "template")) == file
+
+
+def _is_of_shape(shapes_: Mapping[str, str], shape: str, name: str) -> bool:
+    return shapes_.get(name.partition(": ")[2] or name) == shape
+
+
+def _is_in(group: str, name: str) -> bool:
+    return fnmatch.fnmatchcase(name, f"in {group}: *")
 
 
 def rate(lines: Collection[str], asked: Demands, is_in: Callable[[str], bool]) -> tuple[int, int]:
@@ -224,23 +239,42 @@ def _devices() -> dict[str, tuple[str, ...]]:
     return found
 
 
-def written(order: Mapping[str, Sequence[str]], drawn: Collection[str]) -> str:
-    """The file of cases: a set for each device, with what each problem is the first to find."""
+def written(order: Mapping[str, Sequence[str]], smoke: Collection[str], drawn: Collection[str]) -> str:
+    """The file of cases: the level smoke, and a set for each device, with what each problem is the first to find."""
     devices, parts = _devices(), []
-    for name, of in (("both", ("cpu", "cuda")), ("cpu", ("cpu",)), ("cuda", ("cuda",))):
-        some = [line for line in order if devices[line] == of and line not in drawn]
-        if some:
-            head = "" if len(of) == 2 else f'device = "{name}"\n'
-            body = "".join(f'    "{line}",{_why(order[line])}\n' for line in some)
-            parts.append(f'[[set]]\nname = "{name}"\nhelp = "chosen by what they find"\n{head}problems = [\n{body}]\n')
+    groups = {"both": ("cpu", "cuda"), "cpu": ("cpu",), "cuda": ("cuda",)}
+    sets = {name: [one for one in order if devices[one] == of and one not in drawn] for name, of in groups.items()}
+    heads = {"smoke": f'help = "{_SMOKE_HELP}"\nlevel = "smoke"\n', "both": f'help = "{_HELP}"\n'}
+    for name, some in {"smoke": [*smoke], **sets}.items():
+        body = "".join(f'    "{one}",{_why(order[one])}\n' for one in some if name == "smoke" or one not in smoke)
+        head = heads.get(name, f'help = "{_HELP}"\ndevice = "{name}"\n')
+        parts += [f'[[set]]\nname = "{name}"\n{head}problems = [\n{body}]\n'] if body else []
     return "\n".join([_HEAD, *parts])
 
 
+_SMOKE_HELP: Final = "a first look at a backend: a problem or two of each frequent op, with a tail or with a step"
+_HELP: Final = "chosen by what they find"
 _HEAD: Final = """\
 # The problems of quick, chosen from those of full by what they find and what they cost, what finds most first:
 # "python tests/studies/cover.py --write" makes this file of tests/studies/matrix.json.  Behind a problem stands how
 # many defects it is the first to find, and one of them.  Others find such defects in an op and data types that no
 # problem before has, or stand for a step or a flag.
+"""
+
+
+_PAGE: Final = """\
+# Quick: what its problems find
+
+Made by `python tests/studies/cover.py` of `tests/studies/matrix.json`; [how quick is chosen](../how-to/adding-a-case.md#choose-the-level).
+
+Seconds are those of one run of aten,cpp with empty caches and two workers on a shared machine (AMD EPYC, two cores, torch 2.13.0 CPU, 2026-11-26), of all workers together. "To
+red" is the median over the mutants of C++ templates of the seconds until the first problem fails that is known to find it, in the order of the files and on one core.
+
+A kernel counts once for each op and data types that find it. "Held out": found by a choice that knew nothing of the class. Of a mutant of a template few of the problems that find it
+are known, so that its rates are lower bounds.
+
+| problems | number | seconds | to red |
+|---|---|---|---|
 """
 
 
@@ -252,7 +286,7 @@ def _why(first: Sequence[str]) -> str:
 def main() -> int:
     """Print what is found by class, before and after."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help=f"write {CHOSEN.name}")
+    parser.add_argument("--write", action="store_true", help=f"write {CHOSEN.name} as well")
     given = parser.parse_args()
     rows = read()
     problems = {line: Problem.parse(line) for line in rows}
@@ -260,14 +294,18 @@ def main() -> int:
     costs = Costs.of(rows, taken)
     asked = demands(rows, {line: facts(problem, taken[line]) for line, problem in problems.items()})
     drawn = [p.line for one in shapes.read(matrix.CASES / "mm.toml") if one.name == "mm-drawn" for p in one.problems]
-    kept = {*_SMOKE, *drawn, *(p.line for p in matrix.products("smoke"))}
+    smoke = [p.line for p in matrix.products("smoke")]
+    kept = {*_SMOKE, *drawn, *smoke}
     chosen = choice(costs, asked, kept)
-    order = in_order(chosen, costs, asked)
+    order = in_order([smoke, {*chosen} - {*smoke}], costs, asked)
 
-    for name, lines in (("before", [*rows]), ("after", [*order])):
-        seconds, red = costs.total(lines), first_red(lines, costs, asked)
-        show(f"{name}: {len(lines)} problems, {seconds:.0f} s, median to the first that fails {red:.1f} s\n")
-    show("| class | defects | found before | after | held out |\n|---|---|---|---|---|\n")
+    show(_PAGE)
+    templates = {name: how for name, how in asked.items() if name.startswith("template ") and "," not in name}
+    for name, lines in (("all of the matrix", [*rows]), ("chosen", [*order])):
+        seconds = sum(costs.together[one] for one in {costs.artifact[line] for line in lines})
+        red = first_red(lines, costs, templates)
+        show(f"| {name} | {len(lines)} | {seconds:.0f} | {red:.0f} |\n")
+    show("\n| class | defects | found by all | by the chosen | held out |\n|---|---|---|---|---|\n")
     for name, is_in in _classes().items():
         left = {one: how for one, how in asked.items() if not is_in(one)}
         (before, count), (after, _) = (rate(some, asked, is_in) for some in (rows, chosen))
@@ -275,7 +313,7 @@ def main() -> int:
         if count:
             show(f"| {name} | {count} | {before / count:.1%} | {after / count:.1%} | {held / count:.1%} |\n")
     if given.write:
-        CHOSEN.write_text(written(order, drawn), encoding="utf-8")
+        CHOSEN.write_text(written(order, [one for one in order if one in smoke], drawn), encoding="utf-8")
     return 0
 
 

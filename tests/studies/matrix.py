@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import json
 import re
@@ -66,7 +67,7 @@ def _form(problem: Problem) -> tuple[object, ...]:
 
 
 @functools.cache
-def _entries() -> dict[str, tuple[Any, set[str], list[object]]]:
+def _entries() -> dict[str, tuple[Any, set[str], list[tuple[object, ...]]]]:
     """Mutants whose bug is in the numbers and depends on the problem, by name.
 
     Each with its own lines, and with the forms of problems that its program is made for; none where its bug is in the
@@ -89,28 +90,29 @@ def _entries() -> dict[str, tuple[Any, set[str], list[object]]]:
 def _found(line: str) -> list[str]:
     """The mutants that a problem finds with the distributions of quick, in single calls."""
     import torch
-    from mutants import args, product, right
-    from studies import mutant_study
+    from mutants import product, right
 
     from pytest_gemm.judging import verdict
     from pytest_gemm.judging.truth import Truth
     from pytest_gemm.numerics.contract import Contract
     from pytest_gemm.operands import tensors, views
+    from pytest_gemm.operands.distributions import distributions_for
     from pytest_gemm.operands.groups import of_groups
+    from pytest_gemm.plugin.selection import DISTRIBUTIONS
     from pytest_gemm.programs import program
 
     torch.set_num_threads(1)
     problem = Problem.parse(line)
-    names = mutant_study.distributions_for(problem)[: mutant_study.DISTRIBUTIONS["quick"]]
+    names = distributions_for(problem)[: DISTRIBUTIONS["quick"]]
     truths = [Truth(made, made.digest()) for made in (tensors.make(problem, name, 0) for name in names)]
-    sums = {"f64": "f64", "i32": "i32"}.get(problem.dtypes.out.name, "f32")
-    contract = Contract(sums, epilogue="eager")
+    sums = {"f64": Contract("f64"), "i32": Contract("i32")}.get(problem.dtypes.out.name, Contract())
+    contract = dataclasses.replace(sums, epilogue="eager")
 
     def results(plant: Any) -> Iterator[tuple[torch.Tensor, ...]]:
         run = plant(problem)
         for truth in truths:
             given = truth.operands.clone()
-            made = run(args(problem, given))
+            made = run(program.args(problem, given))
             found = of_groups(given, views.in_product(problem, made if isinstance(made, tuple) else (made,)))
             yield program.gathered(problem, found)
 
@@ -165,7 +167,7 @@ def of_run(path: Path) -> Rows:
         if one.test != "test_product":
             continue
         row = rows[one.problem]
-        row.seconds += sum(msgspec.to_builtins(one.seconds).values()) if one.seconds else 0.0
+        row.seconds += one.seconds.compile + one.seconds.run + one.seconds.reference
         for blocking in one.configuration:  # CppMicroGemmFP32Vec-8x48x1:f32-f32-f32:17x65x127,kslices=2,threads=1
             kernel, *axes = blocking.split(",")
             name, dtypes, _ = kernel.split(":")
@@ -190,9 +192,9 @@ def of_templates(state: Path) -> Rows:
         for one in _records(path):
             rows[one["line"]].found |= {f"reached {name}" for name in one["reached"]}
     for path in state.glob("runs/*/out/run.jsonl"):
-        for one in reader.read(path).outcomes:
-            if one.status.is_failure:
-                rows[one.problem].found.add(f"template {path.parts[-3]}")
+        for outcome in reader.read(path).outcomes:
+            if outcome.status.is_failure:
+                rows[outcome.problem].found.add(f"template {path.parts[-3]}")
     return rows
 
 
