@@ -1,6 +1,7 @@
 """Which problems the suite consists of, by level.
 
-Everything of ``quick`` is in ``full``, and so on; ``huge`` and ``models`` stand apart.
+Everything of ``quick`` is in ``full``, and so on; ``huge`` and ``models`` stand apart.  What ``quick`` has is chosen
+from ``full`` by what it finds, see ``cases/quick.toml``.
 
 The problems are data: a file for each family in ``cases/``, see ``docs/how-to/adding-a-case.md``.  No problem is left
 out because some backend does not support it.
@@ -23,8 +24,9 @@ _OTHERS = ("axes", "caches", "models", "races")
 
 
 def families() -> tuple[str, ...]:
-    """Names of the families of plain products."""
-    return tuple(sorted(path.stem for path in CASES.glob("*.toml") if path.stem not in _OTHERS))
+    """Names of the families of plain products, that of ``quick`` first: its problems are sorted by what they find."""
+    found = (path.stem for path in CASES.glob("*.toml") if path.stem not in _OTHERS)
+    return tuple(sorted(found, key=lambda name: (name != "quick", name)))
 
 
 def family(name: str, level: str, *sets: str, device: str = "") -> tuple[Problem, ...]:

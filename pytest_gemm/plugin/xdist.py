@@ -144,7 +144,7 @@ def scheduler(config: pytest.Config, log: Any, known: Mapping[str, float], *, ev
     base: Any = xdist.scheduler.LoadScopeScheduling
 
     class GemmScheduling(base):  # type: ignore[misc]  # xdist ships no types
-        """xdist's scope scheduling, the longest first."""
+        """xdist's scope scheduling, the longest first; in the order of the level where a failure ends the run."""
 
         _is_sorted = False
 
@@ -172,7 +172,7 @@ def scheduler(config: pytest.Config, log: Any, known: Mapping[str, float], *, ev
 
         def _assign_work_unit(self, node: Any) -> None:
             """Give a worker the unit that is its turn: xdist takes the first of the queue."""
-            if not self._is_sorted:
+            if not (self._is_sorted or self.config.getoption("maxfail")):
                 for unit in sorted(self.workqueue, key=self._expected, reverse=True):
                     self.workqueue.move_to_end(unit)
                 self._is_sorted = True

@@ -15,7 +15,8 @@ A file is TOML.  Each ``[[set]]`` has a template of problem lines and axes that 
 Every key that is not one of :data:`_KEYS` is an axis.  Its values replace its name in braces; braces mean nothing else.
 In place of ``problem``, ``problems`` is a list of templates, each crossed with the axes that it names, or of lines
 without axes.  With ``draw`` nothing is crossed: so many lines are made, whose sizes are drawn, see
-:mod:`~pytest_gemm.problem.draw`.  ``docs/how-to/adding-a-case.md`` describes the other keys.
+:mod:`~pytest_gemm.problem.draw`.  A ``level`` at the head of the file is that of its sets that have none.
+``docs/how-to/adding-a-case.md`` describes the other keys.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def read(path: Path, level: str = LEVELS[-1]) -> tuple[ProblemSet, ...]:
     Raises:
         ShapeError: naming the file, the line and the key.
     """
-    file = TableFile(path, "set", ShapeError)
+    file = TableFile(path, "set", ShapeError, head=["level"])
     levels = (level,) if level in APART else LEVELS[: LEVELS.index(level) + 1]
     found: dict[str, ProblemSet | None] = {}
     for table in file.tables():

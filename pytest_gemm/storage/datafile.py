@@ -10,7 +10,7 @@ import dataclasses
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,13 +87,15 @@ class TableFile:
         path: of the file.
         table: name of its tables.
         error: class of the errors, which are raised for everything that is wrong.
+        head: keys that may stand at the head of the file: what a table has that says nothing else.
 
     Attributes:
         index: of the table that :meth:`tables` gave last, from 0; methods that ask for a line mean its lines.
     """
 
-    def __init__(self, path: Path, table: str, error: type[FileError]) -> None:
+    def __init__(self, path: Path, table: str, error: type[FileError], head: Collection[str] = ()) -> None:
         self.path = path
+        self.head = head
         self.table = table
         self.error = error
         self.index = -1
@@ -129,15 +131,16 @@ class TableFile:
         """Its tables, in their order."""
         document = self.document()
         for key in document:
-            if key != self.table:
+            if key != self.table and key not in self.head:
                 problem = f"unknown table {shown(key)}{did_you_mean(key, [self.table])}"
                 raise self.error(self.path, self.place(key), problem, f"entries are [[{self.table}]]")
         found = document.get(self.table, [])
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
             problem = f"{self.table} is not a list of tables"
             raise self.error(self.path, self.place(self.table), problem, f"write [[{self.table}]]")
+        common = {key: document[key] for key in self.head if key in document}
         for self.index, one in enumerate(found):
-            yield one
+            yield {**common, **one}
 
     def read(self, table: Mapping[str, Any], keys: Mapping[str, Key], *inside: str, **hints: str) -> dict[str, Any]:
         """The values of the current table, or of a table inside it, by key.

@@ -121,8 +121,11 @@ def test_the_level_quick_shows_and_names_it(cause: str) -> None:
 
     lines = [
         one.line
-        for one in (*matrix.family("addmm", "quick"), *matrix.family("linear", "quick"))
-        if str(one.dtypes) == "f32" and one.step("bias") and not (one.chain or one.flags or one.shape.is_empty)
+        for one in matrix.products("quick")
+        if one.op.name in {"addmm", "linear"}
+        and str(one.dtypes) == "f32"
+        and one.step("bias")
+        and not (one.chain or one.flags or one.shape.is_empty)
     ]
     outcomes = [one for line in lines for one in judged(CallableBackend("mine", gemm, bind=kernel), line, most=4)]
     assert {one.composed for one in outcomes} == {False}

@@ -357,4 +357,4 @@ def test_every_second_long_product_is_decomposed_and_no_other_one() -> None:
 def test_the_quick_level_has_some_products_that_are_decomposed_and_some_that_are_not() -> None:
     long = [p for p in matrix.products("quick") if splits(p.line, 1) and TritonBackend().supports(p) is None]
     seen = [splits(p.line, zlib.crc32(p.line.encode())) for p in long]
-    assert 3 <= sum(map(bool, seen)) < len(long)
+    assert 2 <= sum(map(bool, seen)) < len(long)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
@@ -66,16 +65,14 @@ def test_the_quick_level_has_what_the_templates_branch_on() -> None:
 
 
 def test_the_quick_level_has_long_dimensions() -> None:
-    """M, N, K and the batch beyond 16 bits; M and K in each op; few columns of a long K; two batch dimensions."""
+    """M, N, K and the batch beyond 16 bits; few columns of a long K; two batch dimensions."""
     quick = matrix.products("quick")
     longest = 1 << 16
-    for op in ("mm", "linear", "addmm"):
-        assert any(p.op.name == op and p.shape.m > longest for p in quick)
-        assert any(p.op.name == op and p.shape.k > longest for p in quick)
-        assert any(p.op.name == op and 0 < p.shape.n < 4 and p.shape.k > 1000 for p in quick)
-    assert any(p.shape.n > longest for p in quick)
-    assert {p.op.name for p in quick if (p.shape.batch or 0) > 50} >= {"bmm", "baddbmm", "linear"}
-    assert {str(p.dtypes) for p in quick if p.has("a.4d")} == {"f32", "f16"}
+    for size in ("m", "n", "k", "batch"):
+        assert any((getattr(p.shape, size) or 0) > longest for p in quick), size
+    assert any(0 < p.shape.n < 4 and p.shape.k > 1000 for p in quick)
+    assert {p.op.name for p in quick if (p.shape.batch or 0) > 50} >= {"bmm", "baddbmm"}
+    assert any(p.has("a.4d") for p in quick)
     assert any(p.op.name == "int_mm" and p.shape.k > longest for p in quick)
 
 
@@ -91,10 +88,10 @@ def test_the_quick_level_has_what_backends_that_load_with_tma_take() -> None:
         plain = [p for p in cutlass if p.op.name == "mm" and str(p.dtypes) == dtype and p.step("bias") is None]
         alone = {p.passes[0].name for p in plain if len(p.passes) == 1}
         assert alone >= {"relu", "gelu", "tanh", "exp", "sigmoid", "silu", "add", "sub", "mul", "div"}
-        for flag in ("program.multi_output", "r0.alias"):
-            assert any(p.has(flag) for p in plain)
+    for flag in ("program.multi_output", "r0.alias"):
+        assert any(p.has(flag) for p in cutlass if p.op.name == "mm" and p.step("bias") is None)
     for backend in (CuteDslBackend(), NvgemmBackend()):
-        assert sum(backend.supports(p) is None for p in quick) >= 110, backend.name
+        assert sum(backend.supports(p) is None for p in quick) >= 60, backend.name
 
 
 def test_the_quick_level_switches_what_a_user_can() -> None:
@@ -107,13 +104,6 @@ def test_the_quick_level_switches_what_a_user_can() -> None:
         ("addmm", "f32-f32-bf16"),
         ("bmm", "f32-f32-f16"),
     }
-
-
-def test_what_is_meant_for_cuda_costs_the_cpu_few_compiles() -> None:
-    """A compile of a C++ template takes a second, and the level is to stay under five minutes on two cores."""
-    meant = {problem for name in ("aligned", "fused", "modes") for problem in matrix.family(name, "quick")}
-    assert len(meant) > 100
-    assert sum(CppBackend().supports(p) is None for p in meant) <= 10
 
 
 def test_every_problem_of_the_matrix_can_be_read_back() -> None:

@@ -50,7 +50,7 @@ def tuned_at(m: int | None) -> dict[int, str]:
         return run
 
     found = {}
-    for problem in matrix.family("dynamic", "quick", "rows"):
+    for problem in matrix.family("dynamic", "full", "rows"):
         if problem.op.name == "mm" and problem.dtypes.a.name == "f32":
             backend = Planted("tuned", Mutant("tuned at one M", plant, {"": problem.line}))
             if caught := mutant_study.caught(mutant_study.judge(), backend, problem.line):

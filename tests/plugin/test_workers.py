@@ -83,16 +83,26 @@ def test_a_run_ends_close_to_the_least_time_that_its_tests_allow(pytester: pytes
     assert workers == 2 or by_chance > 1.15 * least
 
 
+def test_where_a_failure_ends_the_run_tests_begin_in_the_order_of_the_level(pytester: pytest.Pytester) -> None:
+    ids = [f"t.py::test[mine-mm:f32:nn:{m}x1x1]" for m in range(1, 41)]
+    took = {one: float(rank) for rank, one in enumerate(ids, 1)}
+    begun: list[str] = []
+    simulated(pytester, ids, took, took, 2, "-x", begun=begun)
+    assert [ids.index(one) for one in begun] == pytest.approx([*range(len(ids))], abs=4)
+
+
 def simulated(
     pytester: pytest.Pytester,
     ids: list[str],
     took: dict[str, float],
     known: dict[str, float],
     workers: int,
+    *args: str,
+    begun: list[str] | None = None,
     every: bool = False,
 ) -> float:
     """When the last test ends, with workers that begin a test as those of xdist: when they know the next one."""
-    config = pytester.parseconfig("-n2", "--dist=load", "--gemm-backends=aten")
+    config = pytester.parseconfig("-n2", "--dist=load", "--gemm-backends=aten", *args)
     config.option.tx = ["popen"] * workers
     quiet: Any = SimpleNamespace(loadscopesched=lambda *_: None)
     scheduler: Any = xdist.scheduler(config, quiet, known, every=every)
@@ -107,6 +117,8 @@ def simulated(
         node = min(busy, key=lambda one: one.end)
         now, index = node.end, node.queue.pop(0)
         node.end = 0.0
+        if begun is not None:
+            begun.append(ids[index])
         scheduler.mark_test_complete(node, index)
         if scheduler.tests_finished:
             for one in nodes:

@@ -137,6 +137,13 @@ def test_a_draw_deals_sizes_and_axes_to_a_number_of_lines(tmp_path: Path) -> Non
     assert drawn(seed="b") != drawn(seed="") == [":".join(line) for line in found]
 
 
+def test_a_level_at_the_head_is_that_of_the_sets_without_one(tmp_path: Path) -> None:
+    own = LINES.replace("'a'", "'own'") + "level = 'quick'\n"
+    path = written(tmp_path, f"level = 'full'\n{LINES}{own}")
+    assert [(one.name, one.level) for one in shapes.read(path)] == [("a", "full"), ("own", "quick")]
+    assert [one.name for one in shapes.read(path, "quick")] == ["own"]
+
+
 HEAD = "[[set]]\nname = 'a'\n"
 DRAWN = HEAD + "problem = 'mm:f32:nn:{m}x1x1'\ndraw = "
 TEMPLATE = HEAD + "problem = 'mm:f32:nn:{m}x1x1'\n"

@@ -32,6 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="*", metavar="PATTERN", help="only mutants of this name (* is any text)")
     parser.add_argument("--problems", default="", metavar="LINES", help="only these problems, separated by commas")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="problems for a mutant (default: 0, all)")
+    parser.add_argument("--failures", type=int, default=1, metavar="N", help="with which a run ends (default: 1)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--state", type=Path, default=Path("build/template-mutants"), help="folder of the answers")
     return parser.parse_args()
@@ -43,7 +44,7 @@ def main() -> int:
     marked, missing = table.in_release(table.load(given.backend))
     there, missing = ([one for one in part if fnmatch.fnmatchcase(one.name, given.only)] for part in (marked, missing))
     problems = given.problems.split(",") if given.problems else [one.line for one in matrix.products(given.level)]
-    study = Study(given.backend, given.level, problems, given.state.resolve(), given.jobs, given.most)
+    study = Study(given.backend, given.level, problems, given.state.resolve(), given.jobs, given.most, given.failures)
     nulls, killing, wrong = {one.name for one in there if one.null}, set(), []
     for verdict in study.verdicts(there, marked):
         by = f" by {verdict.problem} ({verdict.status})" if verdict.problem else ""

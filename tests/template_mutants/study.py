@@ -82,6 +82,7 @@ class Study:
         folder: of the answers, which a later run goes on from, and of the caches.
         jobs: processes at a time.
         most: problems that are run for a mutant, 0 for all.
+        failures: with which a run ends.
     """
 
     backend: str
@@ -90,6 +91,7 @@ class Study:
     folder: Path
     jobs: int
     most: int
+    failures: int = 1
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -218,7 +220,7 @@ class Study:
         if (warm := self.folder / "inductor-warm").is_dir() and inductor != warm:
             shutil.copytree(warm, inductor, copy_function=os.link)
         command = [sys.executable, "-m", "pytest", "--pyargs", "pytest_gemm.conformance.test_products", "-q"]
-        command += [] if every else ["-x"]
+        command += [] if every else [f"--maxfail={self.failures}"]
         command += ["-p", "no:cacheprovider", f"--gemm-backends={self.backend}", f"--gemm-level={self.level}"]
         command += [f"--gemm-problem={','.join(lines)}", "--gemm-output=out", "--gemm-allow=unjudged"]
         environment = {**self._environment(given, inductor), patches.LOG: str(folder / "passed")}
