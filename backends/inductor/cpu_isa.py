@@ -116,19 +116,6 @@ def without_warnings(call: Callable[..., None], command: str, *args: Any, **kwar
     call(command if " c++-header " in command else f"{command} -w", *args, **kwargs)
 
 
-# What every kernel includes beside Inductor's own header: c10's unrolled loops, and what its Python binding needs.
-_INCLUDED = ("c10/util/Unroll.h", "Python.h", "sstream", "cerrno")
-
-
-def with_all_headers(call: Callable[[str], str | None], device: str) -> str | None:
-    """``CppPythonBindingsCodeCache._get_uncompiled_header``: what is precompiled, with the others that kernels include.
-
-    Inductor writes the name into ``#include <...>``.  The machine code of a kernel stays the same.
-    """
-    header = call(device)
-    return header and ">\n#include <".join((header, *_INCLUDED))
-
-
 @functools.cache
 def _vectors(isa: str) -> Any:
     """An object that stands for a level as Inductor's own does; it reads nothing of this machine."""

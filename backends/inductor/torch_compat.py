@@ -35,7 +35,6 @@ from pytest_gemm.backends.inductor.cpu_isa import (
     libraries_of,
     loads,
     watch_libraries,
-    with_all_headers,
     without_warnings,
 )
 from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
@@ -153,7 +152,6 @@ _FASTER: Mapping[str, Callable[..., Any]] = {
     "torch.cuda:get_rng_state": lambda call, *args: call(*args) if torch.cuda.is_initialized() else None,
     "torch._inductor.cpu_vec_isa:VecISA.check_build": loads,
     "torch._inductor.cpp_builder:run_compile_cmd": without_warnings,
-    "torch._inductor.codecache:CppPythonBindingsCodeCache._get_uncompiled_header": with_all_headers,
     "torch._inductor.codecache:_worker_compile_cpp": stored.compiled,
     "torch._inductor.codecache:write": stored.written,
     "torch._inductor.cpp_builder:CppBuilder.get_target_file_path": stored.probed,

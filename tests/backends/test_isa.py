@@ -300,34 +300,6 @@ def test_two_levels_share_no_folder_and_no_library() -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.skipif(not machine_code.disassembler(), reason="there is no objdump")
-def test_what_is_precompiled_for_a_kernel_leaves_its_machine_code_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from torch._inductor import codecache, config
-
-    headers, codes, precompile = list[str](), list[str](), codecache._precompile_header
-
-    def noted(header: str, *args: Any, **kwargs: Any) -> Any:
-        headers.append(header)
-        return precompile(header, *args, **kwargs)
-
-    monkeypatch.setattr(codecache, "_precompile_header", noted)
-    for precompiles in (True, False):
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / str(precompiles)))
-        monkeypatch.setattr(codecache.CppPythonBindingsCodeCache, "cache", {})
-        with config.patch(cpp_cache_precompile_headers=precompiles):
-            prepared = CppBackend(threads=1).prepare(MM, tensors.make(MM, "rand", 0))
-        library = prepared.artifact._compiled.session.libraries[-1]
-        said = subprocess.run([machine_code.disassembler(), "-d", library], capture_output=True, text=True, check=True)
-        codes.append(said.stdout.replace(library, "").replace(Path(library).name.removesuffix(".so"), ""))
-    assert codes[0] == codes[1]
-    included = re.findall("#include <(.+)>", Path(library).with_suffix(".cpp").read_text(encoding="utf-8"))
-    (header,) = headers
-    assert {"Python.h", "c10/util/Unroll.h"} <= {*included} & {*header.split(">\n#include <")}
-
-
-@pytest.mark.compiler
 @needs_vectors
 @pytest.mark.usefixtures("shared_caches")
 def test_at_the_cpu_s_own_level_a_variant_is_judged_and_proved() -> None:
