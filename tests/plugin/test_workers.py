@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -83,6 +84,12 @@ def test_a_run_ends_close_to_the_least_time_that_its_tests_allow(pytester: pytes
     assert workers == 2 or by_chance > 1.15 * least
 
 
+def test_no_second_long_test_waits_behind_a_long_one(pytester: pytest.Pytester) -> None:
+    sizes = random.Random(1).choices(range(20, 70), k=150)
+    took = {f"t.py::test[mine-mm:f32:nn:{i}x1x1]": size * (i % 3 == 0) + 0.05 for i, size in enumerate(sizes, 1)}
+    assert simulated(pytester, [*took], took, took, 20) < 1.15 * sum(took.values()) / 20
+
+
 def test_where_a_failure_ends_the_run_tests_begin_in_the_order_of_the_level(pytester: pytest.Pytester) -> None:
     ids = [f"t.py::test[mine-mm:f32:nn:{m}x1x1]" for m in range(1, 41)]
     took = {one: float(rank) for rank, one in enumerate(ids, 1)}
@@ -99,13 +106,12 @@ def simulated(
     workers: int,
     *args: str,
     begun: list[str] | None = None,
-    every: bool = False,
 ) -> float:
     """When the last test ends, with workers that begin a test as those of xdist: when they know the next one."""
     config = pytester.parseconfig("-n2", "--dist=load", "--gemm-backends=aten", *args)
     config.option.tx = ["popen"] * workers
     quiet: Any = SimpleNamespace(loadscopesched=lambda *_: None)
-    scheduler: Any = xdist.scheduler(config, quiet, known, every=every)
+    scheduler: Any = xdist.scheduler(config, quiet, known)
     nodes = [Node(f"gw{i}") for i in range(workers)]
     for node in nodes:
         scheduler.add_node(node)
