@@ -35,9 +35,7 @@ from pytest_gemm.problem.problem import Problem
 SHIPPED = Path(__file__).parents[2] / "conformance" / "known_failures.toml"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- what is drawn -----------------------------------------------------------------------------------

@@ -42,9 +42,7 @@ from pytest_gemm.problem.problem import Problem
 Tensor = torch.Tensor
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
