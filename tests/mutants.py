@@ -34,7 +34,6 @@ from torch.utils._pytree import tree_map
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
-from pytest_gemm.api.registry import Registry
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.judging import explain
 from pytest_gemm.numerics.contract import Contract
@@ -2111,12 +2110,6 @@ class Planted:
             dataclasses.replace(contract, epilogue="eager"),
             claims or Proof(executed=("planted",), provable=False),
         )
-
-
-def register(registry: Registry) -> None:
-    """All correct controls and all mutants, through the public registry."""
-    for name, entry in {**CONTROLS, **MUTANTS}.items():
-        registry.add(Planted(name, entry))
 
 
 # -- causes --------------------------------------------------------------------------------------------

@@ -1,18 +1,24 @@
-"""What tests of ops share: the operands of a line, what its program computes, and whether that is right."""
+"""What tests share: the operands of a line, what its program computes, whether that is right, what the judge says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+from pytest_gemm.core.case_id import CandidateSelection, Device
+from pytest_gemm.core.outcome import Outcome
 from pytest_gemm.judging import verdict
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import as_allowed
 from pytest_gemm.operands import tensors
+from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
@@ -65,6 +71,22 @@ def compared(o: Operands, actual: torch.Tensor, contract: Contract | None = None
 
 def is_right(o: Operands, actual: torch.Tensor, contract: Contract | None = None) -> bool:
     return compared(o, actual, contract).ok
+
+
+def judged(
+    backend: Any,
+    line: str,
+    *distributions: str,
+    judge: Judge | None = None,
+    seed: int = 0,
+    device: Device = Device.CPU,
+    candidates: str = "",
+    **axes: Any,
+) -> list[Outcome]:
+    """What becomes of a problem on a backend, by default with each distribution that it has."""
+    problem, selection = Problem.parse(line), CandidateSelection(candidates)
+    case = Case(backend, problem, distributions or distributions_for(problem), seed, device, selection, **axes)
+    return (judge or Judge()).outcomes(case)
 
 
 def refuses_line(line: str, words: str) -> None:

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from oracle import judged
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import CandidateBackend
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.conformance import matrix
-from pytest_gemm.core.case_id import CandidateSelection, Device
-from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.judge import Judge
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -53,12 +51,6 @@ def rounds_twice(_: Problem, t: Tensors) -> Call:
         return (t["a"] @ t["b"].mT + t["bias"]).relu()
 
     return kernel
-
-
-def judged(backend: Any, line: str, candidates: str = "", most: int | None = None) -> list[Outcome]:
-    problem = Problem.parse(line)
-    selection = CandidateSelection(candidates)
-    return Judge().outcomes(Case(backend, problem, distributions_for(problem)[:most], 0, Device.CPU, selection))
 
 
 @pytest.mark.parametrize(
@@ -119,15 +111,16 @@ def test_the_level_quick_shows_and_names_it(cause: str) -> None:
         epilogue = EPILOGUES[cause] if bias.dim() == 1 and len(bias) > 1 else EPILOGUES[""]
         return lambda: epilogue(problem.alpha, sums, bias).to(t["a"].dtype)
 
-    lines = [
-        one.line
+    products = [
+        one
         for one in matrix.products("quick")
         if one.op.name in {"addmm", "linear"}
         and str(one.dtypes) == "f32"
         and one.step("bias")
         and not (one.chain or one.flags or one.shape.is_empty)
     ]
-    outcomes = [one for line in lines for one in judged(CallableBackend("mine", gemm, bind=kernel), line, most=4)]
+    mine = CallableBackend("mine", gemm, bind=kernel)
+    outcomes = [one for product in products for one in judged(mine, product.line, *distributions_for(product)[:4])]
     assert {one.composed for one in outcomes} == {False}
     causes = {one.cause for one in outcomes if one.status is not Status.PASSED}
     assert cause in causes if cause else not causes
@@ -143,10 +136,10 @@ TILES = ("64x64", "128x64", "128x128")
 def test_a_wrong_candidate_among_right_ones_is_found_by_name(line: str, names: Any) -> None:
     registry = Registry()
     registry.add_callable("mine", gemm, bind=whole, candidates=names)
-    outcomes = judged(registry["mine"], line, "all")
+    outcomes = judged(registry["mine"], line, candidates="all")
     assert {o.candidate for o in outcomes} == {*TILES}
     assert {o.candidate for o in outcomes if o.status is not Status.PASSED} == {"128x64"}
-    assert {o.candidate for o in judged(registry["mine"], line, "*x128")} == {"128x128"}
+    assert {o.candidate for o in judged(registry["mine"], line, candidates="*x128")} == {"128x128"}
     assert {o.chosen for o in judged(registry["mine"], line)} == {("64x64",)}
 
 
@@ -154,5 +147,5 @@ def test_a_backend_has_candidates_only_where_some_are_named() -> None:
     assert not isinstance(CallableBackend("mine", gemm), CandidateBackend)
     several = CallableBackend("mine", gemm, candidates=lambda problem: TILES if problem.shape.m > 1 else ())
     assert isinstance(several, CandidateBackend)
-    assert {o.code for o in judged(several, "mm:f32:nn:17x65x127", "32x32")} == {"unknown-candidate"}
+    assert {o.code for o in judged(several, "mm:f32:nn:17x65x127", candidates="32x32")} == {"unknown-candidate"}
     assert {o.code for o in judged(several, "mm:f32:nn:1x65x127")} == {"no-candidate"}

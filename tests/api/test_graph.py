@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from oracle import judged
+from torch._inductor import config
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import unsupported
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.in_graph import GraphBackend
-from pytest_gemm.core.case_id import Device, Mode
+from pytest_gemm.core.case_id import Mode
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.judge import Judge
 from pytest_gemm.problem.problem import Problem
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_op.py"
@@ -39,10 +39,9 @@ def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.new_empty(*a.shape[:-1], b.shape[-1])
 
 
-def judged(matmul: Any, graph: str, line: str = LINE, mode: Mode = Mode.STATIC) -> Outcome:
+def in_graph(matmul: Any, graph: str, line: str = LINE, mode: Mode = Mode.STATIC) -> Outcome:
     backend = GraphBackend("mine", matmul, ("f32",), graph=graph)
-    case = Case(backend, Problem.parse(line), ("rand",), 0, Device.CPU, mode=mode)
-    (outcome,) = Judge().outcomes(case)
+    (outcome,) = judged(backend, line, "rand", mode=mode)
     return outcome
 
 
@@ -56,7 +55,10 @@ def judged(matmul: Any, graph: str, line: str = LINE, mode: Mode = Mode.STATIC) 
     ],
 )
 def test_an_operator_is_right_in_a_program_and_proved_by_its_name(operator: Any, line: str, mode: Mode) -> None:
-    outcome = judged(operator, "example::matmul", line, mode)
+    # A package's programs are long, and what headers they precompile no other program has.
+    quick = {"cpp_cache_precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
+    with config.patch(quick if mode is Mode.AOTI else {}):
+        outcome = in_graph(operator, "example::matmul", line, mode)
     assert (outcome.status, outcome.reason) == (Status.PASSED, None)
     assert outcome.kernels[:1] == ("example.matmul.default",)
     if line == LINE:
@@ -64,7 +66,7 @@ def test_an_operator_is_right_in_a_program_and_proved_by_its_name(operator: Any,
 
 
 def test_a_wrong_operator_is_found_and_its_cause_named() -> None:
-    outcome = judged(cut, "tests_of_graphs::cut")
+    outcome = in_graph(cut, "tests_of_graphs::cut")
     assert (outcome.status, outcome.cause) == (Status.INCORRECT, "K tail")
 
 
@@ -76,7 +78,7 @@ def test_a_wrong_operator_is_found_and_its_cause_named() -> None:
     ],
 )
 def test_a_program_without_the_operator_is_a_fallback(matmul: Any, words: str) -> None:
-    outcome = judged(matmul, "example::matmul")
+    outcome = in_graph(matmul, "example::matmul")
     assert outcome.status is Status.FALLBACK
     assert outcome.reason is not None
     assert words in outcome.reason.text

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from oracle import judged
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
-from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import tensors
-from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record.reader import Run
 from pytest_gemm.report import terminal
@@ -63,15 +60,15 @@ class Backend(CallableBackend):
         return self.kind(self, problem)
 
 
-def judged(kind: type[CallablePrepared], line: str) -> list[Outcome]:
-    backend, problem = Backend("mine", gemm), Problem.parse(line)
+def of(kind: type[CallablePrepared], line: str) -> list[Outcome]:
+    backend = Backend("mine", gemm)
     backend.kind = kind
-    return Judge().outcomes(Case(backend, problem, distributions_for(problem), 0, Device.CPU))
+    return judged(backend, line)
 
 
 @pytest.mark.parametrize("kind", [Forgotten, FallsBack])
 def test_a_right_result_without_a_call_of_the_library_is_a_fallback(kind: type[CallablePrepared]) -> None:
-    outcomes = judged(kind, LINEAR)
+    outcomes = of(kind, LINEAR)
     assert {(o.status, o.code) for o in outcomes} == {(Status.FALLBACK, "nothing-called")}
     assert "the run returned without a call of gemm" in outcomes[0].why
     assert "self.own" in outcomes[0].why
@@ -93,7 +90,7 @@ def test_a_right_result_without_a_call_of_the_library_is_a_fallback(kind: type[C
 def test_an_outcome_says_what_eager_pytorch_computed(
     kind: type[CallablePrepared], line: str, composed: bool, kernel: str
 ) -> None:
-    outcomes = judged(kind, line)
+    outcomes = of(kind, line)
     assert {(o.status, o.composed, o.kernels) for o in outcomes} == {(Status.PASSED, composed, (kernel,))}
 
 
@@ -118,8 +115,7 @@ def rounds_twice(a: torch.Tensor, b: torch.Tensor, bias: Any, activation: Any) -
 
 def of_linear(function: Callable[..., torch.Tensor], line: str) -> list[Outcome]:
     backend = CallableBackend("mine", gemm, linear=function, activations=("relu",))
-    problem = Problem.parse(line)
-    return Judge().outcomes(Case(backend, problem, distributions_for(problem), 0, Device.CPU))
+    return judged(backend, line)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +163,7 @@ def test_an_activation_needs_a_function_and_a_known_name() -> None:
 
 
 def test_of_nothing_to_multiply_no_call_is_asked() -> None:
-    assert {o.status for o in judged(CallablePrepared, "grouped_mm:bf16:nt:4x0x32x64")} == {Status.PASSED}
+    assert {o.status for o in of(CallablePrepared, "grouped_mm:bf16:nt:4x0x32x64")} == {Status.PASSED}
 
 
 def of_bias(problem: Problem, t: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor] | None:
@@ -191,9 +187,8 @@ def test_a_timed_call_is_not_counted() -> None:
 
 
 def test_the_summary_counts_both() -> None:
-    backend, problems = CallableBackend("mine", gemm, bind=of_bias), map(Problem.parse, (LINEAR, f"{LINEAR[:-4]}relu"))
-    cases = [Case(backend, one, distributions_for(one), 0, Device.CPU) for one in problems]
-    outcomes = [outcome for case in cases for outcome in Judge().outcomes(case)]
+    backend, lines = CallableBackend("mine", gemm, bind=of_bias), (LINEAR, f"{LINEAR[:-4]}relu")
+    outcomes = [outcome for line in lines for outcome in judged(backend, line)]
     count = len(outcomes) // 2
     said = terminal.summary(Run(outcomes=outcomes))
     assert f"mine: {count} cases by its own path, {count} composed by eager PyTorch" in said

@@ -13,16 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from oracle import judged
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.ops import OpRegistry, cases
 from pytest_gemm.api.shipped import RegistryError
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.core.case_id import Device
-from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.judge import Judge
-from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.problem.ops.op import Op
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.errors import FileError
@@ -45,11 +42,6 @@ def example(registry: OpRegistry, monkeypatch: pytest.MonkeyPatch) -> ModuleType
     found = importlib.import_module("causal_mm")
     found.pytest_gemm_register_ops(registry)
     return found
-
-
-def judged(backend: Any, line: str) -> list[Outcome]:
-    problem = Problem.parse(line)
-    return Judge().outcomes(Case(backend, problem, distributions_for(problem), 0, Device.CPU))
 
 
 def without_the_diagonal(_: Problem, t: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
@@ -126,6 +118,7 @@ def test_a_wrong_registration_says_what_is_wrong(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_a_run_with_workers_judges_its_cases_and_keeps_a_script(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         f"""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracle import judged
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.proof import Generation, Proof
@@ -27,12 +28,10 @@ from pytest_gemm.backends.inductor import cpu_isa, torch_compat
 from pytest_gemm.backends.inductor.compilation import CompileSpec
 from pytest_gemm.config import values
 from pytest_gemm.config.config import GemmConfig
-from pytest_gemm.core.case_id import CaseId, Device, Mode
+from pytest_gemm.core.case_id import CaseId, Mode
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import findings
 from pytest_gemm.failures.text import Rerun
-from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa as isa_module
@@ -304,7 +303,7 @@ def test_two_levels_share_no_folder_and_no_library() -> None:
 @pytest.mark.usefixtures("shared_caches")
 def test_at_the_cpu_s_own_level_a_variant_is_judged_and_proved() -> None:
     backend, best = CppBackend(threads=1), HERE[-1]
-    outcomes = Judge().outcomes(Case(backend, MM, ("int-2", "rand"), 0, Device.CPU, isa=best))
+    outcomes = judged(backend, MM.line, "int-2", "rand", isa=best)
     assert [(o.status, o.who) for o in outcomes] == [(Status.PASSED, f"cpp@{best}")] * 2
     vectors = "ymm" if best == "avx2" else "zmm"
     (kernel,) = outcomes[0].kernels
@@ -319,8 +318,7 @@ def test_a_variant_whose_forcing_does_nothing_falls_back(monkeypatch: pytest.Mon
     monkeypatch.setattr(isa_module, "isas", lambda _: isa_module.ISAS)
     monkeypatch.setattr(cpu_isa, "lacks_isa", lambda _: "")
     monkeypatch.setattr(torch_compat, "generating_for", lambda *_, **__: contextlib.nullcontext())
-    case = Case(CppBackend(threads=1), MM, ("rand",), 0, Device.CPU, isa=asked)
-    (outcome,) = Judge().outcomes(case)
+    (outcome,) = judged(CppBackend(threads=1), MM.line, "rand", isa=asked)
     assert outcome.status is Status.FALLBACK
     assert outcome.reason is not None
     assert outcome.reason.text == f"{asked} was requested, the code was compiled for {HERE[-1]}"
@@ -328,18 +326,18 @@ def test_a_variant_whose_forcing_does_nothing_falls_back(monkeypatch: pytest.Mon
 
 @needs_vectors
 def test_a_level_that_the_cpu_or_the_compiler_lacks_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def judged(**lies: Any) -> str:
+    def refused(**lies: Any) -> str:
         with monkeypatch.context() as patched:
             for name, value in lies.items():
                 patched.setattr(*{"here": (isa_module, "isas"), "lack": (cpu_isa, "lacks_isa"),
                                   "tool": (machine_code, "disassembler")}[name], value)  # fmt: skip
-            (outcome,) = Judge().outcomes(Case(CppBackend(), MM, ("rand",), 0, Device.CPU, isa="avx2"))
+            (outcome,) = judged(CppBackend(), MM.line, "rand", isa="avx2")
         assert outcome.status is Status.UNSUPPORTED
         return str(outcome.reason)
 
-    assert "this CPU does not execute avx2" in judged(here=lambda _: ())
-    assert "no compiler for it" in judged(lack=lambda _: "no compiler for it")
-    assert "apt-get install binutils" in judged(lack=lambda _: "", tool=lambda: "")
+    assert "this CPU does not execute avx2" in refused(here=lambda _: ())
+    assert "no compiler for it" in refused(lack=lambda _: "no compiler for it")
+    assert "apt-get install binutils" in refused(lack=lambda _: "", tool=lambda: "")
 
 
 @pytest.mark.compiler

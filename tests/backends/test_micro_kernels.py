@@ -17,6 +17,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch._inductor.compile_fx  # first: what is below it imports each other in a circle
+from oracle import judged
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codegen import cpp_micro_gemm
 
@@ -28,10 +29,8 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cpp.micro_kernels import Axes, Product
 from pytest_gemm.backends.inductor import torch_compat
 from pytest_gemm.conformance import matrix
-from pytest_gemm.core.case_id import CandidateSelection, Device, Mode
+from pytest_gemm.core.case_id import Mode
 from pytest_gemm.core.outcome import Status, Unsupported
-from pytest_gemm.judging import case as case_module
-from pytest_gemm.judging import judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.dtypes import DTYPES
@@ -292,8 +291,7 @@ def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: Cp
     before = cpp_micro_gemm.micro_gemm_configs
     names = [others[0], "CppMicroGemmRef-1x1x1"]
     for name in names:
-        case = case_module.Case(cpp, problem, ("rand",), 1, Device.CPU, CandidateSelection(name))
-        (outcome,) = judge.Judge().outcomes(case)
+        (outcome,) = judged(cpp, LINE, "rand", candidates=name)
         assert (outcome.status, outcome.candidate) == (Status.PASSED, name)
         (said,) = outcome.configuration
         assert said.startswith(f"{name}:f32-f32-f32:5x25x33,kslices=1,")
@@ -329,7 +327,7 @@ def test_the_lines_blocking_is_in_the_code_the_outcome_and_the_script(cpp: CppBa
     problem, first = given("linear:f32:nt:33x66x257:bias+relu")
     space = cpp.space_of_one(problem, cpp.by_line(problem))
     assert space.suffix.endswith(",threads=1.2.2")
-    (outcome,) = judge.Judge().outcomes(case_module.Case(cpp, problem, ("rand",), 1, Device.CPU))
+    (outcome,) = judged(cpp, problem.line, "rand")
     assert (outcome.status, outcome.candidate) == (Status.PASSED, "")
     (chosen,), (code,) = outcome.chosen, outcome.configuration
     assert chosen.endswith(space.suffix)
@@ -338,8 +336,7 @@ def test_the_lines_blocking_is_in_the_code_the_outcome_and_the_script(cpp: CppBa
         recipe = cpp.recipe(problem, first, BuildRequest(candidate=candidate))
         assert dict(space.options).items() <= recipe.options.items()
         assert recipe.threads == 4
-    winner = case_module.Case(cpp, problem, ("rand",), 1, Device.CPU, CandidateSelection("winner"))
-    (outcome,) = judge.Judge().outcomes(winner)
+    (outcome,) = judged(cpp, problem.line, "rand", candidates="winner")
     assert outcome.chosen == cpp.candidates(problem, first).names[:1]
     # Code of another blocking is no proof.
     prepared = cpp.prepare(problem, first)
@@ -357,8 +354,7 @@ def test_the_lines_blocking_is_in_the_code_the_outcome_and_the_script(cpp: CppBa
 def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code: str) -> None:
     problem, first = given(LINE)
     pick = cpp.candidates(problem, first).names[0]
-    case = case_module.Case(cpp, problem, ("rand",), 1, Device.CPU, CandidateSelection(f"{pick}{suffix}"))
-    (outcome,) = judge.Judge().outcomes(case)
+    (outcome,) = judged(cpp, LINE, "rand", candidates=f"{pick}{suffix}")
     assert outcome.status is Status.UNSUPPORTED
     assert outcome.reason is not None
     assert outcome.reason.code.startswith(code)
@@ -369,8 +365,8 @@ def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code
 def test_caches_do_not_answer_one_blocking_with_another() -> None:
     problem, first = given("bmm:f32:nn:2x5x25x33")
     backend, request = CppBackend(threads=1), BuildRequest(user_caches=f"blockings-{uuid.uuid4().hex}")
-    pick, other, *_ = backend.candidates(problem, first, request).names
-    names = [pick, other, f"{pick},cache=1.1.4"]
+    pick, *_ = backend.candidates(problem, first, request).names
+    names = [pick, f"{pick},cache=1.1.4"]
     said: list[tuple[str, ...]] = []
     cached = []
     for name in names * 2:  # the second time out of the caches
@@ -379,9 +375,9 @@ def test_caches_do_not_answer_one_blocking_with_another() -> None:
         assert prepared.proof().objection() is None
         said.append(prepared.proof().configuration)
         cached.append("out of the FX graph cache" in prepared.proof().chosen[0])
-    assert cached == [False] * 3 + [True] * 3
-    assert len(set(said)) == 3
-    assert said[:3] == said[3:]
+    assert cached == [False] * 2 + [True] * 2
+    assert len(set(said)) == 2
+    assert said[:2] == said[2:]
 
 
 @pytest.mark.slow
@@ -422,6 +418,5 @@ class Listing:
 )
 def test_what_is_not_listed_is_judged_by_name(wanted: str, ended: list[tuple[str, str]]) -> None:
     backend: Any = Listing()
-    case = case_module.Case(backend, Problem.parse(LINE), ("int-1",), 0, Device.CPU, CandidateSelection(wanted))
-    outcomes = judge.Judge().outcomes(case)
+    outcomes = judged(backend, LINE, "int-1", candidates=wanted)
     assert [(o.candidate, o.reason.code if o.reason else "") for o in outcomes] == ended

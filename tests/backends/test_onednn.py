@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracle import judged
 
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.settings import configure
-from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Status
-from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.judge import Judge
-from pytest_gemm.problem.problem import Problem
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch is built without oneDNN")
 
@@ -29,7 +26,7 @@ def test_its_products_pass_and_are_proved(monkeypatch: pytest.MonkeyPatch, weigh
     monkeypatch.syspath_prepend(FILE.parent)
     registry.add(backend := importlib.import_module("onednn").OneDnnBackend())
     configure(backend, {"weight": weight})
-    outcomes = Judge().outcomes(Case(registry["onednn"], Problem.parse(line), ("int-2", "rand"), 0, Device.CPU))
+    outcomes = judged(registry["onednn"], line, "int-2", "rand")
     assert [outcome.status for outcome in outcomes] == [Status.PASSED] * 2
     assert outcomes[0].kernels == ("mkldnn._linear_pointwise.default",)
 

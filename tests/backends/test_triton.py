@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from oracle import judged
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
@@ -241,19 +242,15 @@ BEFORE_2_13, FROM_2_13 = Contract(), Contract(rounds_at=0)
 def test_a_rounding_that_is_left_out_or_added_is_caught(
     line: str, contract: Contract, rounds: bool, statuses: set[Status]
 ) -> None:
-    problem = Problem.parse(line)
-    case = Case(Rounds(rounds, contract), problem, distributions_for(problem), 0, Device.CPU)
-    found = [one.outcome for one in Judge().judge(case)]
+    found = judged(Rounds(rounds, contract), line)
     assert {one.status for one in found} == statuses, found
 
 
 def test_a_sum_that_was_rounded_is_exact_behind_it() -> None:
     """Small integers: the sum has no error, so the kernel's result is one number and not two."""
-    problem = Problem.parse("mm:bf16:nn:32x40x256:mul")
     for rounds, contract in ((True, BEFORE_2_13), (False, FROM_2_13)):
-        case = Case(Rounds(rounds, contract), problem, distributions_for(problem), 0, Device.CPU)
-        wrong = [one.outcome for one in Judge().judge(case) if one.outcome.status is Status.INCORRECT]
-        assert "exact" in {one.tier for one in wrong}, wrong
+        found = judged(Rounds(rounds, contract), "mm:bf16:nn:32x40x256:mul")
+        assert "exact" in {one.tier for one in found if one.status is Status.INCORRECT}, found
 
 
 # -- the template itself ---------------------------------------------------------------------------------
@@ -280,7 +277,7 @@ def rounded_otherwise(text: str) -> str:
     return re.sub(r"^( +)(?=tmp0 = )", r"\1acc = acc.to(tl.bfloat16).to(tl.float32)\n\1", text, flags=re.MULTILINE)
 
 
-def judged(
+def changed(
     line: str, distributions: tuple[str, ...], folder: str, change: Callable[[str], str]
 ) -> tuple[set[Status], list[str]]:
     """The statuses of a problem whose templates' texts are changed, and the texts as they were.
@@ -301,9 +298,9 @@ def judged(
     return {outcome.status for outcome in Judge().outcomes(case)}, texts
 
 
-def judged_apart(*args: Any) -> tuple[set[Status], list[str]]:
+def changed_apart(*args: Any) -> tuple[set[Status], list[str]]:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(judged, *args).result()
+        return pool.submit(changed, *args).result()
 
 
 @pytest.mark.gpu
@@ -312,7 +309,7 @@ def judged_apart(*args: Any) -> tuple[set[Status], list[str]]:
 @pytest.mark.parametrize("change", [as_it_is, rounded_otherwise])
 def test_a_template_that_runs_otherwise_than_its_text_is_caught(tmp_path: Path, change: Callable[[str], str]) -> None:
     line = "mm:bf16:nn:128x96x192:mul"
-    statuses, texts = judged_apart(line, distributions_for(Problem.parse(line)), str(tmp_path), change)
+    statuses, texts = changed_apart(line, distributions_for(Problem.parse(line)), str(tmp_path), change)
     assert any("tl.dot" in text for text in texts)
     assert statuses == ({Status.PASSED} if change is as_it_is else {Status.PASSED, Status.INCORRECT})
 
@@ -329,7 +326,7 @@ def test_a_template_without_its_offsets_of_64_bits_is_caught(
     if need > (free := admission.free("cuda")):
         pytest.skip(f"needs {need >> 30} GiB of the device's memory, and {free >> 30} GiB are free")
     try:
-        statuses, texts = judged_apart(line, ("int-1",), str(tmp_path), change)
+        statuses, texts = changed_apart(line, ("int-1",), str(tmp_path), change)
     except BrokenProcessPool:
         statuses, texts = {Status.CRASHED}, [WIDE]
     if not any(WIDE in text for text in texts):

@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracle import judged
 from studies import sizes
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.conformance import matrix
-from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Status
-from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.judge import Judge
-from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.layout import Shape
 
@@ -82,8 +79,7 @@ def test_a_kernel_that_is_wrong_at_one_size_alone_is_caught(op: str, is_wrong: C
     (whole,) = (one for one in sizes.drawn(matrix.CASES, "full") if one.name == f"{op}-drawn-full")
     problems = sorted((p for p in whole.problems if backend.supports(p) is None), key=lambda p: p.shape.flops)
     chosen = [next(p for p in problems if p.op.name == op and is_wrong(p.shape) is wrong) for wrong in (True, False)]
-    cases = [Case(backend, p, distributions_for(p), 0, Device.CPU) for p in chosen]
-    wrong, right = ({outcome.status for outcome in Judge().outcomes(case)} for case in cases)
+    wrong, right = ({outcome.status for outcome in judged(backend, p.line)} for p in chosen)
     assert Status.INCORRECT in wrong
     assert right == {Status.PASSED}
 

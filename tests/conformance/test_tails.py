@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
+from oracle import judged
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.request import BuildRequest
@@ -16,11 +17,8 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.backends.max_autotune import MaxAutotuneBackend
 from pytest_gemm.conformance import matrix
-from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Status, Unsupported
-from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
@@ -125,5 +123,4 @@ def test_a_kernel_that_drops_the_rest_of_k_is_caught_at_smoke(op: str) -> None:
     if (op, "k") in REFUSED or not problems:
         return
     judge = Judge(lambda *_: "PyTorch's own kernel of woq_int8 reads beyond a tail")
-    cases = [Case(backend, p, distributions_for(p), 0, Device.CPU) for p in problems]
-    assert Status.INCORRECT in {outcome.status for case in cases for outcome in judge.outcomes(case)}
+    assert Status.INCORRECT in {one.status for p in problems for one in judged(backend, p.line, judge=judge)}

@@ -14,18 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from oracle import judged
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.api.shipped import Shipped
-from pytest_gemm.core.case_id import CaseId, Device
+from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Status, Unsupported
-from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
-from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record.lines import Head, plain, to_record
 from pytest_gemm.speed.data import Sample, Session, session_text
@@ -127,12 +125,6 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[ModuleType
         return module, backend
 
     return load
-
-
-def judged(backend: Any, line: str) -> list[Outcome]:
-    problem = Problem.parse(line)
-    assert backend.supports(problem) is None
-    return list(Judge().outcomes(Case(backend, problem, distributions_for(problem), 0, Device.CPU)))
 
 
 def test_every_example_is_judged_here() -> None:

@@ -93,7 +93,7 @@ PROJECTS = {
 
 
 # The others are studies: a project each takes three seconds.
-OFTEN = {"conftest-of-the-suite", "plugin-that-ends-a-suite", "ini", "entry-point"}
+OFTEN = {"conftest-of-the-suite", "ini"}
 
 
 @pytest.mark.parametrize(

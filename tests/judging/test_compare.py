@@ -20,9 +20,7 @@ from pytest_gemm.problem.problem import Problem
 Change = Callable[[torch.Tensor, ops.Operands], torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclasses.dataclass

@@ -6,14 +6,11 @@ import math
 
 import pytest
 import torch
+from oracle import judged
 
 from pytest_gemm.api.callable import CallableBackend
-from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging import results as results_module
-from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.judge import Judge
-from pytest_gemm.problem.problem import Problem
 
 
 def digest(*results: torch.Tensor) -> str:
@@ -52,17 +49,16 @@ def test_of_a_large_result_the_digest_reads_some_lines(monkeypatch: pytest.Monke
     assert digest(x) != digest(read)
 
 
-def judged(seed: int = 0, factor: float = 1.0, *, deterministic: bool = True) -> Outcome:
+def outcome(seed: int = 0, factor: float = 1.0, *, deterministic: bool = True) -> Outcome:
     def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (a.double() @ b.double()).float() * factor
 
     backend = CallableBackend("mine", matmul, frozenset({"f32"}), False, None, deterministic)
-    case = Case(backend, Problem.parse("mm:f32:nn:8x16x32"), ("rand",), seed, Device.CPU)
-    return Judge().outcomes(case)[0]
+    return judged(backend, "mm:f32:nn:8x16x32", "rand", seed=seed)[0]
 
 
 def test_an_outcome_has_the_digests_of_its_results_and_operands() -> None:
-    first, again, other = judged(), judged(), judged(seed=1)
+    first, again, other = outcome(), outcome(), outcome(seed=1)
     assert first.status is Status.PASSED
     assert (first.bits, first.operands) == (again.bits, again.operands)
     assert len(first.bits) == len(first.operands) == 16
@@ -71,11 +67,11 @@ def test_an_outcome_has_the_digests_of_its_results_and_operands() -> None:
 
 
 def test_a_wrong_result_of_the_same_operands_has_another_digest() -> None:
-    right, wrong = judged(), judged(factor=2.0)
+    right, wrong = outcome(), outcome(factor=2.0)
     assert wrong.status is Status.INCORRECT
     assert wrong.operands == right.operands
     assert wrong.bits not in {"", right.bits}
 
 
 def test_a_backend_that_is_not_deterministic_has_no_digest() -> None:
-    assert judged(deterministic=False).bits == ""
+    assert outcome(deterministic=False).bits == ""

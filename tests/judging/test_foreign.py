@@ -257,12 +257,12 @@ class Late:
             writer.join()
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_result_that_is_written_after_the_return_is_not_believed() -> None:
     late = Late()
-    with at_one_thread():
-        judge = Judge()
-        judge._worker.watch = late.watch  # type: ignore[method-assign]  # the one place between the call and the look
-        found = outcomes(late.matmul, judge=judge)
+    judge = Judge()
+    judge._worker.watch = late.watch  # type: ignore[method-assign]  # the one place between the call and the look
+    found = outcomes(late.matmul, judge=judge)
     late.release()
     assert codes(found) == {(Status.INCORRECT, "written-after-return")}
     assert "1105 elements of the result changed after the call had returned" in str(found[0].reason)
@@ -470,22 +470,14 @@ LEFT: dict[str, Callable[[], object]] = {
 }
 
 
-@contextlib.contextmanager
-def at_one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", LEFT)
 def test_what_a_kernel_leaves_behind_is_named_and_nobody_else_pays(name: str) -> None:
     judge = Judge()
-    with at_one_thread():
-        found = outcomes(after(lambda *_: LEFT[name]()), judge=judge)
-        assert codes(found) == {(Status.INCORRECT, "left-state-behind")}
-        assert all(name in str(o.reason) for o in found)
-        assert codes(outcomes(right, judge=judge)) == {(Status.PASSED, "")}
+    found = outcomes(after(lambda *_: LEFT[name]()), judge=judge)
+    assert codes(found) == {(Status.INCORRECT, "left-state-behind")}
+    assert all(name in str(o.reason) for o in found)
+    assert codes(outcomes(right, judge=judge)) == {(Status.PASSED, "")}
 
 
 @pytest.mark.parametrize("name", ["FE_UPWARD", "default dtype"])

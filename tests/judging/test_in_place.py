@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import find, settings
+from hypothesis import Phase, find, settings
+from oracle import judged
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends import rules
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.core.outcome import Status
 from pytest_gemm.failures import repro
 from pytest_gemm.fuzzing import strategies
 from pytest_gemm.judging.case import Case
@@ -76,14 +77,12 @@ def owner(kernel: Callable[[Problem, Tensors], torch.Tensor]) -> CallableBackend
     return CallableBackend("mine", torch.matmul, bind=lambda problem, t: functools.partial(kernel, problem, t))
 
 
-def judged(backend: Any, line: str) -> list[Outcome]:
-    problem = Problem.parse(line)
-    return Judge().outcomes(Case(backend, problem, ("int-2", "rand", "specials"), 0, Device.CPU))
+DISTRIBUTIONS = ("int-2", "rand", "specials")
 
 
 @pytest.mark.parametrize("line", STRIDED)
 def test_a_kernel_gets_the_given_tensor_and_writes_it(line: str) -> None:
-    outcomes = judged(owner(writes), line)
+    outcomes = judged(owner(writes), line, *DISTRIBUTIONS)
     assert {(o.status, o.composed) for o in outcomes} == {(Status.PASSED, False)}
 
 
@@ -92,12 +91,12 @@ def test_a_kernel_gets_the_given_tensor_and_writes_it(line: str) -> None:
     (as_if_contiguous, STRIDED[1], "written-beside"),
 ])  # fmt: skip
 def test_a_given_tensor_is_the_one_that_is_written_and_returned(kernel: Any, line: str, code: str) -> None:
-    assert {(o.status, o.code) for o in judged(owner(kernel), line)} == {(Status.INCORRECT, code)}
+    assert {(o.status, o.code) for o in judged(owner(kernel), line, *DISTRIBUTIONS)} == {(Status.INCORRECT, code)}
 
 
 def test_eager_pytorch_takes_the_addend_in_place_and_loses_an_a_that_it_writes_over() -> None:
-    assert {o.status for o in judged(AtenBackend(), ADDEND)} == {Status.PASSED}
-    outcomes = judged(AtenBackend(), OVER_A)
+    assert {o.status for o in judged(AtenBackend(), ADDEND, *DISTRIBUTIONS)} == {Status.PASSED}
+    outcomes = judged(AtenBackend(), OVER_A, *DISTRIBUTIONS)
     assert {o.status for o in outcomes} == {Status.INCORRECT}
     assert outcomes[0].cause == "never computed"
 
@@ -156,7 +155,5 @@ def test_the_script_of_a_failure_begins_with_the_values_that_c_had(line: str, tm
 
 @pytest.mark.parametrize(("op", "flag"), [("addmm", "out.addend"), ("bmm", "out.alias"), ("linear", "bias.offset")])
 def test_fuzzing_draws_the_flags_with_what_they_need(op: str, flag: str) -> None:
-    found = find(
-        strategies.problems(ops=[op]), lambda problem: problem.has(flag), settings=settings(max_examples=20000)
-    )
-    assert found.has(flag)
+    unshrunk = settings(max_examples=20_000, phases=[Phase.generate])
+    assert find(strategies.problems(ops=[op]), lambda problem: problem.has(flag), settings=unshrunk).has(flag)

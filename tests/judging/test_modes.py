@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from oracle import judged
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import unsupported
@@ -18,10 +19,8 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import generated_code
 from pytest_gemm.backends.inductor.artifact import Artifact
 from pytest_gemm.backends.inductor.backend import Space
-from pytest_gemm.core.case_id import MODES, CaseId, Device, Mode
+from pytest_gemm.core.case_id import MODES, CaseId, Mode
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
@@ -43,14 +42,14 @@ def test_a_mode_that_a_backend_lacks_is_refused_with_its_reason(mode: str) -> No
         if mode not in lacking[backend.name]:
             assert unsupported(backend, MM, BuildRequest(mode=Mode(mode))) is None
             continue
-        (outcome,) = Judge().outcomes(Case(backend, MM, ("rand",), 0, Device.CPU, mode=Mode(mode)))
+        (outcome,) = judged(backend, MM.line, "rand", mode=Mode(mode))
         assert (outcome.status, outcome.mode) == (Status.UNSUPPORTED, mode)
         assert outcome.code == "mode"
 
 
 @pytest.mark.compiler
 def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
-    outcomes = Judge().outcomes(Case(CppBackend(threads=1), MM, ("int-2", "rand"), 0, Device.CPU, mode=Mode.DYNAMIC))
+    outcomes = judged(CppBackend(threads=1), MM.line, "int-2", "rand", mode=Mode.DYNAMIC)
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
     assert all("cpp_fused_mm" in o.kernels[0] and o.chosen for o in outcomes)
 
@@ -74,8 +73,7 @@ def test_compiled_for_any_size_cpp_claims_what_inductor_has_a_candidate_for(line
 
 @pytest.mark.compiler
 def test_a_product_under_autocast_that_inductor_writes_itself_may_take_the_operands_as_they_are() -> None:
-    outer = Problem.parse("bmm:f32-f32-bf16:nt:2x9x10x1")
-    outcomes = Judge().outcomes(Case(AtenBackend(), outer, ("rand", "int-2"), 0, Device.CPU, mode=Mode.STATIC))
+    outcomes = judged(AtenBackend(), "bmm:f32-f32-bf16:nt:2x9x10x1", "rand", "int-2", mode=Mode.STATIC)
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +10,6 @@ import pytest
 import torch
 from mutants import CONTROLS, KS, MUTANTS, Control, Mutant, Planted, product, right, split_k_slice_dropped, whole
 from studies import mutant_study
-from warm_processes import Programs
 
 from pytest_gemm.conformance import matrix
 from pytest_gemm.core.outcome import Status
@@ -116,29 +111,22 @@ def test_sizes_at_which_a_bug_begins_are_problems_of_the_matrix(level: str) -> N
     assert all(any(line in mutant.lines.values() for mutant in MUTANTS.values()) for line in sizes)
 
 
+# Each on one such line.
+BEGINNING = {
+    name: line
+    for name, mutant in MUTANTS.items()
+    for _, _, line in mutant.problems()
+    if small(line) and any(line in some.values() for some in SIZES["quick"])
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        (name, line)
-        for name, mutant in MUTANTS.items()
-        for _, _, line in mutant.problems()
-        if small(line) and any(line in some.values() for some in SIZES["quick"])
-    ],
-)
+@pytest.mark.parametrize(("name", "line"), BEGINNING.items())
 def test_a_bug_that_begins_at_a_size_is_caught_by_sample(name: str, line: str) -> None:
     assert mutant_study.caught(Judge(reference="sampled"), Planted(name, MUTANTS[name]), line)
 
 
 # -- what a mutant does to the process -------------------------------------------------------------------
-
-
-def test_what_a_mutant_leaves_behind_stays_in_its_process(judge: Judge) -> None:
-    line, folder = "mm:f32:nn:20x40x256", os.getcwd()
-    for name in ("leaves-folder", "leaves-default-dtype", "leaves-random-numbers"):
-        mutant_study.caught_apart(judge, Planted(name, MUTANTS[name]), line)
-    assert (os.getcwd(), torch.get_default_dtype()) == (folder, torch.float32)
-    assert not mutant_study.caught(judge, Planted("blocked", CONTROLS["blocked"]), line)
 
 
 @pytest.mark.parametrize(("name", "how"), [("exits", "exit status 0"), ("crashes", "SIGSEGV"), ("aborts", "SIGABRT")])
@@ -157,12 +145,6 @@ def test_a_job_may_have_jobs_and_an_exception_is_an_answer(monkeypatch: pytest.M
 
     ended = mutant_study.Ended("KeyError escaped", has_raised=True)
     assert mutant_study.apart([lambda: mutant_study.apart([lambda: 1, fails], 2), fails], 2) == [[1, ended], ended]
-
-
-def test_a_mutant_spoils_nothing_for_the_next_backend(judge: Judge) -> None:
-    line = "mm:f32:nn:20x40x256"
-    assert mutant_study.caught(judge, Planted("input-written", MUTANTS["input-written"]), line)
-    assert not mutant_study.caught(judge, Planted("blocked", CONTROLS["blocked"]), line)
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -240,43 +222,6 @@ GROUPED = "grouped_mm:bf16:nt:4x20x40x248"
 def test_a_mismatch_is_located(judge: Judge, name: str, line: str, words: str) -> None:
     texts = [o.details for o in mutant_study.outcomes(judge, Planted(name, MUTANTS[name]), line)]
     assert any(words in text for text in texts), "\n".join(texts)
-
-
-# -- through pytest, as a stranger's backend -----------------------------------------------------------
-
-CONFTEST = """
-    import sys
-    sys.path.insert(0, {here!r})
-    import mutants
-
-    def pytest_gemm_register_backends(registry):
-        mutants.register(registry)
-"""
-
-SUITE = """
-    import pytest
-
-    @pytest.mark.gemm(problems=["mm:f32:nn:20x40x256", "linear:bf16:nt:20x40x256:bias"])
-    def test_product(gemm_case, gemm_check):
-        gemm_check(gemm_case)
-"""
-
-BY_STATUS = {"blocked": "passed", "one-ulp": "incorrect", "silent-fallback": "fallback", "raises": "crashed"}
-
-
-@pytest.mark.slow
-def test_mutants_through_the_hook_make_a_red_run(tmp_path: Path, programs: Programs) -> None:
-    (tmp_path / "conftest.py").write_text(textwrap.dedent(CONFTEST.format(here=str(Path(__file__).parents[1]))))
-    (tmp_path / "test_suite.py").write_text(textwrap.dedent(SUITE))
-    command = [programs.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no"]
-    command += [f"--gemm-backends={','.join(BY_STATUS)}", "--gemm-output=."]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stdout + done.stderr
-    records = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
-    for name, status in BY_STATUS.items():
-        found = {r["status"] for r in records if r.get("backend") == name}
-        assert found - {"unsupported"} <= {status, "passed"}, found
-        assert status in found
 
 
 # -- the study ------------------------------------------------------------------------------------------

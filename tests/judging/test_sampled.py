@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants import CONTROLS, MUTANTS, Planted, exact, store
+from oracle import judged
+from studies import mutant_study
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import findings
 from pytest_gemm.judging import lines as lines_module
 from pytest_gemm.judging import sampled
-from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import freivalds
 from pytest_gemm.numerics.contract import Contract
@@ -42,29 +42,19 @@ def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytest_gemm.operands.integers.LARGE", 0)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take longer than products as small as these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def judged(matmul: Matmul, line: str, distributions: tuple[str, ...], mode: str = "auto") -> list[Outcome]:
+def of(matmul: Matmul, line: str, distributions: tuple[str, ...], mode: str = "auto") -> list[Outcome]:
     names = frozenset({"f64", "f32", "bf16", "f16", "i8", "i32"})
-    return list(outcomes_of(CallableBackend("some", matmul, names, True, None, True), line, distributions, mode))
+    return outcomes_of(CallableBackend("some", matmul, names, True, None, True), line, distributions, mode)
 
 
-def outcomes_of(
-    backend: Backend, line: str, distributions: tuple[str, ...] = (), mode: str = "auto"
-) -> Iterator[Outcome]:
-    problem = Problem.parse(line)
-    case = Case(backend, problem, distributions or distributions_for(problem), 3, Device.CPU)
-    return iter(Judge(lambda *_: "not here", reference=mode).outcomes(case))
+def outcomes_of(backend: Backend, line: str, distributions: tuple[str, ...] = (), mode: str = "auto") -> list[Outcome]:
+    return judged(backend, line, *distributions, judge=Judge(lambda *_: "not here", reference=mode), seed=3)
 
 
 def spoiling(spoil: Callable[[torch.Tensor], None]) -> Matmul:
@@ -150,11 +140,11 @@ def test_a_correct_product_passes_with_every_distribution(line: str) -> None:
             return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int32)
         return store(exact(a, b), a)
 
-    outcomes = judged(product, line, distributions)
+    outcomes = of(product, line, distributions)
     assert [(o.distribution, o.status) for o in outcomes] == [(f, Status.PASSED) for f in distributions]
     assert all(o.sampled.startswith("judged by sample: ") for o in outcomes)
     # The whole reference says the same, and of the same tier.
-    full = judged(product, line, distributions[:2], "full")
+    full = of(product, line, distributions[:2], "full")
     assert [(o.status, o.tier, o.sampled) for o in full] == [(o.status, o.tier, "") for o in outcomes[:2]]
 
 
@@ -209,7 +199,7 @@ def test_lines_of_quantised_and_several_products_may_be_what_those_of_the_whole_
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "line"), [(n, t) for n, one in CONTROLS.items() for t in one.lines.values()])
 def test_a_correct_product_is_not_accused(name: str, line: str) -> None:
-    outcomes = list(outcomes_of(Planted(name, CONTROLS[name]), line.format(k=1000)))
+    outcomes = outcomes_of(Planted(name, CONTROLS[name]), line.format(k=1000))
     assert {o.status for o in outcomes} == {Status.PASSED}, outcomes
 
 
@@ -225,10 +215,7 @@ CAUGHT = (
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "line"), [(n, line) for n in CAUGHT for _, _, line in MUTANTS[n].problems((1000,))])
 def test_a_mutant_is_caught(name: str, line: str) -> None:
-    outcomes = outcomes_of(
-        Planted(name, MUTANTS[name]), line
-    )  # distribution by distribution: the first catch is enough
-    assert any(o.status in {Status.INCORRECT, Status.CRASHED} for o in outcomes)
+    assert mutant_study.caught(Judge(lambda *_: "not here"), Planted(name, MUTANTS[name]), line, seed=3)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +230,7 @@ def test_one_wrong_element_among_all_is_found_and_named(line: str) -> None:
         # linear reaches a plain function as one matrix
         c.view(problem.result_shape)[at] += 1.0
 
-    (outcome, *_) = judged(spoiling(one), line, ("int-1",))
+    (outcome, *_) = of(spoiling(one), line, ("int-1",))
     assert outcome.status is Status.INCORRECT
     total = problem.result_shape[0] * 100 * 260 if len(at) == 3 else 300 * 260
     assert f"1 of {total} elements differ" in str(outcome.reason), outcome
@@ -257,7 +244,7 @@ def test_a_wrong_tile_is_located(epilogue: str) -> None:
     def tile(c: torch.Tensor) -> None:
         c[128:192, 64:128] += 40.0
 
-    (outcome, *_) = judged(spoiling(tile), f"mm:f32:nn:{SHAPE}{epilogue}", ("int-1",))
+    (outcome, *_) = of(spoiling(tile), f"mm:f32:nn:{SHAPE}{epilogue}", ("int-1",))
     assert "the 64x64 tile at row 128, column 64" in outcome.details
     assert ("unseen: relu is not linear" in outcome.sampled) == bool(epilogue)
 
@@ -266,7 +253,7 @@ def test_bad_batches_and_tails_are_located() -> None:
     def tail(c: torch.Tensor) -> None:
         c[1, 96:] = 0.0
 
-    (outcome, *_) = judged(spoiling(tail), "bmm:f32:nn:3x100x260x64", ("rand",))
+    (outcome, *_) = of(spoiling(tail), "bmm:f32:nn:3x100x260x64", ("rand",))
     assert "only batch 1 of 3 is bad; there every bad element has row >= 96: an M-tail" in outcome.details
 
 
@@ -299,7 +286,7 @@ def test_what_is_missing_from_a_single_row_is_said() -> None:
 
 
 def test_what_cannot_be_compared_is_said_as_ever() -> None:
-    (outcome, *_) = judged(lambda a, b: store(exact(a, b), a)[:-1], f"mm:f32:nn:{SHAPE}", ("rand",))
+    (outcome, *_) = of(lambda a, b: store(exact(a, b), a)[:-1], f"mm:f32:nn:{SHAPE}", ("rand",))
     assert outcome.code == "wrong-shape"
 
 

@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from oracle import judged
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.problem.problem import Problem
 
 LINES = ["mm:bf16:nn:64x96x128", "linear:f16:nt:64x96x128:bias+relu"]
 needs_a_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -29,8 +28,7 @@ def on_default(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def outcomes(backend: CallableBackend | TritonBackend, line: str, stream: str) -> list[Outcome]:
-    case = Case(backend, Problem.parse(line), ("int-1", "rand"), 0, Device.CUDA)
-    return Judge(stream=stream).outcomes(case)
+    return judged(backend, line, "int-1", "rand", judge=Judge(stream=stream), device=Device.CUDA)
 
 
 @pytest.mark.gpu

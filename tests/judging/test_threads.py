@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from oracle import computed, interval
+from oracle import computed, interval, judged
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.proof import Proof
@@ -63,8 +63,8 @@ def test_a_case_is_run_with_its_own_threads_and_nobody_else_is() -> None:
     mine = CallableBackend("mine", matmul, frozenset({"f32"}), True, None, True)
     before = torch.get_num_threads()
     more = before + 3  # than there are cores, perhaps
-    for judged in Judge().judge(Case(mine, MM, ("int-2", "rand"), 0, Device.CPU, threads=more)):
-        assert (judged.outcome.status, judged.outcome.case.threads) == (Status.PASSED, more)
+    for one in Judge().judge(Case(mine, MM, ("int-2", "rand"), 0, Device.CPU, threads=more)):
+        assert (one.outcome.status, one.outcome.case.threads) == (Status.PASSED, more)
         assert torch.get_num_threads() == before
     assert set(seen) == {more}
     assert torch.get_num_threads() == before
@@ -108,16 +108,15 @@ class Blocks:
 def test_blocks_that_no_thread_computes_are_found_with_fewer_threads_than_it_was_compiled_for(
     in_turn: bool, compiled: int, run: int, status: str
 ) -> None:
-    case = Case(Blocks(in_turn), MM, ("int-2", "rand"), 0, Device.CPU, threads=compiled, run_threads=run)
     before = torch.get_num_threads()
-    outcomes = Judge().outcomes(case)
+    outcomes = judged(Blocks(in_turn), MM.line, "int-2", "rand", threads=compiled, run_threads=run)
     assert {outcome.status for outcome in outcomes} == {Status(status)}, outcomes
     assert torch.get_num_threads() == before
 
 
 def statuses_of_cpp(line: str, compiled: int, run: int) -> set[Status]:
-    case = Case(CppBackend(), Problem.parse(line), ("int-2", "rand"), 0, Device.CPU, threads=compiled, run_threads=run)
-    return {outcome.status for outcome in Judge().outcomes(case)}
+    found = judged(CppBackend(), line, "int-2", "rand", threads=compiled, run_threads=run)
+    return {outcome.status for outcome in found}
 
 
 @pytest.mark.slow

@@ -30,9 +30,7 @@ from pytest_gemm.problem.problem import Problem
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def contract_for(problem: Problem, **claims: object) -> Contract:

@@ -42,9 +42,7 @@ from pytest_gemm.problem.problem import Problem
 Tensor = torch.Tensor
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +50,12 @@ def judge() -> Judge:
     return mutant_study.judge()
 
 
-def quick(judge: Judge, entry: Mutant | Control, line: str, seed: int = 0) -> list[Outcome]:
+def quick(judge: Judge, entry: Mutant | Control, line: str) -> list[Outcome]:
     """All outcomes at the quick level."""
     problem = Problem.parse(line)
     distributions = distributions_for(problem)[: DISTRIBUTIONS["quick"]]
     planted = Planted("it", dataclasses.replace(entry, lines={"it": line}))
-    return judge.outcomes(Case(planted, problem, distributions, seed, Device.CPU))
+    return judge.outcomes(Case(planted, problem, distributions, 0, Device.CPU))
 
 
 # -- wrong kernels ------------------------------------------------------------------------------------
@@ -178,8 +176,8 @@ def test_quick_accuses_no_right_kernel(judge: Judge, name: str) -> None:
     lines = [line.format(k=k) for line in ORDERS[name].lines.values() for k in (1, 2, 64)]
     is_special = all(line.startswith(("woq", "da8w8", "qlinear")) or ":out." in line for line in lines)
     lines += () if "tensor" in name or is_special else _TURNING
-    found = [(line, o) for line in lines for seed in range(2) for o in quick(judge, ORDERS[name], line, seed)]
-    assert len(found) >= 20
+    found = [(line, o) for line in lines for o in quick(judge, ORDERS[name], line)]
+    assert len(found) >= 10
     assert not [(line, o.distribution, o.details) for line, o in found if o.status is not Status.PASSED]
 
 

@@ -136,15 +136,6 @@ def test_an_incorrect_result_answers_what_where_how_far_and_how_to_rerun(project
     assert "pytest_gemm/" not in result.stdout.str()
 
 
-def test_a_rerun_line_reproduces_its_failure(project: pytest.Pytester) -> None:
-    first = run(project, "--gemm-backends=off", "--gemm-seed=5", "-k", "bf16", "--gemm-known-failures=none")
-    line = next(text for text in first.outlines if "rerun: pytest" in text).split("rerun: pytest ")[1]
-    again = run(project, *line.split())
-    again.assert_outcomes(failed=1)
-    again.stdout.fnmatch_lines(["incorrect: *: mm:bf16:nt:17x33x65 on off: *"])
-    assert "--gemm-known-failures=none" in line
-
-
 def test_a_rerun_line_names_the_suite_as_a_module_where_the_virtual_environment_lies_in_the_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,55 +17,12 @@ from oracle import refuses_line
 
 from pytest_gemm.conformance import matrix
 from pytest_gemm.problem.axes import unique
-from pytest_gemm.problem.dtypes import DTypes
 from pytest_gemm.problem.errors import FIELDS, ProblemError
-from pytest_gemm.problem.layout import Layout, Shape
+from pytest_gemm.problem.layout import Shape
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
-from pytest_gemm.problem.steps import STEPS, Step, StepKind
-
-SIZES = st.integers(0, 70_000)
-
-
-@st.composite
-def steps(draw: st.DrawFn) -> tuple[str, str]:
-    """A name and a parameter, which may not suit each other."""
-    name = draw(st.sampled_from(sorted(STEPS)))
-    spec = STEPS[name]
-    if spec.places:
-        return name, draw(st.sampled_from(["1_0", "2_0_1"] if name == "perm" else ["6", "2x3x1"]))
-    if spec.choices:
-        return name, draw(st.sampled_from(["", *spec.choices]))
-    if draw(st.booleans()) and spec.numbers:
-        numbers = st.integers(-40, 40).map(lambda n: f"{n / 8:g}")
-        return name, "_".join(draw(numbers) for _ in spec.numbers)
-    return name, ""
-
-
-@st.composite
-def problems(draw: st.DrawFn) -> Problem | None:
-    """Any problem; ``None`` where the parts contradict each other."""
-    op = draw(st.sampled_from(sorted(OPS.values(), key=lambda o: o.name)))
-    dtypes = DTypes.parse(draw(st.sampled_from(op.dtypes)).split("-"))
-    batch = None if op.batch == "never" else draw(SIZES)
-    shape = Shape(draw(SIZES), draw(SIZES), draw(SIZES), batch)
-    own = [("bias", "")] if op.addend else [(op.scales[0], "")] if op.scales else []
-    flags = tuple(draw(st.lists(st.sampled_from(sorted(FLAGS)), max_size=3)))
-    layout = draw(st.sampled_from(list(Layout)))
-    try:
-        tokens = [Step(*token) for token in (*own, *draw(st.lists(steps(), max_size=4)))]
-        quant = tuple(step for step in tokens if step.kind is StepKind.QUANT)
-        return Problem(op, dtypes, layout, shape, tuple(step for step in tokens if step not in quant), flags, quant)
-    except ProblemError:
-        return None
-
-
-@given(problems())
-def test_every_problem_is_read_back_from_its_line(problem: Problem | None) -> None:
-    if problem is not None:
-        assert Problem.parse(str(problem)) == problem
-        assert not set(str(problem)) - set("abcdefghijklmnopqrstuvwxyz0123456789:+-._")
+from pytest_gemm.problem.steps import STEPS, Step
 
 
 def complaint(line: str) -> ProblemError | None:
@@ -81,16 +38,6 @@ def complaint(line: str) -> ProblemError | None:
 def test_no_text_makes_the_parser_fail_in_another_way(text: str) -> None:
     error = complaint(text)
     assert error is None or 0 <= error.column <= len(error.line)
-
-
-@given(problems(), st.data())
-def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | None, data: st.DataObject) -> None:
-    if problem is None:
-        return
-    at = data.draw(st.integers(0, len(problem.line) - 1))
-    line = problem.line[:at] + data.draw(st.sampled_from("x:+-_9q")) + problem.line[at + 1 :]
-    error = complaint(line)
-    assert error is None or error.field in FIELDS
 
 
 @pytest.mark.parametrize(("line", "field", "column", "words"), [
@@ -394,7 +341,7 @@ def test_no_mutation_of_a_line_is_anything_but_read_or_refused() -> None:
     rng = random.Random(14)
     known = [problem.line for problem in unique(matrix.products("full"))]
     slow, read = [], 0
-    for _ in range(20_000):
+    for _ in range(5_000):
         line = mutated(rng.choice(known), rng)
         began = time.thread_time()
         error = complaint(line)
@@ -403,13 +350,14 @@ def test_no_mutation_of_a_line_is_anything_but_read_or_refused() -> None:
         if error is not None:
             assert len(str(error).splitlines()) == 3
             assert 0 <= error.column <= len(error.line)
+            assert error.field in FIELDS
         else:
             read += 1
             problem = Problem.parse(line)
             again = Problem.parse(problem.line)
             assert (again, again.line) == (problem, problem.line)
             assert re.fullmatch(r"[a-z0-9:+\-._]+", problem.line)
-    assert 500 < read < 19_000
+    assert 125 < read < 4_750
     assert not [line for line in slow if min(seconds(line) for _ in range(5)) > 0.005]
 
 

@@ -6,19 +6,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from oracle import computed, interval, is_right, make, refuses_line
+from oracle import computed, interval, is_right, judged, make, refuses_line
 from torch import Tensor
 from torch.nn.functional import silu
 
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Status
-from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.known import eager_refusal
 
 LINES = ("experts:bf16:nt:8x37x256x128:top-2", "experts:f32:nt:16x5x96x68:top-4:routing.crowded")
@@ -176,6 +173,6 @@ def test_a_fused_kernel_of_a_users_is_judged_whole(swapped: bool) -> None:
     registry.add_callable(
         "mine", torch.matmul, bind=lambda _, tensors: lambda: _fused(tensors, swapped), epilogue="fused"
     )
-    case = Case(registry["mine"], Problem.parse(LINES[0]), ("int-2", "rand", "specials"), 0, Device.CPU)
-    outcomes = Judge(eager_refusal(Ledger())).outcomes(case)
+    judge = Judge(eager_refusal(Ledger()))
+    outcomes = judged(registry["mine"], LINES[0], "int-2", "rand", "specials", judge=judge)
     assert {o.status for o in outcomes} == ({Status.INCORRECT} if swapped else {Status.PASSED})

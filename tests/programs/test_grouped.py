@@ -6,18 +6,15 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from oracle import compared, computed, is_right, make
+from oracle import compared, computed, is_right, judged, make
 
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Status
-from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.operands import tensors as factory
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.known import eager_refusal
 
 Groups = tuple[tuple[int, int], ...]
@@ -120,8 +117,8 @@ def test_a_plain_product_gets_one_group_after_the_other_and_no_empty_one() -> No
 def test_eager_is_not_asked_beside_a_backend_for_what_it_refuses() -> None:
     registry = Registry()
     registry.add_callable("mine", torch.matmul, dtypes=("f64",), accumulate="f64")
-    case = Case(registry["mine"], Problem.parse("grouped_mm:f64:nt:3x20x12x36"), ("rand",), 0, Device.CPU)
-    (outcome, *_) = Judge(eager_refusal(Ledger())).outcomes(case)
+    judge = Judge(eager_refusal(Ledger()))
+    (outcome, *_) = judged(registry["mine"], "grouped_mm:f64:nt:3x20x12x36", "rand", judge=judge)
     assert outcome.status is Status.PASSED
     assert "_grouped_mm takes f32, bf16 and f16" in outcome.eager
 

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import compared, computed, is_right, make, refuses_line, scales
+from oracle import compared, computed, is_right, judged, make, refuses_line, scales
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands.distributions import distributions_for
@@ -82,7 +80,7 @@ def test_rows_of_no_group_hold_nan_and_those_of_groups_none() -> None:
     MASKED, "bmm:f32:tt:3x17x24x65:relu:groups.masked", "grouped_mm:f32:nn:5x7x12x36:bias+gelu:groups.unowned+zeroed",
 ])  # fmt: skip
 def test_eager_pytorch_is_right_with_each_distribution(line: str) -> None:
-    (outcome, *others) = judged(torch.matmul, line)
+    (outcome, *others) = beside_eager(torch.matmul, line)
     assert {one.status for one in (outcome, *others)} == {Status.PASSED}, outcome
     assert outcome.eager == "bit-equal" or "ulp" in outcome.eager, outcome.eager
     for distribution in distributions_for(Problem.parse(line))[:3]:
@@ -91,11 +89,9 @@ def test_eager_pytorch_is_right_with_each_distribution(line: str) -> None:
             assert is_right(o, computed(o)), distribution
 
 
-def judged(matmul: Callable[..., torch.Tensor], line: str, bind: Any = None) -> list[Outcome]:
-    problem = Problem.parse(line)
+def beside_eager(matmul: Callable[..., torch.Tensor], line: str, bind: Any = None) -> list[Outcome]:
     backend = CallableBackend("mine", matmul, ("f32", "bf16"), bind=bind)
-    case = Case(backend, problem, distributions_for(problem), 0, Device.CPU)
-    return Judge(eager_refusal(Ledger())).outcomes(case)
+    return judged(backend, line, judge=Judge(eager_refusal(Ledger())))
 
 
 def of_labels(spoil: Callable[[torch.Tensor, Tensors], torch.Tensor]) -> Any:
@@ -119,9 +115,9 @@ def junk(c: torch.Tensor, t: Tensors) -> torch.Tensor:
 
 
 def test_of_rows_of_no_group_nothing_is_asked_unless_the_program_masks_them() -> None:
-    kept = judged(torch.matmul, f"{ROWS}unowned+labels", of_labels(junk))
+    kept = beside_eager(torch.matmul, f"{ROWS}unowned+labels", of_labels(junk))
     assert {one.status for one in kept} == {Status.PASSED}, kept
-    (outcome, *_) = judged(torch.matmul, f"{ROWS}unowned+zeroed+labels", of_labels(junk))
+    (outcome, *_) = beside_eager(torch.matmul, f"{ROWS}unowned+zeroed+labels", of_labels(junk))
     assert outcome.status is Status.INCORRECT
     assert "every bad element is in a row that no group owns" in outcome.details
 
@@ -131,7 +127,7 @@ def test_a_kernel_that_is_wrong_in_rows_of_groups_is_found_beside_rows_of_none()
         c[:, 0] += 1.0
         return c
 
-    (outcome, *_) = judged(torch.matmul, f"{ROWS}unowned+labels", of_labels(column))
+    (outcome, *_) = beside_eager(torch.matmul, f"{ROWS}unowned+labels", of_labels(column))
     assert outcome.status is Status.INCORRECT
     assert "holds the answer" not in outcome.details  # of a row of no group, which may be anything
 
@@ -224,7 +220,7 @@ def test_a_kernel_with_scales_of_blocks_is_judged_and_a_shipped_backend_says_why
 
         return kernel
 
-    outcomes = judged(torch.matmul, SCALED[4], bind)
+    outcomes = beside_eager(torch.matmul, SCALED[4], bind)
     assert {one.status for one in outcomes} == {Status.PASSED}, outcomes
     assert AtenBackend().supports(Problem.parse(SCALED[4])) is not None
 

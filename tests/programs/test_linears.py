@@ -9,19 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mutants import Mutant, Planted, whole
-from oracle import computed, is_right, make
+from oracle import computed, is_right, judged, make
 
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.core.case_id import CandidateSelection, Device, Mode
+from pytest_gemm.core.case_id import Mode
 from pytest_gemm.core.outcome import Status
-from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as factory
-from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -84,8 +81,7 @@ def test_a_step_that_another_product_has_too_is_found_out() -> None:
 
 @pytest.mark.parametrize("text", ["linears:f16:nt:2x17x65x97:gated-relu", PLAIN, SILU])
 def test_eager_is_right_on_every_kind_of_values(text: str) -> None:
-    problem = Problem.parse(text)
-    outcomes = Judge().outcomes(Case(AtenBackend(), problem, distributions_for(problem), 0, Device.CPU))
+    outcomes = judged(AtenBackend(), text)
     assert {outcome.status for outcome in outcomes} == {Status.PASSED}, outcomes
 
 
@@ -97,14 +93,13 @@ def test_a_function_computes_one_product_after_the_other_and_their_number_is_che
         return a @ b
 
     registry.add_callable("mine", matmul, batched=False)
-    problem = Problem.parse("linears:f32:nt:3x16x8x12:bias:a.3d")
-    (outcome,) = Judge().outcomes(Case(registry["mine"], problem, ("rand",), 0, Device.CPU))
+    (outcome,) = judged(registry["mine"], "linears:f32:nt:3x16x8x12:bias:a.3d", "rand")
     assert outcome.status is Status.PASSED
     assert set(shapes) == {((16, 12), (12, 8))}
 
     bare = "linears:f32:nt:3x16x8x12"
     two = Mutant("", whole(lambda t, _: tuple(t["a"] @ t[f"b{index}"].mT for index in range(2))), {"": bare})
-    (outcome,) = Judge().outcomes(Case(Planted("short", two), Problem.parse(bare), ("rand",), 0, Device.CPU))
+    (outcome,) = judged(Planted("short", two), bare, "rand")
     assert outcome.reason is not None
     assert (outcome.reason.code, "2 results" in outcome.reason.text) == ("wrong-outputs", True)
 
@@ -135,8 +130,7 @@ def test_a_package_has_its_own_candidates_and_nothing_is_compiled_for_their_list
 def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     problem = Problem.parse("linears:f32:nt:2x17x33x48:bias+gated-silu:bias.last:m.dynamic")
     backend = CppBackend(threads=2)
-    winner = CandidateSelection("winner")
-    outcomes = Judge().outcomes(Case(backend, problem, ("int-2", "rand"), 0, Device.CPU, winner))
+    outcomes = judged(backend, problem.line, "int-2", "rand", candidates="winner")
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED], outcomes
     assert ",grouped)" in outcomes[0].kernels[0]
     assert backend.log.compiles == 1  # both weights are bound again
@@ -146,7 +140,7 @@ def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     assert outcomes[0].chosen == (pick,)
     assert all(re.fullmatch(r"CppMicroGemm\w+-\d+x\d+x1,grouped(,threads=\d)?", name) for name in (pick, *others))
     other = others[0].removesuffix(",grouped")  # the micro-kernel's own name will do
-    (outcome,) = Judge().outcomes(Case(backend, problem, ("rand",), 0, Device.CPU, CandidateSelection(other)))
+    (outcome,) = judged(backend, problem.line, "rand", candidates=other)
     assert (outcome.status, outcome.chosen) == (Status.PASSED, (others[0],))
     (code,) = outcome.configuration
     assert code.startswith(f"{other}:")
@@ -156,6 +150,6 @@ def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
         def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, object]:
             return {**super().options(problem, request), "cpp.enable_grouped_gemm_template": False}
 
-    (outcome,) = Judge().outcomes(Case(Singles(threads=2), problem, ("rand",), 0, Device.CPU))
+    (outcome,) = judged(Singles(threads=2), problem.line, "rand")
     assert outcome.status is Status.FALLBACK
     assert outcome.code == "other-template"

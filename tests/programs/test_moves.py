@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 from mutants import Control, Plant, Planted, Tensors, whole
+from oracle import judged
 
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.core.case_id import CandidateSelection, Device
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
@@ -55,9 +54,9 @@ def eager(
     return whole(lambda t, problem: made(program.build(Problem.parse(line) if line else problem)(**given(t))))
 
 
-def judged(plant: Plant, line: str, reference: str = "auto") -> list[Outcome]:
+def planted_in(plant: Plant, line: str, reference: str = "auto") -> list[Outcome]:
     backend = Planted("planted", Control("", plant, {"": line}, Contract(epilogue="eager")))
-    return Judge(reference=reference).outcomes(Case(backend, Problem.parse(line), ("int-2", "rand"), 0, Device.CPU))
+    return judged(backend, line, "int-2", "rand", judge=Judge(reference=reference))
 
 
 def changed(place: int) -> Callable[[Any], Any]:
@@ -74,7 +73,7 @@ def changed(place: int) -> Callable[[Any], Any]:
     ("line", "reference"), [*((m, r) for m in MOVED for r in ("full", "sampled")), *((a, "sampled") for a in AGAIN)]
 )
 def test_a_right_result_passes_wherever_it_is_stored(line: str, reference: str) -> None:
-    outcomes = judged(eager(), line, reference)
+    outcomes = planted_in(eager(), line, reference)
     assert [o.status for o in outcomes] == [Status.PASSED] * 2, outcomes
     if line in AGAIN or reference == "full":
         assert all("bit-equal" in o.eager and "apart" not in o.eager for o in outcomes)
@@ -124,13 +123,13 @@ def test_a_right_result_passes_wherever_it_is_stored(line: str, reference: str) 
     ],
 )
 def test_a_wrong_result_is_found(line: str, planted: Plant, says: str) -> None:
-    outcomes = judged(planted, line)
+    outcomes = planted_in(planted, line)
     assert {o.status for o in outcomes} <= {Status.INCORRECT, Status.CRASHED}
     assert all(o.reason is not None and says in o.reason.text for o in outcomes), [o.reason for o in outcomes]
 
 
 def test_places_in_a_report_are_the_products_and_it_says_so() -> None:
-    (first, *_) = judged(eager(made=changed(0)), "mm:f32:nn:20x40x100:relu+t")
+    (first, *_) = planted_in(eager(made=changed(0)), "mm:f32:nn:20x40x100:relu+t")
     assert "at (3, 7)" in first.details
     assert first.details.endswith("(indices before view step t)")
 
@@ -145,7 +144,7 @@ def test_each_of_two_results_is_the_same_the_second_time(place: int) -> None:
         results[place].copy_(torch.where(x > 0, torch.nextafter(x, x + 1), x) if next(calls) == 2 else x)
         return results
 
-    outcomes = judged(eager(made=spoil), TWO)
+    outcomes = planted_in(eager(made=spoil), TWO)
     assert outcomes[-1].code == "not-deterministic"
     assert [o.status for o in outcomes[:2]] == [Status.PASSED] * 2
 
@@ -202,6 +201,5 @@ def test_an_artifact_for_any_m_is_compiled_for_operands_of_the_same_geometry(lin
     ("linear:f32:nt:5x17x33:bias+relu+t+dense", False, 0), ("mm:f32:nn:5x17x33", None, 0),
 ])  # fmt: skip
 def test_an_outcome_says_whether_the_template_did_the_epilogue(line: str, fused: bool | None, fusions: int) -> None:
-    case = Case(CppBackend(threads=1), Problem.parse(line), ("rand",), 0, Device.CPU, CandidateSelection("one"))
-    (outcome,) = Judge().outcomes(case)
+    (outcome,) = judged(CppBackend(threads=1), line, "rand", candidates="one")
     assert (outcome.status, outcome.fused, outcome.fusions) == (Status.PASSED, fused, fusions)

@@ -141,8 +141,8 @@ def test_three_shards_are_one_run(
 @pytest.mark.usefixtures("warm_workers")
 def test_shards_with_workers_are_one_run(project: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> None:
     one = run(project, "one")
-    for number in (1, 2):
-        run(project, f"s{number}", f"--gemm-shard={number}/2", "-n2")
+    for number in (1, 2):  # the first one with workers
+        run(project, f"s{number}", f"--gemm-shard={number}/2", f"-n{4 - 2 * number}")
     capsys.readouterr()
     assert merge("s1", "s2", "--output=all") == one.ret == 1
     assert summary(capsys.readouterr().out.splitlines()) == summary(one.outlines)

@@ -8,11 +8,10 @@ from collections import Counter
 
 import pytest
 import torch
+from oracle import judged
 
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Status
-from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import guard_pages, tensors
 from pytest_gemm.operands.guard_pages import GuardPages
@@ -54,10 +53,8 @@ def test_only_what_is_named_is_moved_and_results_are_too_while_it_runs() -> None
         made = prepared.run(placed)
     assert (made.data_ptr() + made.nbytes) % mmap.PAGESIZE == 0
     assert torch.equal(made, prepared.run(given))
-    assert [
-        o.status
-        for o in Judge(pages=GuardPages("end")).outcomes(Case(AtenBackend(), problem, ("rand",), 0, Device.CPU))
-    ] == [Status.PASSED]
+    (outcome,) = judged(AtenBackend(), problem.line, "rand", judge=Judge(pages=GuardPages("end")))
+    assert outcome.status is Status.PASSED
 
 
 CONFTEST = """

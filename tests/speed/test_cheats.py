@@ -116,7 +116,12 @@ def test_a_kernel_that_begins_to_cheat_after_its_baseline_was_recorded_is_incorr
 
 
 @pytest.mark.parametrize(
-    ("backends", "given"), [(HONEST_ON_CPU, SHOW), (HONEST_ON_CPU[::4], AGAINST)], ids=["show", "against"]
+    ("backends", "given"),
+    [
+        pytest.param(HONEST_ON_CPU, SHOW, id="show"),
+        # What a busy machine makes slower is confirmed, by 12 pairs of sessions.
+        pytest.param(HONEST_ON_CPU[::4], AGAINST, id="against", marks=pytest.mark.study),
+    ],
 )
 def test_no_honest_kernel_with_caches_threads_or_tuning_of_its_own_is_red(
     project: pytest.Pytester, backends: Sequence[str], given: Sequence[str]

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracle import judged
 
 from pytest_gemm.api.callable import CallableBackend
-from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Status
-from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker import confinement
 from pytest_gemm.worker.keeper import Keeper
 from pytest_gemm.worker.process import Workers
@@ -73,8 +71,8 @@ def test_a_confined_kernel_has_no_rights_outside_of_its_folder(confined: bool) -
     expected = Status.PASSED if confined else Status.INCORRECT
     try:
         for backend in backends.values():
-            case = Case(backend, Problem.parse("mm:f32:nn:9x16x8"), ("int-2",), 0, Device.CPU)
-            assert {one.status for one in Judge(workers=workers).outcomes(case)} == {expected}, backend.name
+            (outcome,) = judged(backend, "mm:f32:nn:9x16x8", "int-2", judge=Judge(workers=workers))
+            assert outcome.status is expected, backend.name
     finally:
         workers.close()
         keeper.close()
