@@ -78,7 +78,8 @@ def facts(problem: Problem, taken: Sequence[str]) -> set[str]:
     words |= {f"{op} large"} if min(shape.n, shape.k) >= models.LARGE else set()
     words |= {f"few lines {problem.dtypes}"} if shape.m <= 8 and shape.n <= 64 and shape.k >= 5120 else set()
     words |= {f"square with a column {problem.dtypes}"} if shape.m == shape.n and "bias-m1" in problem.line else set()
-    for name in {*taken} & _OF_GPUS:
+    for name in {*taken} & {*_OF_GPUS, "cpp"}:
+        words |= {f"{name}: {op} without {size}" for size in ("batch", "m", "n", "k") if getattr(shape, size) == 0}
         words |= {f"{name}: {word}" for word in (kind, f"{op} {problem.layout}", *problem.flags)}
         words |= {f"{name}: step {step.name}" for step in problem.steps}
     if "cutlass" in taken:
