@@ -503,6 +503,25 @@ def test_a_call_that_leaves_work_on_another_stream_is_an_error() -> None:
     assert found.value.reason.code == "written-after-return"
 
 
+@pytest.mark.parametrize("often", [1, 3])
+def test_a_device_that_goes_on_is_an_error_where_it_does_so_often(often: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def __init__(self, **_: object) -> None: ...
+        def record(self) -> None: ...
+        def synchronize(self) -> None: ...
+        def elapsed_time(self, _: object) -> float:
+            return 0.1
+
+    waits = itertools.cycle([2e-3] + [0.0] * (often - 1))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: time.sleep(next(waits)))
+    cuda, nothing = cuda_module.CudaRuntime(), lambda: None
+    for _ in range(3):  # a host may stop the process
+        assert cuda.elapsed(nothing, nothing, nothing) == pytest.approx(1e-4)
+    with pytest.raises(Misconduct, match="the device worked for"):
+        _ = [cuda.elapsed(nothing, nothing, nothing) for _ in range(9)]
+
+
 @pytest.mark.parametrize("every", [1, 2, 8])
 def test_on_cuda_a_result_of_an_earlier_call_of_the_same_reading_is_a_doubt(every: int) -> None:
     given = make(Problem.parse("mm:f32:nn:33x48x40"), "rand", 0)
