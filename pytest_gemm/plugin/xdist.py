@@ -154,7 +154,8 @@ def scheduler(config: pytest.Config, log: Any, known: Mapping[str, float], *, ev
                 ids = next(iter(self.registered_collections.values()))
                 # A single worker keeps the order of the files.
                 several = len(self.nodes) > 1
-                self._seconds = timeline.expected(known, ids, every=every) if several else dict.fromkeys(ids, 0.3)
+                alike = dict.fromkeys(ids, timeline.USUAL)
+                self._seconds = timeline.expected(known, ids, every=every) if several else alike
                 self._units = divided(ids, self._seconds, len(self.nodes))
                 self._left, self._is_sorted = sum(self._seconds.values()), False
                 self._backlogs: defaultdict[Any, float] = defaultdict(float)

@@ -26,7 +26,7 @@ _OPTIONS: Final = ("level", "candidates", "distributions", "reference", "guard",
 # Tests that are kept of each kind of run; those that ran last.
 _MOST: Final = 50_000
 # Seconds of a test that is not recorded, and multiplications a second that the reference makes for it.
-_USUAL: Final = 0.3
+USUAL: Final = 0.3
 _PRODUCTS: Final = 4e8
 # Of a size, how much of it tells how many candidates there are: no block of a Triton template is larger.
 _WIDEST: Final = 256
@@ -74,11 +74,11 @@ def expected(known: Mapping[str, float], ids: Iterable[str], *, every: bool = Fa
 
     def guess(name: str) -> float:
         if (found := _SIZES.search(name)) is None:
-            return _USUAL
+            return USUAL
         sizes = [int(size) for size in found[1].split("x")]
         candidates = math.prod(min(size, _WIDEST).bit_length() for size in sizes[-3:]) / 10 if every else 1
         # To a tenth, so that most tests keep their order.
-        return _USUAL * candidates + round(math.prod(sizes) / _PRODUCTS, 1)
+        return USUAL * candidates + round(math.prod(sizes) / _PRODUCTS, 1)
 
     return {nodeid: known.get(name := name_of(nodeid), guess(name)) for nodeid in ids}
 
