@@ -335,23 +335,24 @@ def test_the_comparator_is_taken_off_where_it_helps(
     assert {j.weight for j in judgements.values()} == {weight}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("raw", [(), CASES], ids=["ratio", "time"])
-@pytest.mark.parametrize(("strays", "day"), [(0.0, 0.0), (0.05, 0.0025)], ids=["calm", "strays-on-another-day"])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_detectable_is_detected(device: str, strays: float, day: float, raw: Sequence[CaseId]) -> None:
+def detected(device: str, lab: Lab, day: float, machine: float) -> float:
+    """The share of slow-downs of the printed size that are found, each alone, in a run of another day.
+
+    Args:
+        device: whose policy.
+        lab: where base and head are measured.
+        day: what moves each case since the recording, a standard deviation.
+        machine: what moves all of them.
+    """
     policy, found, planted = Policy.for_device(device), 0, 0
-    small = 1.0 if device == "cpu" else 0.3
     for seed in range(25):
         rng = np.random.default_rng(seed)
-        machine = 0.003 if raw else 0.01 * small
-        lab = Lab(seed, machine, 0.008 * small, 0.003 * small, raw=raw, strays=strays)
+        lab = dataclasses.replace(lab, seed=seed)
         then = store(lab.sessions(12))
-        machine = math.exp(rng.normal(0.0, day if raw else 4 * day))  # 1% from day to day, where comparators show it
-        today = {case: machine * math.exp(rng.normal(0.0, day)) for case in CASES}
+        moved = math.exp(rng.normal(0.0, machine))
+        today = {case: moved * math.exp(rng.normal(0.0, day)) for case in CASES}
         calm, first, more = (
-            lab.sessions(count, subject=today, comparator=machine)
-            for count in (policy.screen_sessions, *policy.sessions)
+            lab.sessions(count, subject=today, comparator=moved) for count in (policy.screen_sessions, *policy.sessions)
         )
         for case, one in Design(policy, then).screen({}, calm).judgements.items():
             for some in (first, more):
@@ -365,9 +366,26 @@ def test_what_is_detectable_is_detected(device: str, strays: float, day: float, 
             )
             found += judgements[case].verdict is Verdict.SLOWER
             planted += 1
-    assert found / planted > 0.90, (found, planted)
+    return found / planted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("raw", [(), CASES], ids=["ratio", "time"])
+@pytest.mark.parametrize(("strays", "day"), [(0.0, 0.0), (0.05, 0.0025)], ids=["calm", "strays-on-another-day"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_detectable_is_detected(device: str, strays: float, day: float, raw: Sequence[CaseId]) -> None:
+    small = 1.0 if device == "cpu" else 0.3
+    lab = Lab(0, 0.003 if raw else 0.01 * small, 0.008 * small, 0.003 * small, raw=raw, strays=strays)
+    found = detected(device, lab, day, day if raw else 4 * day)  # comparators show what the machine does
+    assert found > 0.90
     if strays:
-        assert found / planted < 0.995, "what is printed is no more than what is needed"
+        assert found < 0.995, "what is printed is no more than what is needed"
+
+
+@pytest.mark.slow
+def test_where_comparators_stray_the_printed_effect_is_one_that_time_shows_too() -> None:
+    """As on two cores of a virtual machine: the confirmation may take comparators for moved that are what they were."""
+    assert detected("cpu", Lab(0, 0.03, 0.02, 0.09), 0.01, 0.03) > 0.90
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ from scipy import stats
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Verdict
-from pytest_gemm.speed.data import Judgement, Sample, Session, read_session
-from pytest_gemm.speed.gate import estimates
+from pytest_gemm.speed.data import Judgement, Sample, Session, by_case, read_session
+from pytest_gemm.speed.gate import estimates, selection
 from pytest_gemm.speed.gate.design import Design
 from pytest_gemm.speed.gate.estimates import Reading, Readings, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
@@ -137,6 +137,7 @@ class Study:
         scores: by the use of the gate.
         cases: by case.
         left_out: cases that too few sessions have, with their number.
+        changed: cases of which another candidate was selected on the other day, with what was and is.
     """
 
     hardware: str
@@ -148,6 +149,7 @@ class Study:
     scores: dict[str, Score] = dataclasses.field(default_factory=lambda: defaultdict(Score))
     cases: dict[CaseId, CaseFacts] = dataclasses.field(default_factory=dict)
     left_out: dict[CaseId, int] = dataclasses.field(default_factory=dict)
+    changed: dict[CaseId, str] = dataclasses.field(default_factory=dict)
 
 
 def load(folder: Path) -> list[Session]:
@@ -315,7 +317,8 @@ def calibrate(
         runs: A/A runs to draw; the first 100 of them get the planted slow-downs too.
         seed: of the draws.
         stored: sessions of a baseline.
-        later: sessions of another day, which are judged by what is stored of the others.
+        later: sessions of another day, which are judged by what is stored of the others.  A case whose autotuner
+            selected something else then is another kernel, and left out.
 
     Raises:
         ValueError: when there are too few sessions for one draw.
@@ -334,16 +337,19 @@ def calibrate(
         )
     counts = _counts(sessions)
     present = [case for case, count in counts.items() if count >= _PRESENT * len(sessions)]
+    changed: dict[CaseId, str] = {}
     if later:
-        known = _counts(later)
-        present = [case for case in present if known[case] >= _PRESENT * len(later)]
+        known, before = _counts(later), {case: some[0].selected for case, some in by_case(sessions).items()}
+        changed = selection.changes(before, later)
+        present = [case for case in present if case not in changed and known[case] >= _PRESENT * len(later)]
     if not present:
         raise ValueError(f"no case has an estimate in {_PRESENT:.0%} of the {len(sessions)} sessions")
     table = Sessions(sessions, present)
     tables = table, Sessions(later, present) if later else None
     pairs = len(sessions) // 2
     study = Study(sessions[0].hardware, len(sessions), policy, stored, pairs, len(later))
-    study.left_out = {case: count for case, count in counts.items() if case not in present}
+    study.changed = changed
+    study.left_out = {case: count for case, count in counts.items() if case not in {*present, *changed}}
     study.cases = {case: _facts(table, case) for case in present}
     rng = np.random.default_rng(seed)
     for run in range(runs):

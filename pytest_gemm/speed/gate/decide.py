@@ -106,14 +106,16 @@ class Evidence:
     @functools.cached_property
     def minimum_effect(self) -> float:
         """The smallest slow-down that this policy sees, as a fraction."""
-        shares = {self.learnt.weights[self.case] if self.then else self.weight}
-        if self.both and self.ratio:
-            shares = {0.0, 1.0}
+        weight = self.learnt.weights[self.case] if self.then else self.weight
+        if not self.ratio:
+            return self._smallest(weight)
+        stored = len(self.base) if self.then else 0
+        shares = (0.0, 1.0) if self.both else estimates.confirmed_by(weight, self.learnt, stored, self.policy)
         return max(map(self._smallest, shares))
 
     def _smallest(self, share: float) -> float:
         spread = self.then.get(share) or estimates.location(self.values(share), self.policy.floor)
-        least = estimates.smallest(spread, self.learnt.priors[share], share, self.policy, is_paired=not self.then)
+        least = estimates.smallest(spread, share, self.learnt, self.policy, is_paired=not self.then)
         return (1 + least) * math.exp((1 - share) * max(0.0, -self.move)) - 1
 
     def seen(self, view: View, unit: str) -> str:

@@ -177,8 +177,12 @@ def minimum_effect(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[Case
     A case with fewer usable sessions than ``policy.fewest_stored`` is left out.
     """
     learnt = estimates.learn(_spreads(mending.mended_baselines(stored, policy), policy))
-    chosen = {case: (by, learnt.weights[case]) for case, by in learnt.at.items()}
-    return {case: estimates.smallest(by[w], learnt.priors[w], w, policy) for case, (by, w) in chosen.items()}
+    found = {}
+    for case, by in learnt.at.items():
+        weight = learnt.weights[case]
+        shares = estimates.confirmed_by(weight, learnt, by[weight].sessions, policy) if 1.0 in by else (weight,)
+        found[case] = max(estimates.smallest(by[share], share, learnt, policy) for share in shares)
+    return found
 
 
 def _spreads(stored: Mapping[CaseId, Stored], policy: Policy) -> Spreads:

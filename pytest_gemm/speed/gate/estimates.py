@@ -24,6 +24,7 @@ from pytest_gemm.speed.gate.sentences import words
 _MAD: Final = 1.4826  # of a normal distribution: sd over median absolute deviation
 _MOST_DF: Final = 20.0  # never believe a pooled variance more than this: sessions have heavy tails
 FEWEST_CASES: Final = 5  # variances, or raw cases, that make a population
+_TWO_SIDED: Final = 1.96  # standard deviations from the mean, beyond which are 5% of a normal distribution
 _PREFER: Final = math.log(0.8)  # a weight other than 1 has to lower the variance by this factor
 
 
@@ -393,23 +394,36 @@ def change(values: Sequence[float], then: Location | None, prior: Prior, policy:
     return View(now.centre - centre, error, df, tuple(x - centre for x in values))
 
 
-def smallest(spread: Location, prior: Prior, share: Share, policy: Policy, *, is_paired: bool = False) -> float:
+def smallest(spread: Location, share: Share, learnt: Learnt, policy: Policy, *, is_paired: bool = False) -> float:
     """The slow-down that passes screen and confirmation with a probability of 95%, as a fraction.
 
     Args:
         spread: of the log estimate from session to session.
-        prior: of its variance.
         share: of the comparator that is taken off; the rest moves with the machine from day to day.
-        policy: levels and limit; one case is taken to be confirmed.
+        learnt: from all cases.
+        policy: levels and limit; at most ``policy.beside`` other cases are taken to be confirmed beside it.
         is_paired: the spread is of differences within pairs; otherwise of the sessions of a baseline.
     """
-    variance, df = pooled(prior, spread)
+    variance, df = pooled(learnt.priors[share], spread)
     scale = math.sqrt(max(variance, policy.floor**2))
     if not math.isfinite(scale):
         return math.inf
-    day = 0.0 if is_paired else policy.day * math.hypot(1.0, 1.0 - (share or 0.0))
-    beyond = _needed(scale, df, 0 if is_paired else spread.sessions, day, policy)
+    of_day = math.hypot(1.0, 1.0 - (share or 0.0)) * math.hypot(policy.day, policy.of_session * scale)
+    stored, day = (0, 0.0) if is_paired else (spread.sessions, of_day)
+    beyond = _needed(scale, df, stored, day, min(policy.beside, max(0, len(learnt.at) - 1)), policy)
     return math.expm1(min(math.log1p(policy.delta) + beyond, 5.0))
+
+
+def confirmed_by(weight: float, learnt: Learnt, stored: int, policy: Policy) -> tuple[float, ...]:
+    """The shares by which a case with a comparator is likely to be confirmed, each of which has to show a slow-down.
+
+    By time and as a ratio where comparators that are what they were are taken for moved in more than 5% of the
+    confirmations; otherwise by the case's own.  Without ``stored`` sessions it is of pairs.
+    """
+    confirm = (policy.sessions if stored else policy.pairs)[1]
+    share = disturbed_share(confirm) + (disturbed_share(stored) if stored else 0.0)
+    spread = math.hypot(math.sqrt(learnt.priors[None].variance * share), policy.day if stored else 0.0)
+    return (0.0, 1.0) if _TWO_SIDED * spread > math.log1p(policy.anchor_shift) else (weight,)
 
 
 # Of a normal distribution, equally likely each.
@@ -417,7 +431,7 @@ _QUANTILES: Final = special.ndtri((np.arange(32) + 0.5) / 32)
 
 
 @functools.lru_cache(maxsize=4096)
-def _needed(scale: float, df: float, stored: int, day: float, policy: Policy) -> float:
+def _needed(scale: float, df: float, stored: int, day: float, beside: int, policy: Policy) -> float:
     """How far beyond the tolerated slow-down, as a logarithm, is found with a power of 95%.
 
     Screen and confirmation share the error of the baseline and the day, and are independent otherwise; of the
@@ -429,7 +443,7 @@ def _needed(scale: float, df: float, stored: int, day: float, policy: Policy) ->
     then = disturbed_share(stored) if stored else 0.0
     common = _QUANTILES * math.hypot(scale * math.sqrt(then), day)
     screen_limit = scale * float(special.stdtrit(df, 1 - policy.screen_level))
-    confirm_level = policy.confirm_level / len(policy.looks(confirm))
+    confirm_level = policy.confirm_level / len(policy.looks(confirm)) / (1 + beside)
     confirm_limit = scale * float(special.stdtrit(df, 1 - confirm_level)) * math.sqrt(disturbed_share(confirm) + then)
 
     def below(distance: FloatArray, lost: float) -> FloatArray:

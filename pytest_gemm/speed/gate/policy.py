@@ -32,7 +32,9 @@ class Policy:
         fewest_stored: sessions that a baseline needs to be tested against.
         stray: share of the sessions that are faster than their spread explains (and of those that are slower).
         stray_by: by how much at most.
-        day: standard deviation of what moves a case, and of what moves the machine, between recording and run.
+        day: least standard deviation of what moves a case, and of what moves the machine, between recording and run.
+        of_session: the same of a case as a share of what moves it from session to session.
+        beside: how many other cases are usually confirmed, by noise, beside one that became slower.
     """
 
     delta: float = 0.02
@@ -53,6 +55,8 @@ class Policy:
     stray: float = 0.025
     stray_by: float = 0.04
     day: float = 0.003
+    of_session: float = 0.6
+    beside: int = 5
 
     @property
     def sessions(self) -> tuple[int, int]:
@@ -87,5 +91,7 @@ _DEVICES: Final = {
         screen_level=0.10,
         confirm_level=0.01,
         anchor_shift=0.01,
+        of_session=0.0,
+        beside=0,
     ),
 }
