@@ -171,6 +171,11 @@ def wait_passively() -> None:
         os.environ[_POLICY] = _set_here[_POLICY] = "passive"
 
 
+def waiting() -> str:
+    """How the environment has OpenMP's threads wait, as a part of a contract: ``-passive``; "" for as they are."""
+    return "".join(f"-{os.environ[name].strip().lower()}" for name in _WAITING if name in os.environ)
+
+
 def environment_as_found() -> dict[str, str]:
     """The environment of this process without what :func:`wait_passively` has set: that of a process that times."""
     return {name: value for name, value in os.environ.items() if _set_here.get(name) != value}

@@ -34,7 +34,7 @@ from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.core.outcome import Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.machine import key as key_module
-from pytest_gemm.machine import software
+from pytest_gemm.machine import processor, software
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import bench, roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
@@ -89,7 +89,7 @@ _FEWEST_WINDOWS: Final = 3
 _MOST_WINDOWS: Final = 1000
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD: Final = 50_000
-# Under which a CPU session runs, see runner.py: threads bound, large pages.  Part of the contract.
+# Under which a CPU session runs, see runner.py: threads bound, large pages; and how threads wait.  In the contract.
 _CONDITIONS: Final = "-bound-huge"
 
 
@@ -181,7 +181,7 @@ class Meter:
     def _head(self) -> Session:
         request = self.request
         device: key_module.Device = "cuda" if request.device == "cuda" else "cpu"
-        conditions = _CONDITIONS if device == "cpu" else ""
+        conditions = f"{_CONDITIONS}{processor.waiting()}" if device == "cpu" else ""
         interleaved = "" if request.socket is None else INTERLEAVED
         return Session(
             hardware=key_module.hardware_key(device, self._config.threads),

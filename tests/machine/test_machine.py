@@ -174,3 +174,16 @@ def test_caches_of_the_cores_in_use_are_added(tmp_path: Path, on_cores: Callable
     on_cores({3})
     assert processor.outer_caches(tmp_path) == (32 + 64) << 20
     assert processor.outer_caches(tmp_path / "nowhere") == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"), [({}, ""), ({"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}, "-passive-0")]
+)
+def test_how_threads_wait_is_a_part_of_the_contract(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], found: str
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert processor.waiting() == found
