@@ -169,15 +169,14 @@ def _swapped(x: Tensor, bad: Tensor, lo: Tensor, hi: Tensor) -> Cause:
         part = x[i : i + rows, j : j + columns]
         if len(part.unique()) < FEW:
             continue
-        for p in range(0, m - rows + 1, rows):
-            for q in range(0, n - columns + 1, columns):
-                # One element first: most tiles fall here.
-                if (p, q) == (i, j) or not bool(lo[p, q] <= part[0, 0] <= hi[p, q]):
-                    continue
-                there = slice(p, p + rows), slice(q, q + columns)
-                if mostly(inside(part, lo[there], hi[there])):
-                    text = f"the {rows}x{columns} tile at ({i}, {j}) holds the answer of the tile at ({p}, {q})"
-                    return Cause("wrong tile", text)
+        # One element first: most tiles fall here.
+        corners = slice(None, m - rows + 1, rows), slice(None, n - columns + 1, columns)
+        for row, column in inside(part[0, 0], lo[corners], hi[corners]).nonzero().tolist():
+            p, q = row * rows, column * columns
+            there = slice(p, p + rows), slice(q, q + columns)
+            if (p, q) != (i, j) and mostly(inside(part, lo[there], hi[there])):
+                text = f"the {rows}x{columns} tile at ({i}, {j}) holds the answer of the tile at ({p}, {q})"
+                return Cause("wrong tile", text)
     return NOTHING
 
 
