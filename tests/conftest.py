@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,3 +134,16 @@ def warm_workers(
 ) -> None:
     """Workers of inner runs begin where PyTorch is imported, too."""
     monkeypatch.setattr(sys, "executable", programs.python)
+
+
+@pytest.fixture
+def warm_sessions(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that time begin where PyTorch is imported: for tests to which the times do not matter."""
+
+    class Session(subprocess.Popen):  # type: ignore[type-arg]  # of bytes
+        def __init__(self, args: Any, **how: Any) -> None:
+            if isinstance(args, list) and args[0] == sys.executable and "pytest_gemm.speed.worker" in args:
+                args = [programs.python, *args[1:]]
+            super().__init__(args, **how)
+
+    monkeypatch.setattr(subprocess, "Popen", Session)

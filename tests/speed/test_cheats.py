@@ -46,7 +46,7 @@ SHOW: Final = ("--gemm-sessions=1", "--gemm-allow=slower,no-baseline")
 RECORD: Final = ("--gemm-sessions=5", "--gemm-record=force")  # however busy the machine is
 AGAINST: Final = ("--gemm-sessions=2", "--gemm-allow=slower", f"--gemm-against={sys.executable}")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_sessions")]
 
 
 @pytest.fixture
@@ -76,6 +76,9 @@ def run(project: pytest.Pytester, backends: Sequence[str], *given: str) -> dict[
     red = {name: one for name, one in found.items() if one[0] != "passed"}
     for name, (status, code) in red.items():
         result.stdout.fnmatch_lines([f"{status}: {code} *test_speed[[]{name}-*"])
+        if code == "replayed":
+            why = f"* on {name}: A had changed before a timed call, and an earlier result came back: *"
+            result.stdout.fnmatch_lines([why, "no estimate, incorrect: *"])
     assert result.ret == (1 if red else result.ret)
     return found
 
