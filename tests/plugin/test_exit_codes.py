@@ -300,10 +300,9 @@ def test_the_tables_of_statuses_have_each_and_no_other() -> None:
     assert found == tested | {128 + signal.SIGHUP} | timed
 
 
-@pytest.mark.usefixtures("warm_workers")
 def test_without_the_terminal_plugin_a_run_with_a_worker_judges_and_writes(project: pytest.Pytester) -> None:
     options = ("-p", "no:terminal", "-p", "no:cacheprovider", "--gemm-backends=off", "--gemm-output=out")
-    result = project.runpytest_inprocess(*options, "-n1")
+    result = project.runpytest_subprocess(*options, "-n1", timeout=300)
     assert (result.ret, result.stdout.str() + result.stderr.str()) == (1, "")
     assert '"totals"' in (project.path / "out" / "run.jsonl").read_text()
     assert "GEMM correctness of off" in (project.path / "out" / "summary.md").read_text()

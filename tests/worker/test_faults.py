@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,7 +181,9 @@ def alive(pid: int) -> bool:
 def test_each_fault_is_one_case_and_everything_else_is_judged(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(pytester.mkdir("tmp")))
+    scratch = str(pytester.mkdir("tmp"))
+    monkeypatch.setenv("TMPDIR", scratch)
+    monkeypatch.setattr(tempfile, "tempdir", scratch)
     project(
         pytester,
         """
