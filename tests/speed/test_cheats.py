@@ -46,7 +46,7 @@ SHOW: Final = ("--gemm-sessions=1", "--gemm-allow=slower,no-baseline")
 RECORD: Final = ("--gemm-sessions=5", "--gemm-record=force")  # however busy the machine is
 AGAINST: Final = ("--gemm-sessions=2", "--gemm-allow=slower", f"--gemm-against={sys.executable}")
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_sessions")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -88,6 +88,7 @@ def not_caught(found: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
     return {x: one for x, one in found.items() if one[0] != "incorrect" or one[1] not in DISHONEST[x].codes}
 
 
+@pytest.mark.usefixtures("warm_sessions")
 @pytest.mark.parametrize(("backends", "given"), [(ON_CPU, SHOW), (BEGIN, AGAINST)], ids=["show", "against"])
 def test_a_kernel_that_cheats_the_timer_is_incorrect_for_its_own_reason(
     project: pytest.Pytester, backends: Sequence[str], given: Sequence[str]
@@ -108,6 +109,7 @@ def test_threads_of_what_is_timed_wait_as_they_do_for_a_user(
     assert run(project, ["waits-as-found"], *SHOW) == {"waits-as-found": ("passed", "")}
 
 
+@pytest.mark.usefixtures("warm_sessions")
 def test_a_kernel_that_begins_to_cheat_after_its_baseline_was_recorded_is_incorrect(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_kernel_that_begins_to_cheat_after_its_baseline_was_recorded_is_incorr
     assert not_caught(run(project, BEGIN, "--gemm-sessions=1", "--gemm-allow=slower")) == {}
 
 
+@pytest.mark.usefixtures("warm_sessions")
 @pytest.mark.parametrize(
     ("backends", "given"),
     [
