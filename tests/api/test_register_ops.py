@@ -118,7 +118,7 @@ def test_a_wrong_registration_says_what_is_wrong(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.usefixtures("warm_workers", "registry")
 def test_a_run_with_workers_judges_its_cases_and_keeps_a_script(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         f"""
