@@ -2,8 +2,11 @@
 
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import known_cpu
 import pytest
@@ -26,8 +29,11 @@ settings.load_profile("pytest-gemm")
 
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
-# Files with something that takes long to make: the tests of each share a worker, which makes it once.
-_ONE_WORKER = frozenset({"test_commands", "test_packaging", "test_pairs", "test_speed_page"})
+# Files with something that takes long to make: the tests of each share a worker, which makes it once.  Such files come
+# first, those of many tests before others: test_mutants forks, which costs less as long as a worker is small.
+_ONE_WORKER = frozenset(
+    {"test_commands", "test_compile_ahead", "test_mutants", "test_packaging", "test_pairs", "test_speed_page"}
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,16 +41,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--studies", action="store_true", help="run the studies, too, which the nightly workflow runs")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip studies, group the tests of those files, and keep what is loaded by now out of all garbage collections."""
+    """Skip studies, and keep what is loaded by now out of all garbage collections."""
     for item in items:
         if item.get_closest_marker("study") and not config.getoption("--studies", default=False):
             item.add_marker(pytest.mark.skip(reason="a study: run it with --studies"))
-        if item.path.stem in _ONE_WORKER:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     gc.freeze()
     gc.set_threshold(50_000)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Each test is a unit of work, and so is each of those files.
+
+    A mark ``xdist_group`` would be lost: xdist 3.8 adds it to an attribute that pytest 9.2 has no more.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is typed as Any where it is not installed
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return path if Path(path).stem in _ONE_WORKER else nodeid
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -115,3 +134,16 @@ def warm_workers(
 ) -> None:
     """Workers of inner runs begin where PyTorch is imported, too."""
     monkeypatch.setattr(sys, "executable", programs.python)
+
+
+@pytest.fixture
+def warm_sessions(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that time begin where PyTorch is imported: for tests to which the times do not matter."""
+
+    class Session(subprocess.Popen):  # type: ignore[type-arg]  # of bytes
+        def __init__(self, args: Any, **how: Any) -> None:
+            if isinstance(args, list) and args[0] == sys.executable and "pytest_gemm.speed.worker" in args:
+                args = [programs.python, *args[1:]]
+            super().__init__(args, **how)
+
+    monkeypatch.setattr(subprocess, "Popen", Session)

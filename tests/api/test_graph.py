@@ -56,7 +56,7 @@ def in_graph(matmul: Any, graph: str, line: str = LINE, mode: Mode = Mode.STATIC
 )
 def test_an_operator_is_right_in_a_program_and_proved_by_its_name(operator: Any, line: str, mode: Mode) -> None:
     # A package's programs are long, and what headers they precompile no other program has.
-    quick = {"cpp_cache_precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
+    quick = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
     with config.patch(quick if mode is Mode.AOTI else {}):
         outcome = in_graph(operator, "example::matmul", line, mode)
     assert (outcome.status, outcome.reason) == (Status.PASSED, None)

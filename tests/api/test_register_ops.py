@@ -118,7 +118,7 @@ def test_a_wrong_registration_says_what_is_wrong(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.usefixtures("warm_workers", "registry")
 def test_a_run_with_workers_judges_its_cases_and_keeps_a_script(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         f"""
@@ -133,11 +133,12 @@ def test_a_run_with_workers_judges_its_cases_and_keeps_a_script(pytester: pytest
     )
     pytester.makepyfile(wrong="def product(a, b):\n    return (a @ b).roll(1, 0)\n")
     arguments = ("--pyargs", "pytest_gemm.conformance", "--gemm-backends=aten,wrong", "--gemm-ops=causal_mm")
-    result = pytester.runpytest_subprocess(*arguments, "--gemm-level=smoke", "--gemm-output=out", "-n2")
+    result = pytester.runpytest_inprocess(*arguments, "--gemm-level=smoke", "--gemm-output=out", "-n2")
     result.assert_outcomes(passed=6, failed=6)
     result.stdout.fnmatch_lines(["*rerun: *--gemm-backends=wrong*--gemm-problem=causal_mm:*"])
     script = next(iter((pytester.path / "out").rglob("repro.py")))
-    assert pytester.run(sys.executable, script).ret == 1
+    program = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    assert pytester.run(sys.executable, "-c", program).ret == 1
 
 
 def test_a_wrong_registration_names_its_place(pytester: pytest.Pytester) -> None:

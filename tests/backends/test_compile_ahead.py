@@ -787,6 +787,7 @@ TEST = """
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
 def test_kernels_are_compiled_before_the_tests_with_and_without_workers(
     pytester: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch, workers: str
@@ -802,16 +803,16 @@ def test_kernels_are_compiled_before_the_tests_with_and_without_workers(
     """)
     pytester.makepyfile(plant=PLANTED, test_it=TEST)
     arguments = (workers, "-p", "no:cacheprovider", "--gemm-backends=planted")
-    result = pytester.runpytest_subprocess(*arguments)
+    result = pytester.runpytest_inprocess(*arguments)
     result.assert_outcomes(passed=4)
     assert nvcc.calls == 3, "two problems have one kernel"
     result.stdout.fnmatch_lines(["planted: 3 kernels, 0 from the cache, 3 compiled in *", "planted: 3 kernels, 0*"])
     if workers != "-n0":
         return  # what follows is of the controller and of the store, to which workers make no difference
 
-    again = pytester.runpytest_subprocess(*arguments, "--collect-only")
+    again = pytester.runpytest_inprocess(*arguments, "--collect-only")
     assert "planted: " not in again.stdout.str(), "nothing is compiled for a list of tests"
     # For two problems a process that asks is not worth while; the tests themselves find the kernels.
-    few = pytester.runpytest_subprocess(*arguments, "--gemm-problem=mm:f32:nn:8x8x8,mm:f32:nn:8x9x8")
+    few = pytester.runpytest_inprocess(*arguments, "--gemm-problem=mm:f32:nn:8x8x8,mm:f32:nn:8x9x8")
     few.assert_outcomes(passed=2)
     assert nvcc.calls == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ FAMILIES = ("mm", "linear", "addmm", "bmm", "int_mm", "woq_int8", "scaled")
 MODULI = (8, 16, 32, 64, 128, 256)
 
 
-@pytest.fixture(params=range(20))
+@pytest.fixture(params=range(6))
 def redrawn(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The files of the suite with another draw."""
     for path in matrix.CASES.glob("*.toml"):
@@ -57,6 +58,11 @@ def test_the_quick_level_draws_each_residue_modulo_16_and_each_octave() -> None:
     assert {str(p.layout) for p in one.problems} == {"nn", "nt", "tn", "tt"}
 
 
+@functools.cache
+def drawn_at_full() -> tuple[sizes.Drawn, ...]:
+    return tuple(sizes.drawn(matrix.CASES, "full"))
+
+
 @pytest.mark.parametrize(
     ("op", "is_wrong"),
     [
@@ -76,7 +82,7 @@ def test_a_kernel_that_is_wrong_at_one_size_alone_is_caught(op: str, is_wrong: C
         return c
 
     backend = CallableBackend("wrong-at-one-size", kernel, dtypes=DTYPES)
-    (whole,) = (one for one in sizes.drawn(matrix.CASES, "full") if one.name == f"{op}-drawn-full")
+    (whole,) = (one for one in drawn_at_full() if one.name == f"{op}-drawn-full")
     problems = sorted((p for p in whole.problems if backend.supports(p) is None), key=lambda p: p.shape.flops)
     chosen = [next(p for p in problems if p.op.name == op and is_wrong(p.shape) is wrong) for wrong in (True, False)]
     wrong, right = ({outcome.status for outcome in judged(backend, p.line)} for p in chosen)

@@ -111,9 +111,9 @@ def test_sizes_at_which_a_bug_begins_are_problems_of_the_matrix(level: str) -> N
     assert all(any(line in mutant.lines.values() for mutant in MUTANTS.values()) for line in sizes)
 
 
-# Each on one such line.
+# One on each such line: which row, column, matrix or part of K is wrong decides whether the sample shows it.
 BEGINNING = {
-    name: line
+    line: name
     for name, mutant in MUTANTS.items()
     for _, _, line in mutant.problems()
     if small(line) and any(line in some.values() for some in SIZES["quick"])
@@ -121,8 +121,8 @@ BEGINNING = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "line"), BEGINNING.items())
-def test_a_bug_that_begins_at_a_size_is_caught_by_sample(name: str, line: str) -> None:
+@pytest.mark.parametrize(("line", "name"), BEGINNING.items())
+def test_a_bug_that_begins_at_a_size_is_caught_by_sample(line: str, name: str) -> None:
     assert mutant_study.caught(Judge(reference="sampled"), Planted(name, MUTANTS[name]), line)
 
 

@@ -74,7 +74,7 @@ STEPS = [
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_eager_products_are_right(dtype: str, shape: str) -> None:
-    for line in PRODUCTS:
+    for line in PRODUCTS[:2] if shape.endswith("x8200") else PRODUCTS:
         problem = Problem.parse(line.format(d=dtype, s=shape))
         for distribution in distributions_for(problem):
             assert judged(problem.line, distribution)[0] == 0, (problem.line, distribution)
@@ -83,8 +83,13 @@ def test_eager_products_are_right(dtype: str, shape: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "steps"),
-    # A cast to the dtype that the value has already is refused.
-    [(d, steps) for d in ("f32", "bf16", "f16", "f64") for steps in STEPS if not steps.startswith(f"cast-{d}")],
+    # In f32, and in one of the others in turn.  A cast to the dtype that the value has already is refused.
+    [
+        (dtype, steps)
+        for turn, steps in enumerate(STEPS)
+        for dtype in ("f32", ("bf16", "f16", "f64")[turn % 3])
+        if steps != f"cast-{dtype}+gelu"
+    ],
 )
 def test_eager_epilogues_are_right(dtype: str, steps: str) -> None:
     for line in (f"mm:{dtype}:nn:33x65x127:{steps}", f"linear:{dtype}:nt:17x33x1000:bias+{steps}"):

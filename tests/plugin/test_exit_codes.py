@@ -41,9 +41,6 @@ CONFTEST = """
     def off(a, b):
         return mine(a, b) + 1
 
-    def other(a, b):
-        return mine(a, b)
-
     def crash(a, b):
         raise RuntimeError("out of registers")
 
@@ -165,7 +162,7 @@ CONFTEST = """
 
     def pytest_gemm_register_backends(registry):
         for function in (
-            mine, off, other, crash, skips, exits, surrogate, leaves, at_first, waits,
+            mine, off, crash, skips, exits, surrogate, leaves, at_first, waits,
             forks, interrupted, terminated, unraisable, polls,
             interrupts_pytest, terminates_pytest,
         ):
@@ -218,6 +215,7 @@ HERE = [
     (1, "--gemm-backends=skips", "*2 failed*"),
     (1, "--gemm-backends=exits", "*2 failed*"),
     (1, "--gemm-backends=lawless", "*2 failed*"),
+    (1, "--gemm-backends=leaves", "crashed: exit in run: * on leaves: *in run: it ended itself*status 0"),
     (1, "--gemm-backends=surrogate", "crashed: ValueError in run: * on surrogate: \\ud800 \\x1b[[]31m"),
     (10, "--gemm-backends=absent,mine", "*plug in the board"),
     (10, "--gemm-backends=silent,mine", "silent did not run: availability() of silent raised Skipped: no board"),
@@ -256,18 +254,11 @@ def test_a_run_ends_with_its_status(project: pytest.Pytester, status: int, argum
 
 # The same where the process itself comes to its end, or a signal does.
 PROCESS = [
-    (0, "--gemm-backends=forks --gemm-timeout=4", "*2 passed*"),
-    (
-        1,
-        "--gemm-backends=other,leaves",
-        "crashed: exit in run: mm:f32:nn:8x16x32 on leaves: *in run: it ended itself*status 0",
-    ),
-    (0, "--gemm-backends=polls", "*2 passed*"),
-    (1, "--gemm-backends=interrupted", "crashed: * in run: * on interrupted: the kernel's process died in run: *"),
+    (0, "--gemm-backends=forks,polls --gemm-timeout=4", "*4 passed*"),
+    (1, "--gemm-backends=interrupted,mine", "crashed: * in run: * on interrupted: the kernel's process died in run: *"),
     (1, "--gemm-backends=terminated,mine", "*2 failed, 2 passed*"),
-    (0, "--gemm-backends=unraisable -n1", "*2 passed*"),
     (1, "--gemm-backends=surrogate,mine -n1", "crashed: ValueError in run: * on surrogate: \\ud800 \\x1b[[]31m"),
-    (10, "--gemm-backends=refusing,mine -n1", "refusing judged no case: 2 unsupported (nothing is taken); *"),
+    (10, "--gemm-backends=refusing,unraisable -n1", "refusing judged no case: 2 unsupported (nothing is taken); *"),
     (2, "--gemm-backends=interrupts-pytest", "*KeyboardInterrupt*"),
     (143, "--gemm-backends=terminates-pytest", "*Terminated: SIGTERM*"),
 ]
@@ -333,7 +324,7 @@ def test_when_pytest_is_killed_the_kernel_goes_too(project: pytest.Pytester) -> 
 def test_a_rerun_counts_once(project: pytest.Pytester) -> None:
     pytest.importorskip("pytest_rerunfailures", reason="pytest-rerunfailures is what makes reruns")
     options = ("-p", "no:cacheprovider", "--gemm-backends=at-first", "--reruns=1", "--gemm-output=.")
-    result = project.runpytest_subprocess(*options, f"--junit-xml={project.path / 'junit.xml'}", timeout=300)
+    result = project.runpytest_inprocess(*options, f"--junit-xml={project.path / 'junit.xml'}")
     assert result.ret == 0
     outcomes = result.parseoutcomes()
     assert outcomes == {"passed": 2, "rerun": 1}

@@ -177,8 +177,11 @@ def test_the_longest_recorded_case_starts_first(pytester: pytest.Pytester, monke
 
 
 @pytest.mark.slow
-def test_workers_import_torch_before_their_tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_import_torch_before_their_tests_and_have_no_more_threads_than_there_are_cores(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pytester, "_getpytestargs", lambda: (sys.executable, "-m", "pytest"))  # without torch
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     pytester.makepyfile(
         noting="""
         import os, pathlib, sys
@@ -188,19 +191,11 @@ def test_workers_import_torch_before_their_tests(pytester: pytest.Pytester, monk
                 file.write(f"{os.environ['PYTEST_XDIST_WORKER']} {'torch' in sys.modules}\\n")
         """
     )
-    run(pytester, "-n2", "-p", "noting")
-    noted = (pytester.path / "loaded.txt").read_text(encoding="utf-8").splitlines()
-    assert {*noted} == {f"gw{i} True" for i in range(2)}
-    assert len(noted) == len(LINES)
-
-
-@pytest.mark.slow
-def test_workers_have_no_more_threads_than_there_are_cores(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     cores = len(os.sched_getaffinity(0))
-    found = run(pytester, f"-n{cores}")
+    found = run(pytester, f"-n{cores}", "-p", "noting")
+    noted = (pytester.path / "loaded.txt").read_text(encoding="utf-8").splitlines()
+    assert {line.split()[1] for line in noted} == {"True"}
+    assert len(noted) == len(LINES)
     assert {policy for _, _, policy, _ in found} == {"passive"}  # the judge's process waits meanwhile
     # Besides its own: that of execnet, that of the watch, and the pool of PyTorch where a worker has several.
     assert max(int(threads) for _, _, _, threads in found) <= 1 + 3

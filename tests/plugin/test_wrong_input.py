@@ -433,7 +433,6 @@ def test_a_rerun_line_has_no_option_that_would_be_refused(project: pytest.Pytest
     [
         ("--gemm-problem=", "--gemm-problem= is empty"),
         ("--gemm-backends=mine --gemm-record -n 1", "--gemm-record=yes has no effect"),
-        ("--gemm-levl=full", "did you mean '--gemm-level'?"),
     ],
 )
 def test_a_wrong_command_line_in_a_process(

@@ -179,7 +179,7 @@ def test_no_step_and_no_flag_is_ignored(op: str) -> None:
 
 
 @given(strategies.problems(work=1 << 9))
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_token_of_a_drawn_problem_is_ignored(problem: Problem) -> None:
     assert Problem.parse(problem.line) == problem
     assert not ignored(iter([problem]))

@@ -127,8 +127,7 @@ MISTAKES = {
 
 
 @every_format
-@pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize("distribution", ["rand", "int-2"])
+@pytest.mark.parametrize(("mistake", "distribution"), [*zip(MISTAKES, ["rand", "int-2"] * 3, strict=True)])
 def test_each_mistake_is_found(text: str, mistake: str, distribution: str) -> None:
     o = make(text.format("144x144x256"), distribution)
     if (mistake == "nibbles" and o.problem.dtypes.a.bits == 8) or (mistake == "whole" and o.whole_a is None):

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Reason, Status
@@ -91,7 +92,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 
 def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return project.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=300)
+    return project.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
 
 def annotated(result: pytest.RunResult) -> list[str]:
@@ -211,15 +212,14 @@ def obeyed(log: str) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "cases"),
     [
-        ("--gemm-backends=raises,wrong,dies -rA", 3),
+        ("--gemm-backends=raises,wrong,dies,naming --gemm-candidates=all -rA", 4),
         ("--gemm-backends=raises,wrong,dies -n1 -v", 3),
-        ("--gemm-backends=naming --gemm-candidates=all", 1),
         ("--gemm-backends=hangs --gemm-timeout=1", 1),
     ],
 )
 def test_no_word_of_a_kernel_is_a_command_to_github(project: pytest.Pytester, arguments: str, cases: int) -> None:
     project.makeconftest(HOSTILE)
-    result = run(project, *arguments.split())
+    result = project.runpytest_subprocess("-p", "no:cacheprovider", *arguments.split(), timeout=300)
     assert result.ret == 1
     log = result.stdout.str() + "\n" + result.stderr.str()
     assert "planted" in log

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 import torch
+import whole_libraries  # noqa: F401  # before an inner run loads it
 from oracle import judged
 
 from pytest_gemm.backends.aten import AtenBackend
@@ -96,7 +97,7 @@ def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_a_corre
     pytester.makepyfile(test_it=TEST)
     options = ("-p", "no:cacheprovider", "--gemm-guard=pages", "--gemm-output=.", *workers)
     names = "correct,nameless,reads-on,leaves"
-    result = pytester.runpytest_subprocess(*options, f"--gemm-backends={names}", timeout=300)
+    result = pytester.runpytest_inprocess(*options, f"--gemm-backends={names}")
     assert result.ret == 1
     result.assert_outcomes(passed=4, failed=4)
     lines = [json.loads(line) for line in (pytester.path / "run.jsonl").read_text().splitlines()]

@@ -97,9 +97,12 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 
 @pytest.fixture
-def timing_project(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+def timing_project(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> pytest.Pytester:
     """A project whose sessions compile, judge and time."""
     monkeypatch.setattr(subprocess, "Popen", _POPEN)
+    request.getfixturevalue("warm_sessions")
     project.makeconftest(BACKENDS + TIMED)
     return project
 
@@ -175,44 +178,6 @@ def test_readings_of_fresh_processes_become_benchmark_rounds_and_a_wrong_kernel_
     assert facts["tflops"] == pytest.approx(2 * 32 * 64 * 64 / (facts["estimate_us"] * 1e-6) / 1e12)
     assert facts["verdict"] == "no-baseline"
     assert bench["group"] == LINES[0]
-
-
-CACHED = """
-kept = {}
-
-
-def cached(a, b):
-    key = a.data_ptr(), b.data_ptr(), a.shape, b.shape, a[0, 0].item(), b[0, 0].item(), b[-1, -1].item()
-    if key not in kept:
-        kept[key] = a @ b
-    return kept[key].clone()
-
-
-def pytest_gemm_register_backends(registry):
-    registry.add_callable("cached", cached)
-"""
-
-
-@pytest.mark.slow
-def test_a_kernel_that_returns_an_earlier_result_is_red_and_pytorch_is_not(
-    timing_project: pytest.Pytester,
-) -> None:
-    timing_project.makeconftest(CACHED + TIMED)
-    with_problems(timing_project, "mm:f32:nn:64x64x65536")
-    result = run(timing_project, "--gemm-backends=cached,aten", "--gemm-allow=slower", "--gemm-output=out")
-    assert result.ret == 1
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "incorrect: replayed: *64x64x65536 on cached: A had changed before a timed call, and an earlier result *",
-            "no estimate, incorrect: *",
-        ]
-    )
-    records = [json.loads(line) for line in (timing_project.path / "out" / "run.jsonl").read_text().splitlines()]
-    assert {one["backend"]: one["status"] for one in records if "backend" in one} == {
-        "cached": "incorrect",
-        "aten": "passed",
-    }
 
 
 @pytest.mark.slow
@@ -489,16 +454,18 @@ _TIMED: Final = ("-m", "pytest", "--gemm-backends=correct", "--gemm-sessions=1",
 
 
 @pytest.mark.slow
-def test_two_runs_of_a_machine_do_not_time_at_once_nor_wait_for_ever(project: pytest.Pytester) -> None:
+def test_two_runs_of_a_machine_do_not_time_at_once_nor_wait_for_ever(
+    project: pytest.Pytester, programs: Programs
+) -> None:
     with contextlib.ExitStack() as holding:
         holding.enter_context(files.locked(lock_of(project.path / "tmp", "cpu")))
-        result = project.run(sys.executable, *_TIMED, "--gemm-set=speed.wait=1")
+        result = project.run(programs.python, *_TIMED, "--gemm-set=speed.wait=1")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines(
             [f"ERROR: speed: process {os.getpid()} holds * for more than 1 s: * raise --gemm-set=speed.wait *"]
         )
         waiting = project.popen(
-            [sys.executable, *_TIMED], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            [programs.python, *_TIMED], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         said = b""
         while f"process {os.getpid()} is timing on cpu; waiting for it, 0 of 3600 s (speed.wait)".encode() not in said:

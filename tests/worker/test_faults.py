@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.numerics import reference
 from pytest_gemm.plugin import xdist
@@ -142,10 +144,10 @@ def project(pytester: pytest.Pytester, plan: str, sizes: range) -> pytest.Pytest
 
 
 def run(pytester: pytest.Pytester, *args: str, backends: str = "planted,correct") -> tuple[Any, list[dict[str, Any]]]:
-    """An inner run in a process of its own; its result and the outcomes in its record."""
+    """An inner run; its result and the outcomes in its record."""
     record = pytester.path / "run.jsonl"
     options = (f"--gemm-backends={backends}", "--gemm-output=.", "-p", "no:cacheprovider", *LIMITS)
-    result = pytester.runpytest_subprocess(*options, *args, timeout=400)  # of a loaded machine; what hangs has no end
+    result = pytester.runpytest_inprocess(*options, *args)
     return result, statuses(record)
 
 
@@ -173,12 +175,15 @@ def alive(pid: int) -> bool:
 # -- runs ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param((), marks=pytest.mark.study), ("-n2",)])
 def test_each_fault_is_one_case_and_everything_else_is_judged(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(pytester.mkdir("tmp")))
+    scratch = str(pytester.mkdir("tmp"))
+    monkeypatch.setenv("TMPDIR", scratch)
+    monkeypatch.setattr(tempfile, "tempdir", scratch)
     project(
         pytester,
         """
@@ -271,6 +276,7 @@ KNOWN = """
 """
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.slow
 def test_the_ledger_explains_a_process_that_died_even_with_the_only_worker_s_last_test(
     pytester: pytest.Pytester,
@@ -288,6 +294,7 @@ def test_the_ledger_explains_a_process_that_died_even_with_the_only_worker_s_las
     assert result.stdout.str().count("KNOWN-FAILURE test_it.py") == 2
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.slow
 def test_a_test_process_that_dies_is_one_red_test_and_the_rest_runs(pytester: pytest.Pytester) -> None:
     project(pytester, "", range(8, 25, 8))
@@ -467,6 +474,7 @@ def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
     assert xdist.gpus({}, tmp_path / "dev", tmp_path / "driver") == ["0", "1", "2"]
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.slow
 def test_workers_share_out_the_gpus(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-8f3a")
