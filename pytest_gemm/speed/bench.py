@@ -127,9 +127,10 @@ def keep(inline: Inline, subject: int, comparator: int, backend: str, given: Ope
         sets = [first, *(given.clone() for _ in range(count - 1))]
     else:
         sets = [first, first.moved(lambda one: one.clone() if one.name in {"a", "out"} else one)]
-    _benches[subject] = _Bench(
-        backend, inline.prepared(subject), inline.prepared(comparator) if comparator else None, sets, Changing(sets)
-    )
+    beside = inline.prepared(comparator) if comparator else None
+    # A CPU's measurement is of many windows, each with a strip of its own; a GPU's is one.
+    changing = Changing(sets, 4 if given.device == "cuda" else 1)
+    _benches[subject] = _Bench(backend, inline.prepared(subject), beside, sets, changing)
 
 
 def window(_: Inline, subject: int, plan: paired.Plan, stays: bool) -> paired.Readings:

@@ -536,7 +536,7 @@ def test_on_cuda_a_result_of_an_earlier_call_of_the_same_reading_is_a_doubt(ever
 
     cuda = WithoutGraphs()  # so that all is called
     timer = CudaTimer(cuda, FakeProbe())
-    timer.changing = tried = Changing(sets)
+    timer.changing = tried = Changing(sets, 4)
     plan = dataclasses.replace(PLAN, blocks=10, reading_seconds=0.02)
     paired.measure([functools.partial(call, one) for one in sets], None, timer=timer, plan=plan)
     assert (tried.doubt is None) == (every == 1)

@@ -1,8 +1,9 @@
 """Operands that change between timed calls, and what each result has to show of it.
 
 Before every timed call a *strip* of A, a run of neighbouring elements, is overwritten in place with other elements of
-A.  A kernel that returns an earlier result, or keeps one by the address or by some elements of its operands, is wrong
-then, however its call knows that it is timed.
+A; or several, one in each part of its rows, where a measurement has the same ones throughout.  A kernel that returns
+an earlier result, or keeps one by the address or by some elements of its operands, is wrong then, however its call
+knows that it is timed.
 """
 
 from __future__ import annotations
@@ -53,26 +54,33 @@ class Strip:
     contents: torch.Tensor
 
     @classmethod
-    def of(cls, a: torch.Tensor, seed: int, bank: torch.Tensor | None = None) -> Strip | None:
-        """A strip of A by chance, the same for the same elements and seed; ``None`` where A cannot change.
+    def of(cls, a: torch.Tensor, seed: int, count: int, bank: torch.Tensor | None = None) -> tuple[Strip, ...]:
+        """Strips of A by chance, the same for the same elements and seed; none where A cannot change.
 
         Args:
             a: as it is given.
-            seed: of the place.
+            seed: of the places.
+            count: one in each of so many equal parts of the rows; fewer where they would overlap.
             bank: see :func:`_bank`, where it is known.
         """
         if not a.numel() or a.is_conj() or a.is_neg() or not has_bits(a):
-            return None
+            return ()
         bits, chance = words(a), random.Random(seed)
         near = [dim for dim, stride in enumerate(bits.stride()) if stride == 1 and bits.shape[dim] > 1]
-        dim = near[-1] if near else bits.dim() - 1
+        dim, rows = near[-1] if near else bits.dim() - 1, max(0, bits.dim() - 2)
         width = min(_WIDTH, bits.shape[dim]) if near else 1
-        index = [chance.randrange(size) for size in bits.shape]
-        index[dim] = chance.randrange(bits.shape[dim] - width + 1)
-        contents = (_bank(a) if bank is None else bank)[:, :width].clone()
-        made = cls(tuple(index), dim, width, contents)
-        contents[0] = made.place(a)
-        return made
+        places = [size - (width - 1 if at == dim else 0) for at, size in enumerate(bits.shape)]
+        height = width if dim == rows else 1
+        count = min(count, max(1, places[rows] // height))
+        bank, made = _bank(a) if bank is None else bank, []
+        for part in range(count):
+            index = [chance.randrange(size) for size in places]
+            first, last = (places[rows] * at // count for at in (part, part + 1))
+            index[rows] = chance.randrange(first, last if part == count - 1 else last - height + 1)
+            contents = bank[:, :width].clone()
+            made.append(cls(tuple(index), dim, width, contents))
+            contents[0] = made[-1].place(a)
+        return tuple(made)
 
     def place(self, a: torch.Tensor) -> torch.Tensor:
         """The strip in the memory of A, or of other operands of its shape and strides."""
@@ -97,18 +105,19 @@ class Doubt(msgspec.Struct, frozen=True):
     """A timed result that only a judgement can tell from a wrong one.
 
     Attributes:
-        seed, content: of the strip that was in A.
+        seed, count, content: of the strips that were in A.
         is_kept: it is the result of other operands, bit for bit.
     """
 
     seed: int
+    count: int
     content: int
     is_kept: bool
 
 
 def change(given: Operands, doubt: Doubt) -> None:
     """Give A the elements that it had in the call."""
-    if (strip := Strip.of(given.a, doubt.seed)) is not None:
+    for strip in Strip.of(given.a, doubt.seed, doubt.count):
         strip.place(given.a).copy_(strip.contents[doubt.content])
 
 
@@ -117,6 +126,7 @@ class Changing(Unchanging):
 
     Args:
         sets: operands of equal values; a call of each comes in turn.
+        count: strips at a time.
 
     Attributes:
         doubt: the last result in doubt, those of a kept result before others; ``None`` without one.
@@ -124,10 +134,11 @@ class Changing(Unchanging):
         first: copies of the first results of the operands as they are given; ``None`` until there are any.
     """
 
-    def __init__(self, sets: Sequence[Operands]) -> None:
+    def __init__(self, sets: Sequence[Operands], count: int = 1) -> None:
         self._sets = sets
+        self._count = count
         self._chance = random.SystemRandom()
-        self._strip: Strip | None = None
+        self._strips: tuple[Strip, ...] = ()
         self._bank: torch.Tensor | None = None
         self._seed = 0
         # A result that is accumulated into an operand depends on all calls before it.
@@ -137,16 +148,16 @@ class Changing(Unchanging):
         self.doubted: Results = ()
 
     def move(self) -> None:
-        """Restore A, and go on with another strip."""
+        """Restore A, and go on with other strips."""
         self.restore()
         self._seed = self._chance.randrange(1 << 31)
         a = self._sets[0].a
         if self._bank is None and a.numel() and not (a.is_conj() or a.is_neg()):
             self._bank = _bank(a)
-        self._strip = Strip.of(a, self._seed, self._bank)
-        if self._strip is not None:
-            self._places = [self._strip.place(one.a) for one in self._sets]
-            self._aside = self._strip.contents[0].clone()
+        self._strips = Strip.of(a, self._seed, self._count, self._bank)
+        self._places = [[strip.place(one.a) for strip in self._strips] for one in self._sets]
+        self._every = [place for places in self._places for place in places]
+        self._aside = [strip.contents[0].clone() for strip in self._strips]
 
     def restore(self) -> None:
         """Give A what it held at first."""
@@ -154,25 +165,25 @@ class Changing(Unchanging):
 
     def write(self, content: int, aside: int = 0) -> None:
         """Write one content to all sets, and put one aside."""
-        if self._strip is not None:
+        if self._strips:
             # In few launches: on a GPU there may be 64 sets.
-            torch._foreach_copy_(self._places, [self._strip.contents[content]] * len(self._places))
-            self._aside.copy_(self._strip.contents[aside])
+            torch._foreach_copy_(self._every, [strip.contents[content] for strip in self._strips] * len(self._sets))
+            torch._foreach_copy_(self._aside, [strip.contents[aside] for strip in self._strips])
 
     def put(self, index: int) -> None:
         """Write what was put aside to one set, by a launch that a graph can hold."""
-        if self._strip is not None:
-            self._places[index].copy_(self._aside)
+        if self._strips:
+            torch._foreach_copy_(self._places[index], self._aside)
 
     def memory(self) -> tuple[list[memoryview], list[bytes]]:
-        """The strip of each set in the memory of a CPU, and the bytes of each content."""
-        if self._strip is None:
+        """The first strip of each set in the memory of a CPU, and the bytes of each content."""
+        if not self._strips:
             return [memoryview(bytearray())] * len(self._sets), [b""] * _CONTENTS
-        contents = self._strip.contents.numpy()
+        contents = self._strips[0].contents.numpy()
         step = contents.nbytes // _CONTENTS
         every = contents.tobytes()
         rows = [every[at : at + step] for at in range(0, len(every), step)]
-        return [place.numpy().data.cast("B") for place in self._places], rows
+        return [place.numpy().data.cast("B") for place, *_ in self._places], rows
 
     def next_content(self) -> int:
         """Which content the last call of a reading has: that of the given operands in half of them and at first."""
@@ -210,26 +221,25 @@ class Changing(Unchanging):
             if not all(map(_equal, own, copies)):
                 text = "the result of a timed call was written after the call had returned"
                 raise Misconduct("written-after-return", text, "wait for every thread and stream before returning")
-        changed = content != 0 and self._strip is not None
+        changed = content != 0 and bool(self._strips)
         is_kept = changed and len(own) == len(self.first) and all(map(_equal, own, self.first))
         if self.doubt is None or is_kept or not self.doubt.is_kept:
-            self.doubt, self.doubted = Doubt(self._seed, content, is_kept), copies
+            self.doubt, self.doubted = Doubt(self._seed, self._count, content, is_kept), copies
 
     def _agrees(self, own: Results, content: int) -> bool:
         """Whether results are as like the first ones as their content is."""
         assert self.first is not None
         if [(x.shape, x.dtype) for x in own] != [(x.shape, x.dtype) for x in self.first]:
             return False
-        if content == 0 or self._strip is None:
+        if content == 0 or not self._strips:
             return all(map(_equal, own, self.first))
         a, x, y = self._sets[0].a, own[0], self.first[0]
         if self._sets[0].problem.op.grouped or len(own) > 1 or x.dim() < 2 or x.shape[-2] != a.shape[-2]:
             return not all(map(_equal, own, self.first))
-        rows = self._strip.lines(a)
-        others = all(
-            _equal(x[..., part, :], y[..., part, :]) for part in (slice(0, rows.start), slice(rows.stop, None))
-        )
-        return others and not _equal(x[..., rows, :], y[..., rows, :])
+        changed = [strip.lines(a) for strip in self._strips]  # from the first row to the last
+        edges = [0, *(edge for rows in changed for edge in (rows.start, rows.stop)), x.shape[-2]]
+        others = all(_equal(x[..., i:j, :], y[..., i:j, :]) for i, j in zip(edges[::2], edges[1::2], strict=True))
+        return others and not any(_equal(x[..., rows, :], y[..., rows, :]) for rows in changed)
 
 
 def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
