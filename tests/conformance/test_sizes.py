@@ -23,7 +23,7 @@ FAMILIES = ("mm", "linear", "addmm", "bmm", "int_mm", "woq_int8", "scaled")
 MODULI = (8, 16, 32, 64, 128, 256)
 
 
-@pytest.fixture(params=range(6))
+@pytest.fixture(params=range(20))
 def redrawn(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The files of the suite with another draw."""
     for path in matrix.CASES.glob("*.toml"):
