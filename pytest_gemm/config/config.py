@@ -139,7 +139,7 @@ class GemmConfig:
         problems: problems given by the user; empty: each test's own.
         ops: restrict to these op names; empty: all.
         distributions: restrict to these; empty: the level's.
-        candidates: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": not given.
+        candidates: ``one``, ``winner``, ``half``, ``all``, a number, or a pattern of candidates' names; "": not given.
         modes: some of ``case_id.MODES``, in each of which a problem is judged; empty: its own.
         isa: some of ``machine.isa.ISAS`` and "", the CPU's own, and those of ``all`` that the CPU does not have.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -206,7 +206,8 @@ class GemmConfig:
     @property
     def wanted_candidates(self) -> str:
         """Which candidates are judged, as ``candidates`` and the level have it; "": each backend's own."""
-        return self.candidates or ("" if self.level in {"smoke", "quick", *APART} else "all")
+        by_level = {"full": "half", **dict.fromkeys(("smoke", "quick", *APART), "")}
+        return self.candidates or by_level.get(self.level, "all")
 
     @property
     def isas(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ def _has_candidates(_config: GemmConfig, backend: Backend) -> bool:
 
 def _has_chosen(config: GemmConfig, backend: Backend) -> bool:
     """A backend without candidates is itself all that it has; it has none of a name, and no second one."""
-    return config.wanted_candidates in {"one", "winner", "all"} or _has_candidates(config, backend)
+    return config.wanted_candidates in {"one", "winner", "half", "all"} or _has_candidates(config, backend)
 
 
 # What a backend has to be for an option to have an effect on it: in words, and as a predicate.

@@ -321,12 +321,12 @@ def machine(text: str) -> Machine | None:
 
 def candidates(text: str) -> str:
     """Which autotune candidates: a word, a number, or a pattern."""
-    words = ("one", "winner", "all")
+    words = ("one", "winner", "half", "all")
     number = re.fullmatch(r"[0-9]{1,18}", text) and int(text) > 0
     is_numeric = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text) or text.isnumeric()
     hint = "" if is_numeric or text in words else did_you_mean(text.lower(), words)
     if text and not number and (is_numeric or hint):
-        raise ValueError(f"give one, winner, all, a number from 1 on, or a candidate's name{hint}")
+        raise ValueError(f"give one, winner, half, all, a number from 1 on, or a candidate's name{hint}")
     return str(text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import fnmatch
+import hashlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -44,13 +45,21 @@ class Mode(Word):
 MODES: Final = tuple(mode.value for mode in Mode if mode is not Mode.OWN)
 
 
+# No more candidates than this are halved.
+_MANY: Final = 32
+
+
+def _digest(text: str) -> int:
+    return hashlib.blake2b(text.encode(), digest_size=1).digest()[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class CandidateSelection:
     """Which of a backend's candidates are judged.
 
     Attributes:
-        text: as the option has it: ``one`` or ``winner`` (the backend selects), ``all``, a number, a pattern of names,
-            or "" for the backend's own way.
+        text: as the option has it: ``one`` or ``winner`` (the backend selects), ``all``, ``half``, a number, a pattern
+            of names, or "" for the backend's own way.
     """
 
     text: str = ""
@@ -63,13 +72,28 @@ class CandidateSelection:
     @property
     def by_name(self) -> bool:
         """Whether it is a pattern of names."""
-        return not (self.by_backend or self.text == "all" or self.text.isdigit())
+        return not (self.by_backend or self.is_of_all or self.text.isdigit())
 
-    def of(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The selected names; a number selects that many at even distances, the first and the last among them."""
+    @property
+    def is_of_all(self) -> bool:
+        """Whether each candidate is judged, be it with every second problem."""
+        return self.text in {"all", "half"}
+
+    def of(self, names: Sequence[str], problem: str) -> tuple[str, ...]:
+        """The selected names.
+
+        A number selects that many at even distances, the first and the last among them; ``half`` of many about every
+        second one, others for each problem.
+
+        Args:
+            names: of all candidates.
+            problem: the line of their problem.
+        """
         if self.by_name:
             return tuple(name for name in names if fnmatch.fnmatchcase(name, self.text))
-        count = len(names) if self.text == "all" else int(self.text)
+        if self.text == "half" and len(names) > _MANY:
+            return tuple(name for name in names if _digest(f"{problem} {name}") % 2)
+        count = len(names) if self.is_of_all else int(self.text)
         if count >= len(names):
             return tuple(names)
         steps = max(count - 1, 1)

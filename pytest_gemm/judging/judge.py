@@ -219,7 +219,7 @@ class Judge:
             raise Unsupported("unknown-candidate", f"{backend.name} has no candidates, so none is called {wanted.text}")
         listed = self._worker.candidates(case.job(wanted.text if wanted.by_name else ""), given)
         names = listed.names
-        found = wanted.of(names) or listed.named
+        found = wanted.of(names, case.problem.line) or listed.named
         if not found:
             more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
             text = f"no candidate is called {wanted.text}; there are {', '.join(names[:_NAMES])}{more}"

@@ -21,7 +21,7 @@ import pytest
 from pytest_gemm.config import config as config_module
 from pytest_gemm.config import effect
 from pytest_gemm.config.config import CONFIG, SPEED_WORKER
-from pytest_gemm.core.case_id import CaseId, threads_text
+from pytest_gemm.core.case_id import CandidateSelection, CaseId, threads_text
 from pytest_gemm.core.extras import lacking
 from pytest_gemm.core.text import message
 from pytest_gemm.machine import processor, software
@@ -258,7 +258,7 @@ class GemmRun:
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> object | None:
         """With ``-n`` and a GEMM option given: keep what shares an artifact or a reference on one worker."""
         known = timeline.read(timeline.path_of(self.settings))
-        return xdist.scheduler(config, log, known, every=self.settings.wanted_candidates == "all")
+        return xdist.scheduler(config, log, known, every=CandidateSelection(self.settings.wanted_candidates).is_of_all)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import queue
@@ -103,13 +104,13 @@ def _ask(_: object, backend: Compiling, lines: Sequence[str], architecture: str,
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
     selection = CandidateSelection(wanted)
-    select = None if selection.by_backend else selection.of
     request = BuildRequest(Device.CUDA, selection=Selection(wanted if selection.by_backend else ""))
     found: list[_Answer] = []
     for line in lines:
         problem = Problem.parse(line)
         try:
             lacking = backend.supports(problem, request) is not None
+            select = None if selection.by_backend else functools.partial(selection.of, problem=line)
             found.append((line, [] if lacking else backend.jobs(problem, request, architecture, select)))
         except Unsupported:
             found.append((line, []))

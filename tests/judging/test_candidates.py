@@ -562,6 +562,17 @@ def test_a_number_is_spread_and_a_pattern_is_matched(choices: str, expected: str
     assert "".join(dict.fromkeys(o.candidate for o in outcomes)) == expected
 
 
+def test_of_many_candidates_a_half_is_judged_and_all_of_them_by_a_few_problems() -> None:
+    few, many = [f"tile-{n}" for n in range(32)], [f"tile-{n}" for n in range(180)]
+    assert CandidateSelection("half").of(few, MM.line) == (*few,)
+    halves = [CandidateSelection("half").of(many, f"mm:f32:nn:8x16x{k}") for k in range(1, 13)]
+    assert all(70 <= len(half) <= 110 for half in halves)
+    assert {*many} == {name for half in halves for name in half}
+    assert [*halves[0]] == [name for name in many if name in halves[0]]  # in their order, the same whenever asked
+    half = CandidateSelection("half").of(many, MM.line)
+    assert {o.candidate for o in judged(Fake(*many), "half", ("rand",))} == {*half}
+
+
 def test_a_backend_without_candidates_goes_its_only_way_unless_one_is_named() -> None:
     many = Fake("own")
     single = SimpleNamespace(
