@@ -45,7 +45,7 @@ if triton is not None:
         while tl.atomic_cas(flag, 0, 0) == 0:
             pass
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]  # as above
     def element(a, b, c, n, k, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803  # see above
         """One element of a product of matrices without gaps."""
         row, column, at = tl.program_id(0), tl.program_id(1), tl.arange(0, SIZE)

@@ -31,5 +31,5 @@ def copied(given: Operands) -> Iterator[Operands]:
 
 
 def back(results: Sequence[torch.Tensor], given: Operands) -> tuple[torch.Tensor, ...]:
-    """Results where the operands are; as they are where they have no elements."""
-    return tuple(one.cpu().to(given.a.device) if has_bits(one) else one for one in results)
+    """Results where the operands are; what is on no GPU, or has no elements, stays as it is."""
+    return tuple(one.cpu().to(given.a.device) if one.is_cuda and has_bits(one) else one for one in results)
