@@ -342,17 +342,17 @@ def _block_scales_by_four(f: Failure) -> bool:
 
 
 def _slice_of_k(f: Failure) -> bool:
-    a, b = (widened(x) for x in as_multiplied(f.problem, f.given))
-    k, left = f.problem.shape.k, f.bad.clone()
-    for count in _SLICES:
-        size = math.ceil(k / count)
-        left = f.bad.clone()
+    parts = [(part, *as_multiplied(part.problem, part.given)) for part, _ in f.parts()]
+    k = f.problem.shape.k
+
+    def fits(lines: Failure, a: Tensor, b: Tensor, size: int) -> bool:
+        a, b, left = widened(a), widened(b), lines.bad.clone()
         for first in range(0, k, size):
             part = a[..., first : first + size] @ b[..., first : first + size, :]
-            left &= verdict.rejected(f.x, f.interval_if(part))
-        if not bool(left.any()):
-            return True
-    return False
+            left &= verdict.rejected(lines.x, lines.interval_if(part))
+        return not bool(left.any())
+
+    return any(all(fits(*one, math.ceil(k / count)) for one in parts) for count in _SLICES)
 
 
 def _pairs_saturate(f: Failure) -> bool:
