@@ -159,9 +159,15 @@ def constant_tensors(problem: Problem, tensors: Tensors, spec: CompileSpec) -> t
 
 
 def _started(
-    problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec
+    problem: Problem,
+    tensors: Tensors,
+    constants: Tensors,
+    spec: CompileSpec,
+    function: Callable[..., torch.Tensor] | None = None,
 ) -> tuple[Callable[..., torch.Tensor], str]:
     """The program as a user of the mode calls it, after a call that compiles it with these constants inside.
+
+    ``function`` is a program that was compiled for another device: the call compiles it for that of the tensors too.
 
     Returns:
         the program, and its generated text where no Python module has it.
@@ -175,23 +181,32 @@ def _started(
         for name, t in zip(inputs, args, strict=True):
             for place in dims.get(name, ()):
                 torch._dynamo.mark_dynamic(t, place)
-    module = straight_line(problem, constants, inputs, spec.matmul)
-    if spec.mode == "aoti":
-        function, text = torch_compat.ahead_of_time(module, args, [dims.get(name, {}) for name in inputs], spec.options)
-    else:
-        function, text = torch.compile(module, fullgraph=True, dynamic=spec.mode == "dynamic" or None), ""
+    text = ""
+    if function is None:
+        module = straight_line(problem, constants, inputs, spec.matmul)
+        sizes = [dims.get(name, {}) for name in inputs]
+        if spec.mode == "aoti":
+            function, text = torch_compat.ahead_of_time(module, args, sizes, spec.options)
+        else:
+            function = torch.compile(module, fullgraph=True, dynamic=spec.mode == "dynamic" or None)
     function(*args)
     return function, text
 
 
-def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec) -> _Compiled:
-    """Compile the program with these constants inside, and run it once on the inputs."""
+def _compile(
+    problem: Problem,
+    tensors: Tensors,
+    constants: Tensors,
+    spec: CompileSpec,
+    function: Callable[..., torch.Tensor] | None = None,
+) -> _Compiled:
+    """Compile the program, or ``function`` again, with these constants inside, and run it once on the inputs."""
     pruned: dict[str, Reason] = {}
     candidate = spec.candidate
     while True:
         with _compiling(problem, spec, candidate) as seen:
             try:
-                function, text = _started(problem, tensors, constants, spec)
+                function, text = _started(problem, tensors, constants, spec, function)
                 break
             except Exception as error:
                 after_failure(problem, spec, seen, error, pruned)
@@ -315,11 +330,12 @@ class Artifact:
         self._bindings: list[Binding] = []
         self._bound: tuple[Any, ...] | None = None
         self._kept: list[torch.Tensor] = []
+        self._programs: dict[torch.device, _Compiled] = {}
         self._names = constant_tensors(problem, tensors, spec)
         # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
         inlined = [n for n in self._names if tensors[n].dim() < 2 and tensors[n].numel() <= 8]
         if not self._names:
-            self._compiled = self._run_compiler(tensors, {})
+            self._turn_to(tensors)
         elif spec.request.user_caches:
             self.rebind_reason = "a user's caches hold the constants"
         elif inlined:
@@ -331,12 +347,20 @@ class Artifact:
         if spec.mode == "cudagraphs":
             self.run(tensors)  # PyTorch may skip the graph: to be known before a judged run
 
+    def _turn_to(self, tensors: Tensors) -> None:
+        """The program without constants, compiled for the device of these tensors."""
+        if (device := tensors["a"].device) not in self._programs:
+            self._programs[device] = self._run_compiler(tensors, {})
+            self._recorded = ()
+        self._compiled = self._programs[device]
+
     def _run_compiler(self, tensors: Tensors, constants: Tensors) -> _Compiled:
         self.spec.log.compiles += 1
         spec, again = self.spec, hasattr(self, "_compiled")
         if again and spec.candidate is None:  # other constants are no reason to select something else
             spec = dataclasses.replace(spec, candidate=self.chosen)
-        made = _compile(self.problem, tensors, constants, spec)
+        function = self._compiled.function if self._programs else None
+        made = _compile(self.problem, tensors, constants, spec, function)
         if spec is not self.spec:  # a second compile for the same selection benchmarks nothing
             made.session.pruned.update(self._compiled.session.pruned)
         for module in made.modules:
@@ -365,6 +389,7 @@ class Artifact:
     def bind(self, tensors: Tensors) -> None:
         """Make these constants those of the program; nothing to do when they are already."""
         if not self._names:
+            self._turn_to(tensors)
             return
         identity = tuple((t.data_ptr(), t._version, t.shape, t.stride()) for t in (tensors[n] for n in self._names))
         if identity == self._bound:

@@ -102,6 +102,19 @@ class Failure:
             return Sample(self._other(changes)).judge(output, result, contract or self.contract).comparison.ok
         return not bool(verdict.rejected(self.x, self.interval_if(product, contract, **changes))[self.bad].any())
 
+    def parts(self) -> Iterator[tuple[Failure, Mapping[int, Tensor]]]:
+        """The lines that were judged, each as a result of its own, with their places by dimension; or all elements."""
+        if not self.judged.note:
+            yield self, {}
+            return
+        output = self.problem.outputs[self.place]
+        for lines in Sample(self.given).lines:
+            x = lines.of(self.results[self.place])
+            given = dataclasses.replace(lines.operands, problem=lines.shape(output))
+            interval = lines.interval(output, self.contract)
+            judged = dataclasses.replace(self.judged, note="", operands=given, actual=x, interval=interval)
+            yield dataclasses.replace(self, given=given, results=(x,), place=0, judged=judged), lines.index
+
     def _other(self, changes: Mapping[str, Any]) -> tensors.Operands:
         """The operands with changes, of which nothing else is known."""
         return dataclasses.replace(self.given, zero_mean=False, finite=False, **vars(Grid()), **changes)
@@ -257,23 +270,28 @@ def _block_scales_by_rows(f: Failure) -> bool:
     """
     blocks, given, shape = f.problem.scale_blocks, f.given, f.problem.shape
     tile = next(filter(None, map(_TILE.search, f.candidates)), None)
-    if not blocks or tile is None or given.scale_a is None or given.scale_b is None or f.judged.note:
+    if not blocks or tile is None or given.scale_a is None or given.scale_b is None:
         return False
     tall, wide, deep = map(int, tile.groups())
-    ones = {"scale_a": torch.ones_like(given.scale_a), "scale_b": torch.ones_like(given.scale_b)}
     rounded = dataclasses.replace(f.contract, input_error=TF32_ERROR, input_bits=TF32_BITS)
-    read_a = _read_by_rows(given.scale_a, (shape.m, tall), deep, shape.k, squares=blocks[0] > 1)
-    for squares in {blocks[1] > 1, blocks[0] > 1}:
-        read_b = _read_by_rows(given.scale_b.mT, (shape.n, wide), deep, shape.k, squares=squares)
-        known = ~(read_a < 0).any(1)[:, None] & ~(read_b < 0).any(1)
-        a, b = widened(given.a) * read_a, widened(given.b) * read_b.mT
-        wrong = verdict.rejected(f.x, f.interval_if(contract=rounded, a=a, b=b, **ones)) & f.bad
-        if not bool((wrong & known).any()):
-            return True
-    return False
+    read_a = functools.partial(_read_by_rows, given.scale_a, (shape.m, tall), deep, shape.k, squares=blocks[0] > 1)
+    read_b = functools.partial(_read_by_rows, given.scale_b.mT, (shape.n, wide), deep, shape.k)
+
+    def fits(lines: Failure, index: Mapping[int, Tensor], squares: bool) -> bool:
+        by_a, by_b = read_a(index.get(-2)), read_b(index.get(-1), squares=squares)
+        known = ~(by_a < 0).any(1)[:, None] & ~(by_b < 0).any(1)
+        ones = {name: torch.ones_like(lines.given.tensors[name]) for name in ("scale_a", "scale_b")}
+        a, b = widened(lines.given.a) * by_a, widened(lines.given.b) * by_b.mT
+        wrong = verdict.rejected(lines.x, lines.interval_if(contract=rounded, a=a, b=b, **ones)) & lines.bad
+        return not bool((wrong & known).any())
+
+    parts = list(f.parts())
+    return any(all(fits(*part, squares) for part in parts) for squares in {blocks[1] > 1, blocks[0] > 1})
 
 
-def _read_by_rows(scales: Tensor, side: tuple[int, int], deep: int, k: int, *, squares: bool) -> Tensor:
+def _read_by_rows(
+    scales: Tensor, side: tuple[int, int], deep: int, k: int, lines: Tensor | None = None, *, squares: bool
+) -> Tensor:
     """The scale that the template reads for each element of A or of B's transpose, float64; -1 for unknown memory.
 
     Args:
@@ -281,14 +299,15 @@ def _read_by_rows(scales: Tensor, side: tuple[int, int], deep: int, k: int, *, s
         side: rows, and those of a tile.
         deep: columns of a tile.
         k: columns.
+        lines: the rows that are wanted; ``None``: all.
         squares: whether it reads scales of squares; their broadcast is reshaped in the order of memory.
     """
     rows, tile = side
-    row, column = torch.arange(rows)[:, None], torch.arange(k)
+    row, column = (torch.arange(rows) if lines is None else lines)[:, None], torch.arange(k)
     across, wide = -(-deep // BLOCK_K), min(deep, BLOCK_K)
-    lines, place = rows, (column % deep // wide).expand(rows, -1)
+    count, place = rows, (column % deep // wide).expand(len(row), -1)
     if squares:
-        lines, each = -(-rows // BLOCK_K), min(tile, BLOCK_K) * wide
+        count, each = -(-rows // BLOCK_K), min(tile, BLOCK_K) * wide
         within = row % tile * across * wide + column % deep
         row = row // tile * -(-tile // BLOCK_K) + within // (each * across)
         place = within // each % across
@@ -296,7 +315,7 @@ def _read_by_rows(scales: Tensor, side: tuple[int, int], deep: int, k: int, *, s
     memory = _from_its_start(scales)
     index = row * per_row + place
     read = widened(memory)[index.clamp(max=len(memory) - 1)].masked_fill(index >= len(memory), -1.0)
-    return torch.where((row < lines) & (place < per_row), read, 1.0)
+    return torch.where((row < count) & (place < per_row), read, 1.0)
 
 
 def _from_its_start(scales: Tensor) -> Tensor:
@@ -323,17 +342,17 @@ def _block_scales_by_four(f: Failure) -> bool:
 
 
 def _slice_of_k(f: Failure) -> bool:
-    a, b = (widened(x) for x in as_multiplied(f.problem, f.given))
-    k, left = f.problem.shape.k, f.bad.clone()
-    for count in _SLICES:
-        size = math.ceil(k / count)
-        left = f.bad.clone()
+    parts = [(part, *as_multiplied(part.problem, part.given)) for part, _ in f.parts()]
+    k = f.problem.shape.k
+
+    def fits(lines: Failure, a: Tensor, b: Tensor, size: int) -> bool:
+        a, b, left = widened(a), widened(b), lines.bad.clone()
         for first in range(0, k, size):
             part = a[..., first : first + size] @ b[..., first : first + size, :]
-            left &= verdict.rejected(f.x, f.interval_if(part))
-        if not bool(left.any()):
-            return True
-    return False
+            left &= verdict.rejected(lines.x, lines.interval_if(part))
+        return not bool(left.any())
+
+    return any(all(fits(*one, math.ceil(k / count)) for one in parts) for count in _SLICES)
 
 
 def _pairs_saturate(f: Failure) -> bool:

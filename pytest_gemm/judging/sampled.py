@@ -138,7 +138,8 @@ class Sample:
         self._key = f"{operands.problem.line} {operands.distribution} {operands.seed}"
 
     @functools.cached_property
-    def _lines(self) -> tuple[Lines, ...]:
+    def lines(self) -> tuple[Lines, ...]:
+        """The lines that are judged whatever the result is."""
         return lines_module.chosen(self._operands, self._key)
 
     def judge(
@@ -152,12 +153,12 @@ class Sample:
             contract: the arithmetic that the backend promises.
             others: results of earlier calls, as in :func:`verdict.compare`.
         """
-        first = self._lines[0]
+        first = self.lines[0]
         if (comparison := verdict.not_comparable(actual, output, self._operands)) is not None:
             interval = first.interval(output, contract)
             return ResultVerdict(comparison, interval.tier, None, "", self._operands, actual, interval)
         assert isinstance(actual, Tensor)
-        verdicts = [lines.judge(output, actual, contract, others or {}) for lines in self._lines]
+        verdicts = [lines.judge(output, actual, contract, others or {}) for lines in self.lines]
         tier = verdicts[0].interval.tier
         suspects, how = self._suspects(output, actual, contract, tier)
         if suspects is not None and bool(suspects.any()):
@@ -166,9 +167,9 @@ class Sample:
                 if verdicts[-1].comparison.mismatch is not None:
                     break
         doubt = interval_module.insensitive(first.shape(output), verdicts[0].interval)
-        comparison = _together(verdicts, actual, suspects if len(verdicts) > len(self._lines) else None, tier)
+        comparison = _together(verdicts, actual, suspects if len(verdicts) > len(self.lines) else None, tier)
         shown = next((v for v in reversed(verdicts) if v.comparison.mismatch is not None), verdicts[0])
-        counts = " and ".join(one.text() for one in self._lines)
+        counts = " and ".join(one.text() for one in self.lines)
         note = f"judged by sample: {counts}; {how}"
         return ResultVerdict(comparison, tier, doubt, note, shown.lines.operands, shown.actual, shown.interval)
 

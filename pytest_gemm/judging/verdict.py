@@ -289,6 +289,7 @@ def beside_eager(
     eager: Sequence[Tensor],
     intervals: Sequence[Interval],
     names: Sequence[str] = ("the intermediate value", "the result"),
+    bound: str = "the bound",
 ) -> str:
     """Each of a program's results beside eager's, in words: different is not worse.
 
@@ -297,8 +298,9 @@ def beside_eager(
         eager: what eager PyTorch returned for the same operands.
         intervals: what is right, as they judged ``actual``.
         names: of the results, where there are several.
+        bound: what eager is held to, in words.
     """
-    texts = [_beside(*one) for one in zip(actual, eager, intervals, strict=True)]
+    texts = [_beside(*one, bound) for one in zip(actual, eager, intervals, strict=True)]
     named = [f"{name} {text}" for name, text in zip(names, texts, strict=False)]
     return "; ".join(named if len(texts) > 1 else texts)
 
@@ -310,7 +312,7 @@ def comparable(actual: object, other: Tensor) -> bool:
     return actual.shape == other.shape and actual.dtype == other.dtype
 
 
-def _beside(actual: object, eager: Tensor, interval: Interval) -> str:
+def _beside(actual: object, eager: Tensor, interval: Interval, bound: str) -> str:
     """A result beside eager's, whatever NaN there are; eager's own worst error over the bound where they differ."""
     if not comparable(actual, eager):
         return "not comparable with eager"
@@ -333,5 +335,5 @@ def _beside(actual: object, eager: Tensor, interval: Interval) -> str:
     fits = theirs.shape == interval.expected.shape
     ratio = scored(theirs.to(torch.float64), interval)[2] if fits else math.nan
     if ratio > 1.0:
-        return f"{words}; eager itself is outside the bound ({times(ratio)})"
-    return f"{words}; eager is at {ratio:.2g} of the bound"
+        return f"{words}; eager itself is outside {bound} ({times(ratio)})"
+    return f"{words}; eager is at {ratio:.2g} of {bound}"

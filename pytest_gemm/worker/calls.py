@@ -154,10 +154,15 @@ def check_place(results: Iterable[torch.Tensor], given: Operands) -> None:
         given: the operands of the call.
 
     Raises:
-        Misconduct: ``result-is-input`` for a result in the memory of an operand, ``wrong-place`` for one that is not
-            the given tensor, ``written-beside`` where memory around that has changed.
+        Misconduct: ``wrong-device`` for a result on another GPU than the operands, ``result-is-input`` for one in the
+            memory of an operand, ``wrong-place`` for one that is not the given tensor, ``written-beside``
+            where memory around that has changed.
     """
     results = tuple(results)
+    for one in results:
+        if one.device != given.a.device and one.device.type == given.a.device.type:
+            text = f"the result is on {one.device}, the operands on {given.a.device}"
+            raise Misconduct("wrong-device", text, "allocate where the operands are, under torch.cuda.device_of(a)")
     inputs = {one.storage.untyped_storage().data_ptr(): one.name for one in given.buffers if one.name != "out"}
     for one in results:
         if one.layout is torch.strided and one.device.type != "meta" and one.numel():

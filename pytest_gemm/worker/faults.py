@@ -121,7 +121,9 @@ def _raised_by(device: str) -> Exception | None:
     try:
         torch.cuda.synchronize()
         torch.zeros(1, device=device)
-        torch.cuda.synchronize()
+        for index in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(index):  # others would get a context
+                torch.cuda.synchronize(index)
     except torch.OutOfMemoryError:
         return None
     except Exception as error:  # AcceleratorError or RuntimeError, by release

@@ -68,7 +68,7 @@ def last_block(given: Operands) -> Tensor:
     return (a @ b).to(torch.bfloat16)
 
 
-def judged(line: str, kernel: Any, tile: tuple[int, int, int]) -> list[Outcome]:
+def judged(line: str, kernel: Any, tile: tuple[int, int, int], reference: str) -> list[Outcome]:
     """The failures of a kernel with such a tile in its name."""
     name = f"triton_scaled_mm_device_tma_main_loop_scaling-{'x'.join(map(str, tile))},s5,w4"
     prepared = SimpleNamespace(
@@ -77,25 +77,27 @@ def judged(line: str, kernel: Any, tile: tuple[int, int, int]) -> list[Outcome]:
     backend: Any = SimpleNamespace(
         name="tiles", supports=lambda *_: None, prepare=lambda *_: prepared, devices=("cpu",), capabilities=frozenset()
     )
-    judge = Judge(statements=lambda *_: ("block-scales-by-rows",))
+    judge = Judge(reference=reference, statements=lambda *_: ("block-scales-by-rows",))
     found = judge.outcomes(Case(backend, Problem.parse(line), DISTRIBUTIONS, 0, Device.CPU))
     return [outcome for outcome in found if outcome.status.is_failure]
 
 
+@pytest.mark.parametrize("reference", ["full", "sampled"])
 @pytest.mark.parametrize("first_release", [False, True])
 @pytest.mark.parametrize("tile", [(64, 32, 256), (128, 64, 64)])
 @pytest.mark.parametrize("blocks", ["", "-1_1", "-128_1"])
-def test_what_the_template_reads(blocks: str, tile: tuple[int, int, int], first_release: bool) -> None:
-    found = judged(LINE + blocks, lambda given: template(given, tile, first_release=first_release), tile)
+def test_what_the_template_reads(blocks: str, tile: tuple[int, int, int], first_release: bool, reference: str) -> None:
+    found = judged(LINE + blocks, lambda given: template(given, tile, first_release=first_release), tile, reference)
     assert found
     assert {(outcome.code, outcome.imitates) for outcome in found} <= {
         (code, ("block-scales-by-rows",)) for code in ("outside-bound", "nan", "inf")
     }
 
 
-def test_another_tile_or_another_defect_is_another_answer() -> None:
+@pytest.mark.parametrize("reference", ["full", "sampled"])
+def test_another_tile_or_another_defect_is_another_answer(reference: str) -> None:
     tile = (64, 32, 256)
     for kernel in (last_block, lambda given: template(given, (64, 64, 64), first_release=False)):
-        found = judged(LINE, kernel, tile)
+        found = judged(LINE, kernel, tile, reference)
         assert len(found) == len(DISTRIBUTIONS)
         assert not any(outcome.imitates for outcome in found)

@@ -135,12 +135,17 @@ def another(c: Tensor) -> Tensor:
 
 
 def judged(
-    name: str, line: str, plant: Plant, distributions: tuple[str, ...], contract: Contract | None
+    name: str,
+    line: str,
+    plant: Plant,
+    distributions: tuple[str, ...],
+    contract: Contract | None,
+    reference: str = "auto",
 ) -> list[Outcome]:
     """The wrong results of a planted program, compared with one known wrong answer."""
     entry = Mutant("", plant, {"": line}) if contract is None else Control("", plant, {"": line}, contract)
     backend = Planted("planted", entry)
-    judge = Judge(statements=lambda *_: (name,))
+    judge = Judge(reference=reference, statements=lambda *_: (name,))
     case = Case(backend, Problem.parse(line), distributions, 0, Device.CPU)
     return [o for o in judge.outcomes(case) if o.status is Status.INCORRECT]
 
@@ -165,6 +170,13 @@ def test_the_known_answer_is_told_from_another_one_in_its_place(known: tuple[Any
 
     assert statuses(plant) == {Status.KNOWN_FAILURE}
     assert statuses(afterwards(another)) == {Status.INCORRECT}
+
+
+def test_a_slice_of_k_is_known_by_sample() -> None:
+    ((name, line, plant, *_),) = (known for known in KNOWN if known[0] == "slice-of-k")
+    for kernel, imitates in ((plant, (name,)), (afterwards(another), ())):
+        found = judged(name, line, kernel, ("int-2", "rand"), None, "sampled")
+        assert [outcome.imitates for outcome in found] == [imitates] * 2
 
 
 def test_each_answer_has_a_name_a_sentence_and_a_test() -> None:

@@ -110,7 +110,7 @@ def observed(line: str) -> tuple[Any, ...]:
     request = (
         problem.constant_b,
         problem.frozen,
-        *(problem.has(flag) for flag in FLAGS if flag.endswith(".dynamic") or flag.startswith("math.")),
+        *(problem.has(flag) for flag in FLAGS if flag.endswith(".dynamic") or flag.startswith(("math.", "device."))),
         problem.has("program.v2"),  # which function multiplies, and the product is replaced here
     )
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -120,6 +121,16 @@ def test_of_rows_of_no_group_nothing_is_asked_unless_the_program_masks_them() ->
     (outcome, *_) = beside_eager(torch.matmul, f"{ROWS}unowned+zeroed+labels", of_labels(junk))
     assert outcome.status is Status.INCORRECT
     assert "every bad element is in a row that no group owns" in outcome.details
+
+
+def test_eager_that_rounds_before_gelu_is_held_to_a_fused_kernels_bound() -> None:
+    def gelu(c: torch.Tensor, t: Tensors) -> torch.Tensor:
+        return torch.where((t["labels"] < 0)[:, None], math.nan, torch.nn.functional.gelu(c))
+
+    line = "grouped_mm:bf16:nt:8x17x96x128:gelu:groups.crowded+unowned+zeroed+labels"
+    (outcome,) = (one for one in beside_eager(torch.matmul, line, of_labels(gelu)) if one.distribution == "rand")
+    assert outcome.code == "nan"
+    assert "eager itself is outside the bound of a fused epilogue, which rounds once (" in outcome.eager
 
 
 def test_a_kernel_that_is_wrong_in_rows_of_groups_is_found_beside_rows_of_none() -> None:
