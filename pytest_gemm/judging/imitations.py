@@ -263,10 +263,11 @@ def _unscaled_result(f: Failure) -> bool:
 
 
 def _block_scales_by_rows(f: Failure) -> bool:
-    """The template triton_main_loop_scaled_mm of torch 2.11 to 2.14, with the candidate's tile.
+    """The templates of scaled_mm in torch 2.11 to 2.14, with the candidate's tile.
 
-    It multiplies in TF32 what it has scaled.  Torch 2.11 decides by the recipe of A how B's scales are read, and then
-    reads beyond them: such elements are unknown.
+    That which scales in the main loop multiplies in TF32 what it has scaled.  Torch 2.11 decides by the recipe of A how
+    B's scales are read, and then reads beyond them: such elements are unknown.  That which scales in the epilogue reads
+    a scale for each row, where one of a square is all there is.
     """
     blocks, given, shape = f.problem.scale_blocks, f.given, f.problem.shape
     tile = next(filter(None, map(_TILE.search, f.candidates)), None)
@@ -274,11 +275,12 @@ def _block_scales_by_rows(f: Failure) -> bool:
         return False
     tall, wide, deep = map(int, tile.groups())
     rounded = dataclasses.replace(f.contract, input_error=TF32_ERROR, input_bits=TF32_BITS)
-    read_a = functools.partial(_read_by_rows, given.scale_a, (shape.m, tall), deep, shape.k, squares=blocks[0] > 1)
-    read_b = functools.partial(_read_by_rows, given.scale_b.mT, (shape.n, wide), deep, shape.k)
+    read = _read_in_epilogue if any("epilogue_scaling" in name for name in f.candidates) else _read_by_rows
+    read_a = functools.partial(read, given.scale_a, (shape.m, tall), deep, shape.k)
+    read_b = functools.partial(read, given.scale_b.mT, (shape.n, wide), deep, shape.k)
 
     def fits(lines: Failure, index: Mapping[int, Tensor], squares: bool) -> bool:
-        by_a, by_b = read_a(index.get(-2)), read_b(index.get(-1), squares=squares)
+        by_a, by_b = read_a(index.get(-2), squares=blocks[0] > 1), read_b(index.get(-1), squares=squares)
         known = ~(by_a < 0).any(1)[:, None] & ~(by_b < 0).any(1)
         ones = {name: torch.ones_like(lines.given.tensors[name]) for name in ("scale_a", "scale_b")}
         a, b = widened(lines.given.a) * by_a, widened(lines.given.b) * by_b.mT
@@ -312,10 +314,20 @@ def _read_by_rows(
         row = row // tile * -(-tile // BLOCK_K) + within // (each * across)
         place = within // each % across
     place, per_row = place + column // deep * across, -(-k // BLOCK_K)
+    return torch.where((row < count) & (place < per_row), _loaded(scales, row * per_row + place), 1.0)
+
+
+def _read_in_epilogue(
+    scales: Tensor, side: tuple[int, int], _deep: int, _k: int, lines: Tensor | None = None, **_: bool
+) -> Tensor:
+    """As :func:`_read_by_rows`, where each row has a scale."""
+    return _loaded(scales, torch.arange(side[0])[:, None] if lines is None else lines[:, None])
+
+
+def _loaded(scales: Tensor, index: Tensor) -> Tensor:
+    """What a kernel loads at these places behind the first scale, float64; -1 for unknown memory."""
     memory = _from_its_start(scales)
-    index = row * per_row + place
-    read = widened(memory)[index.clamp(max=len(memory) - 1)].masked_fill(index >= len(memory), -1.0)
-    return torch.where((row < count) & (place < per_row), read, 1.0)
+    return widened(memory)[index.clamp(max=len(memory) - 1)].masked_fill(index >= len(memory), -1.0)
 
 
 def _from_its_start(scales: Tensor) -> Tensor:

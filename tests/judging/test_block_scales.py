@@ -59,6 +59,15 @@ def template(given: Operands, tile: tuple[int, int, int], *, first_release: bool
     return (in_tf32(a) @ in_tf32(b).mT).to(torch.bfloat16)
 
 
+def epilogue(given: Operands) -> Tensor:
+    """What triton_scaled_mm_device_tma_epilogue_scaling gives: the scale of one square is that of row 0."""
+    assert given.scale_a is not None
+    assert given.scale_b is not None
+    by_a = torch.full((given.problem.shape.m, 1), float("nan"))
+    by_a[0] = given.scale_a[0]
+    return ((given.a.float() @ given.b.float()) * by_a * given.scale_b).to(torch.bfloat16)
+
+
 def last_block(given: Operands) -> Tensor:
     """A template in which only the last block of K counts: an entry for any wrong result once hid it."""
     assert given.scale_a is not None
@@ -68,9 +77,11 @@ def last_block(given: Operands) -> Tensor:
     return (a @ b).to(torch.bfloat16)
 
 
-def judged(line: str, kernel: Any, tile: tuple[int, int, int], reference: str) -> list[Outcome]:
-    """The failures of a kernel with such a tile in its name."""
-    name = f"triton_scaled_mm_device_tma_main_loop_scaling-{'x'.join(map(str, tile))},s5,w4"
+def judged(
+    line: str, kernel: Any, tile: tuple[int, int, int], reference: str, place: str = "main_loop"
+) -> list[Outcome]:
+    """The failures of a kernel of the template that scales in this place, with such a tile in its name."""
+    name = f"triton_scaled_mm_device_tma_{place}_scaling-{'x'.join(map(str, tile))},s5,w4"
     prepared = SimpleNamespace(
         run=kernel, contract=Contract(), proof=lambda: Proof(executed=("k",), generated=("k",), chosen=(name,))
     )
@@ -101,3 +112,14 @@ def test_another_tile_or_another_defect_is_another_answer(reference: str) -> Non
         found = judged(LINE, kernel, tile, reference)
         assert len(found) == len(DISTRIBUTIONS)
         assert not any(outcome.imitates for outcome in found)
+
+
+@pytest.mark.parametrize("reference", ["full", "sampled"])
+def test_one_square_read_as_a_scale_a_row(reference: str) -> None:
+    line, tile = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:128x144x128:quant.blocks-128_1", (64, 32, 64)
+    found = judged(line, epilogue, tile, reference, "epilogue")
+    assert {(outcome.code, outcome.imitates) for outcome in found} == {("nan", ("block-scales-by-rows",))}
+    assert not any(outcome.imitates for outcome in judged(line, epilogue, tile, reference))  # the other template
+    twice = judged(line, lambda given: 2 * epilogue(given), tile, reference, "epilogue")
+    assert twice
+    assert not any(outcome.imitates for outcome in twice)
