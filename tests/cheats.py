@@ -284,7 +284,7 @@ class Unread(torch.Tensor):
         return function(*read, **kwargs or {})
 
 
-@_planted(*LATER, "wrong-type")
+@_planted(*LATER, "wrong-type", "launches-nothing")
 def lazy_tensor(a: Tensor, b: Tensor, kept: Kept) -> Tensor:
     if not kept.is_timed:
         return _computed(a, b, kept)
