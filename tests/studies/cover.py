@@ -59,10 +59,13 @@ _TILE: Final = 64
 _FUSED: Final = {"bias+relu", "bias+gelu"}
 # An operand that does not begin where its memory does.
 _SHIFTED: Final = ("offset", "tail", "sliced")
-_FACETS: Final = {"operands", "dynamic"}
 _OF_GPUS: Final = {"triton", "cutlass", "cutedsl", "nvgemm"}
-# By which an alpha on the bias is told from other causes.
-_TELLING: Final = "addmm:f32:nn:17x65x127:bias+alpha-0.5"
+# By which an alpha on the bias is told from other causes, and at whose sizes wrong kernels of ``mutants.py`` begin.
+_TELLING: Final = (
+    "addmm:f32:nn:17x65x127:bias+alpha-0.5",
+    "mm:f32:nn:5x3x65601",
+    "linear:f32:nt:6x17x65x96:bias+relu+add:a.4d",
+)
 _GROUPS: Final = ("*mm:?32*", "*mm:*16*", "linear*", "*bmm*", "grouped*", "*int_mm*", "woq*", "q*", "scaled*")
 
 # What is asked of a choice: for each demand how many of its problems.
@@ -77,8 +80,7 @@ def _taken(problem: Problem) -> list[str]:
 def facts(problem: Problem, taken: Sequence[str]) -> set[str]:
     """What a choice has to keep of a problem, whatever it finds."""
     op, kind, shape = problem.op.name, f"{problem.op.name} {problem.dtypes}", problem.shape
-    own, flags = pairs.facts(problem), problem.flags
-    bias = dict(own)["bias"]
+    own, flags, bias = pairs.facts(problem), problem.flags, dict(pairs.facts(problem))["bias"]
     long = [f"long {size}" for size in ("batch", "m", "n", "k") if (getattr(shape, size) or 0) > _LONG]
     steps = "+".join(step.name for step in problem.steps)
     also = {
@@ -95,7 +97,7 @@ def facts(problem: Problem, taken: Sequence[str]) -> set[str]:
     }
     words = {kind, f"{op} {problem.layout}", *flags, *(f"step {step}" for step in problem.steps)}
     words |= {f"{flag} of {one}" for flag in flags if flag.startswith("math") for one in (op, problem.dtypes)}
-    words |= {f"{op} {facet} {value}" for facet, value in own if facet in _FACETS}
+    words |= {f"{op} {facet} {value}" for facet, value in own if facet in {"operands", "dynamic"}}
     if min(shape.n, shape.k) >= models.LARGE:
         words |= {f"{op} large", *(f"large {step.name}" for step in problem.quant)}
     words |= {f"{kind} {word}" for word in (problem.layout, *problem.quant, *long)}
@@ -338,9 +340,9 @@ def main() -> int:
     asked = demands(rows, {line: facts(problem, taken[line]) for line, problem in problems.items()})
     drawn = [p.line for one in shapes.read(matrix.CASES / "mm.toml") if one.name == "mm-drawn" for p in one.problems]
     smoke = [p.line for p in matrix.products("smoke")]
-    kept = {*_SMOKE, *drawn, *smoke, _TELLING}
+    kept = {*_SMOKE, *drawn, *smoke, *_TELLING}
     chosen = choice(costs, asked, kept)
-    order = in_order([smoke, {*chosen} - {*smoke}], costs, asked)
+    order = in_order([smoke, [one for one in chosen if one not in smoke]], costs, asked)
 
     show(_PAGE)
     templates = {name: how for name, how in asked.items() if name.startswith("template ") and "," not in name}

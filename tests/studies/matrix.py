@@ -37,6 +37,8 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record import reader
 
 STORED: Final = Path(__file__).with_name("matrix.json")
+# Shapes of mutants whose bug is in the product, which any program can have.
+_ANYWHERE: Final = {"product", "corrupted", "stored", "afterwards"}
 # Multiplications of a problem from which only the mutants run that are made for it.
 _LARGE: Final = 1 << 25
 _PAGE: Final = Path(__file__).parents[2] / "docs" / "results" / "template-mutants.md"
@@ -89,8 +91,7 @@ def _entries() -> dict[str, tuple[Any, set[str], list[tuple[object, ...]]]]:
             continue
         mine = [Problem.parse(line) for *_, line in one.problems((256,))]
         shape = one.plant.__qualname__.partition(".")[0]
-        any_form = shape in {"product", "corrupted", "stored", "afterwards"}
-        length = 3 if not any_form else 1 if name.startswith("history") else 0
+        length = int(name.startswith("history")) if shape in _ANYWHERE else 3
         found[name] = (one, {p.line for p in mine}, [_form(p)[:length] for p in mine] or [()])
     return found
 
