@@ -9,6 +9,7 @@ from studies import cover, matrix
 from pytest_gemm.conformance import matrix as suite
 
 ROWS = matrix.read()
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "quick.md"
 
 
 def test_every_defect_is_found_by_two_problems_where_two_find_it() -> None:
@@ -36,3 +37,9 @@ def test_the_matrix_is_read_as_it_is_written(tmp_path: Path) -> None:
     stored = tmp_path / "matrix.json"
     stored.write_text(matrix.written(ROWS), encoding="utf-8")
     assert matrix.read(stored) == ROWS
+
+
+def test_a_choice_that_knew_nothing_of_a_class_finds_all_but_a_hundredth_of_it() -> None:
+    rows = [line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.endswith("% |")]
+    assert len(rows) > 20
+    assert not {name: held for name, *_, held in rows if float(held.rstrip("% |")) < 99}

@@ -27,7 +27,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from studies import lines
+from studies import history, lines
 from template_mutants.study import _records
 
 from pytest_gemm.conformance import matrix
@@ -37,6 +37,8 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record import reader
 
 STORED: Final = Path(__file__).with_name("matrix.json")
+# Shapes of mutants whose bug is in the product, which any program can have.
+_ANYWHERE: Final = {"product", "corrupted", "stored", "afterwards"}
 # Multiplications of a problem from which only the mutants run that are made for it.
 _LARGE: Final = 1 << 25
 _PAGE: Final = Path(__file__).parents[2] / "docs" / "results" / "template-mutants.md"
@@ -62,28 +64,35 @@ Rows = dict[str, Row]
 
 
 def _form(problem: Problem) -> tuple[object, ...]:
-    """What a mutant of a whole program asks of a problem: all but data types and sizes."""
-    return problem.op.name, [step.name for step in problem.steps], problem.flags
+    """What a mutant of a whole program asks of a problem: all but data types and sizes, dynamic ones too."""
+    flags = [flag for flag in problem.flags if not flag.endswith(".dynamic")]
+    return problem.op.name, [step.name for step in problem.steps], flags
 
 
 @functools.cache
 def _entries() -> dict[str, tuple[Any, set[str], list[tuple[object, ...]]]]:
-    """Mutants whose bug is in the numbers and depends on the problem, by name.
+    """Mutants whose bug is in the numbers and depends on the problem, and imitations of the history, by name.
 
-    Each with its own lines, and with the forms of problems that its program is made for; none where its bug is in the
-    product, which any program can have.
+    Each with its own lines, and with the forms, or the beginnings of forms, of problems that its program is made for:
+    any where its bug is in the product, and any of its ops where it imitates a defect.
     """
     import mutants
+    from imitations import IMITATIONS
 
+    every = {f"kernel {name}": one for name, one in mutants.MUTANTS.items()}
+    for bug in history.BUGS:
+        if bug.imitation and bug.calls == 1:
+            own = {line: line for line in bug.imitated}
+            every[f"history {bug.id}"] = mutants.Mutant(bug.wrong, IMITATIONS[bug.imitation], own)
     found = {}
-    for name, one in mutants.MUTANTS.items():
+    for name, one in every.items():
         templates = set(one.lines.values())
         if one.code or templates <= {*mutants.SMALL.values(), *mutants.MIB.values()}:
             continue
-        own = [Problem.parse(line) for *_, line in one.problems((256,))]
+        mine = [Problem.parse(line) for *_, line in one.problems((256,))]
         shape = one.plant.__qualname__.partition(".")[0]
-        forms = [] if shape in {"product", "corrupted", "stored", "afterwards"} else [_form(p) for p in own]
-        found[name] = (one, {p.line for p in own}, forms)
+        length = int(name.startswith("history")) if shape in _ANYWHERE else 3
+        found[name] = (one, {p.line for p in mine}, [_form(p)[:length] for p in mine] or [()])
     return found
 
 
@@ -136,10 +145,10 @@ def _found(line: str) -> list[str]:
     with contextlib.suppress(Exception):
         known = list(results(product(right)))
         any_product = size < _LARGE and not finds(product(right))
-    for name, (one, own, forms) in _entries().items():
-        fits = _form(problem) in forms if forms else any_product
-        if (line in own or (fits and size < _LARGE)) and finds(one.plant, known):
-            found.append(f"kernel {name}")
+    for name, (mutant, own, forms) in _entries().items():
+        fits = any(_form(problem)[: len(one)] == one and (len(one) == 3 or any_product) for one in forms)
+        if (line in own or (fits and size < _LARGE)) and finds(mutant.plant, known):
+            found.append(name)
     return found
 
 
