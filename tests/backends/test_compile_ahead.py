@@ -474,10 +474,8 @@ _Test = TypeVar("_Test", bound=Callable[..., None])
 
 
 def asks(test: _Test) -> _Test:
-    """A test that asks Inductor.  All share a process, so they share a worker of xdist."""
-    for mark in (needs_cutlass, pytest.mark.xdist_group("asks-inductor"), pytest.mark.usefixtures("one_asks")):
-        test = mark(test)
-    return test
+    """A test that asks Inductor.  All share a process, so this file has one worker of xdist."""
+    return needs_cutlass(pytest.mark.usefixtures("one_asks")(test))
 
 
 # A plain product, another size of it, an addend, a fused epilogue, a batch, int8, any M.

@@ -40,7 +40,7 @@ def test_the_readme_has_both_commands(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "python3 -m venv .venv\n" in done.stdout
     assert "pytest --gemm-backends=aten,cpp" in done.stdout
-    assert done.stdout.endswith("pytest tests -n auto --dist loadgroup\n")
+    assert done.stdout.endswith("pytest tests -n auto\n")
 
 
 def test_both_run_as_they_are_written(tmp_path: Path) -> None:
