@@ -213,6 +213,8 @@ def _columns_of_first_block(f: Failure) -> bool:
             if (count - 1) * wide >= 2 * n:
                 break
             read = column // (wide * count) * (wide * count) + column % wide
+            if not f.judged.note and bool(f.bad[..., read == column].any()):  # such columns are right
+                continue
             if f.as_if(b=f.given.b[..., read.clamp(max=n - 1)]):
                 return True
     return False
