@@ -1,4 +1,4 @@
-"""Layers of current models as problems: all of them, one at random, and those that the level ``models`` holds.
+"""Layers of current models as problems: one at random, and those that the level ``models`` holds.
 
 ``cases/models.toml`` has the models.  A layer is met in each form in which its kind is served, as the part that each of
 1, 2, 4 and 8 devices computes, with each number of tokens.
@@ -131,11 +131,6 @@ def _of_kind(name: str, kind: str) -> Iterator[Part]:
         for (form, line), tokens in itertools.product(forms, model.tokens or file.tokens):
             for m, e in itertools.product(file.tokens[tokens], counts or [sizes["e"]]):
                 yield Part(name, kind, form, devices, tokens, line, steps, e, m, sizes["n"], sizes["k"])
-
-
-def everything() -> Iterator[Problem]:
-    """Every problem of the file, some of them more than once."""
-    return (problem for part in parts() if (problem := part.problem()) is not None)
 
 
 def draw(source: random.Random, device: str) -> Problem:
