@@ -60,28 +60,21 @@ def lacks_isa(isa: str) -> str:
 def loads(call: Callable[[Any, str], bool], vectors: Any, code: str) -> bool:
     """``VecISA.check_build``, whose answer yes is remembered on disk.
 
-    It compiles a few lines, and starts a Python to load them: in each process, and for each level.  Before torch 2.13
-    that Python imports torch, which takes 5 s; it loads torch's libraries instead, and imports torch where that fails.
-    The folder is one of this CPU, compiler and torch, see ``machine.code_key``.
+    It compiles a few lines, and starts a Python to load them: in each process, and for each level.  The folder is one
+    of this CPU, compiler and torch, see ``machine.code_key``.
 
     Args:
         call: the original.
         vectors: Inductor's object for a level.
         code: the lines.
     """
-    from torch._inductor import cpu_vec_isa
-
     key = hashlib.sha256(repr((code, vectors.build_arch_flags())).encode()).hexdigest()
     remembered = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "loads" / key
     with _LOADING[key]:  # levels build on each other, and several threads may ask for one
         if remembered.exists():
             return True
-        importing = _load_libraries()
         with stored.probing(os.environ["TORCHINDUCTOR_CACHE_DIR"]):
             found = call(vectors, code)
-            if importing and not found:
-                with _IMPORTING, patched([(cpu_vec_isa.VecISA, "_avx_py_load", importing)]):
-                    found = call(vectors, code)
         if found:
             with contextlib.suppress(OSError):
                 files.replace(remembered, b"")
@@ -89,22 +82,6 @@ def loads(call: Callable[[Any, str], bool], vectors: Any, code: str) -> bool:
 
 
 _LOADING: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-_IMPORTING = threading.Lock()
-
-
-@functools.cache
-def _load_libraries() -> str:
-    """Have ``VecISA.check_build`` load a result without importing torch; the code before, "" where nothing changed."""
-    from torch._inductor import cpu_vec_isa
-
-    base: Any = cpu_vec_isa.VecISA
-    before = str(getattr(base, "_avx_py_load", ""))
-    library = Path(torch.__file__).parent / "lib" / "libtorch.so"
-    if "\nimport torch\n" not in before or not library.exists():
-        return ""
-    load = f"from ctypes import CDLL, RTLD_GLOBAL\nCDLL({str(library)!r}, RTLD_GLOBAL)"
-    base._avx_py_load = before.replace("\nimport torch\n", f"\n{load}\n")
-    return before
 
 
 def without_warnings(call: Callable[..., None], command: str, *args: Any, **kwargs: Any) -> None:

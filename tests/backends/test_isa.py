@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -369,32 +368,3 @@ def test_a_cpu_that_runs_a_level_is_not_asked_again(tmp_path: Path, monkeypatch:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file"))
     assert cpu_isa.loads(asks, vectors("avx2"), "code"), "where nothing can be written nothing is remembered"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_complete", [True, False])
-def test_a_release_that_imports_torch_to_load_a_result_loads_its_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_complete: bool
-) -> None:
-    from torch._inductor.cpu_vec_isa import VecISA
-
-    package = Path(torch.__file__) if is_complete else tmp_path / "__init__.py"
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "libtorch.so").touch()  # no library
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(VecISA, "_avx_py_load", "\nimport torch\nimport sys\nprint('torch' in sys.modules)\n")
-    monkeypatch.setattr(torch, "__file__", str(package))
-    vectors = SimpleNamespace(build_arch_flags=lambda: "avx2")
-    said = []
-
-    def asks(*_: object) -> bool:
-        done = subprocess.run([sys.executable, "-c", VecISA._avx_py_load], capture_output=True, text=True, check=False)
-        said.append(done.stdout.strip())
-        return done.returncode == 0
-
-    cpu_isa._load_libraries.cache_clear()
-    try:
-        assert cpu_isa.loads(asks, vectors, "code")
-        assert said == (["False"] if is_complete else ["", "True"])
-    finally:
-        cpu_isa._load_libraries.cache_clear()
