@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import functools
 import itertools
 import os
-import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,7 +18,7 @@ from pytest_gemm.backends.inductor.backend import InductorBackend, Space, cache_
 from pytest_gemm.core.case_id import Mode
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.machine import isa as isa_module
-from pytest_gemm.machine import processor
+from pytest_gemm.machine import processor, software
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
@@ -42,20 +39,8 @@ _VARIANTS = 2
 
 
 def compiler() -> str:
-    """The C++ compiler that Inductor calls: ``$CXX``, or the platform's."""
-    return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-
-
-@functools.lru_cache
-def _compiler_version(command: str) -> str:
-    """What the compiler calls itself, "" when it does not answer."""
-    try:
-        done = subprocess.run(
-            [command, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    """The C++ compiler that Inductor calls: ``$CXX``, or g++."""
+    return os.environ.get("CXX") or "g++"
 
 
 class CppBackend(InductorBackend):
@@ -82,7 +67,7 @@ class CppBackend(InductorBackend):
     def installation(self) -> Availability:
         """A C++ compiler."""
         command = compiler()
-        if version := _compiler_version(command):
+        if version := software.version_of(command):
             return Availability(versions=((command, version),))
         text = f"{command!r} is not there, or does not answer as a C++ compiler"
         return Availability.lacking("no-compiler", text, "apt-get install g++, or set CXX to one")

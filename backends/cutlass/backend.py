@@ -19,6 +19,7 @@ from pytest_gemm.api.settings import Setting, folder, matching, natural
 from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir, installed
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Pruned, Unsupported
+from pytest_gemm.machine import software
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import cache, kernel_store
@@ -80,8 +81,9 @@ def _setup() -> kernel_store.Toolchain:
     assert compiler is not None
     mine, wheel = os.environ.get("TORCHINDUCTOR_CUTLASS_DIR", ""), dict(installed("nvidia-cutlass"))
     headers = kernel_store.headers_version(Path(mine), "" if mine else wheel.get("nvidia-cutlass", "?"))
-    spare = curand_headers(compiler) or ""
-    return kernel_store.Toolchain(compiler, kernel_store.nvcc_version(compiler), headers, spare)
+    if not (version := software.nvcc(compiler)):
+        raise kernel_store.CompilerError(f"{compiler} --version does not name a version: give another one as CUDACXX")
+    return kernel_store.Toolchain(compiler, version, headers, curand_headers(compiler) or "")
 
 
 def kernel_cache_dir() -> Path:

@@ -46,7 +46,7 @@ def software(device: Device) -> dict[str, str]:
     if device == "cpu":
         return versions | compiler()
     driver = next((gpu.driver for gpu in gpus()), "")
-    found = {"cuda": _torch_cuda(), "driver": driver, "nvcc": _nvcc()}
+    found = {"cuda": _torch_cuda(), "driver": driver, "nvcc": nvcc("nvcc")}
     return versions | {name: version for name, version in found.items() if version}
 
 
@@ -82,18 +82,25 @@ def _file_of_torch(name: str) -> str:
     return ""
 
 
-def _nvcc() -> str:
-    found = re.search(r"release [\d.]+, V([\d.]+)", _output("nvcc", "--version"))
+def nvcc(program: str) -> str:
+    """The version of a CUDA compiler, ``13.0.88``; "" where it is not there or does not tell."""
+    found = re.search(r"release [\d.]+, V([\d.]+)", _output(program, "--version"))
     return found[1] if found else ""
 
 
 def compiler() -> dict[str, str]:
     """The compiler that ``CXX`` names, else g++ or c++, with its version."""
     for name in filter(None, (os.environ.get("CXX"), "g++", "c++")):
-        # gcc prints its full version for the first option; other compilers know the second only.
-        if found := re.search(r"\d+(?:\.\d+)+", _output(name, "-dumpfullversion", "-dumpversion")):
-            return {Path(name).name: found[0]}
+        if version := version_of(name):
+            return {Path(name).name: version}
     return {}
+
+
+def version_of(compiler: str) -> str:
+    """The version of a C++ compiler; "" where it is not there or does not tell."""
+    # gcc prints its full version for the first option; other compilers know the second only.
+    found = re.search(r"\d+(?:\.\d+)*", _output(compiler, "-dumpfullversion", "-dumpversion"))
+    return found[0] if found else ""
 
 
 def _output(program: str, *arguments: str) -> str:

@@ -157,22 +157,6 @@ class Job:
         return found[1] if found else ""
 
 
-def nvcc_version(compiler: str) -> str:
-    """``13.0.88`` of ``Cuda compilation tools, release 13.0, V13.0.88``.
-
-    Raises:
-        CompilerError: when it cannot be run, or does not print it.
-    """
-    try:
-        output = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise CompilerError(f"{compiler} --version: {error}") from error
-    found = re.search(r"\bV(\d+\.\d+\.\d+)", output)
-    if found is None:
-        raise CompilerError(f"{compiler} --version does not name a version: {output.strip()!r}")
-    return found[1]
-
-
 def headers_version(tree: Path, wheel: str = "") -> str:
     """What distinguishes these headers: the wheel's version, or the hash of a checkout's ``version.h``.
 
