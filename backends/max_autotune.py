@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
-from pytest_gemm.api.settings import Setting
 from pytest_gemm.backends import aten
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
@@ -35,21 +34,6 @@ _TEMPLATES: Final[Mapping[str, type[InductorBackend]]] = {
     "decompose_k": TritonBackend,
     "cutlass": CutlassBackend,
 }
-# Configurations of CUTLASS's that are benchmarked: nvcc takes half a minute or more for each.
-_CUTLASS_CONFIGURATIONS: Final = 4
-_BACKENDS: Final = ("ATEN", "TRITON", "CPP", "CUTLASS", "NVGEMM", "CUTEDSL", "CK", "CKTILE", "FLYDSL")
-
-
-def _backends(text: str) -> str:
-    """Names as Inductor takes them.
-
-    Raises:
-        ValueError: for a name that it does not have.
-    """
-    names = [part.strip().upper() for part in text.split(",")] if text else []
-    if not set(names) <= set(_BACKENDS):
-        raise ValueError(f"give some of {', '.join(_BACKENDS)}")
-    return ",".join(names)
 
 
 class MaxAutotuneBackend(InductorBackend):
@@ -57,9 +41,6 @@ class MaxAutotuneBackend(InductorBackend):
 
     The options are those that the release gives the mode.  On CUDA the backend's own way has CUDA graphs, where PyTorch
     makes one; ``static`` is the same without.  On the CPU weights are frozen, without which no C++ template is offered.
-
-    Attributes:
-        backends: what ``max_autotune_gemm_backends`` is set to; "": what the release or the environment has.
     """
 
     name: str = "inductor"
@@ -68,24 +49,16 @@ class MaxAutotuneBackend(InductorBackend):
     rules = ("aten", "grouped", "qlinear-unfrozen")
     capabilities = frozenset({Capability.MODE, Capability.USER_CACHES})
     on_request = True
-    settings: Mapping[str, Setting] = {
-        "backends": Setting("", "LIST", "max_autotune_gemm_backends; default: PyTorch's", _backends),
-    }
-    backends: str = ""
 
     # The one candidate is what autotuning selects; those of one kind are judged by the backend of that kind.
     candidates: None = None  # type: ignore[assignment]  # says that the optional method is not there
 
-    def configure(self, values: Mapping[str, Any]) -> None:
-        """Take the settings."""
-        self.backends = values["backends"]
-
     def installation(self) -> Availability:
-        """PyTorch itself; and CUTLASS, where it was asked for."""
-        return CutlassBackend().installation() if "CUTLASS" in self.backends else Availability()
+        """PyTorch itself."""
+        return Availability()
 
     def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
-        """Those of the mode, with the settings; nothing is printed."""
+        """Those of the mode; nothing is printed."""
         from pytest_gemm.backends.inductor import torch_compat
 
         on_cuda = request.device == Device.CUDA
@@ -101,13 +74,6 @@ class MaxAutotuneBackend(InductorBackend):
         }
         if not on_cuda:  # there are few candidates, and a pool of compile workers costs seconds to start
             options["compile_threads"] = 1
-        if self.backends:
-            options["max_autotune_gemm_backends"] = self.backends
-        if "CUTLASS" in self.backends:
-            own = CutlassBackend().options(problem, request)
-            options |= {name: value for name, value in own.items() if name.startswith(("cutlass.", "cuda."))}
-            limit = torch_compat.option("cutlass.cutlass_max_profiling_configs", "cuda.cutlass_max_profiling_configs")
-            options[limit] = _CUTLASS_CONFIGURATIONS
         return options
 
     def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
@@ -122,7 +88,7 @@ class MaxAutotuneBackend(InductorBackend):
         """Compile the problem, with CUDA graphs where the mode has them and PyTorch makes one.
 
         Raises:
-            Unsupported: when no backend of the requested ones has a candidate, and what ATen's own checks reject.
+            Unsupported: when Inductor has no candidate, and what ATen's own checks reject.
         """
         from pytest_gemm.backends.inductor.selected import SelectedPrepared
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 
-from pytest_gemm.api import settings
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.request import BuildRequest
-from pytest_gemm.api.settings import SettingError
 from pytest_gemm.backends.aten import CompiledAten
 from pytest_gemm.backends.inductor.artifact import InductorPrepared
 from pytest_gemm.backends.inductor.selected import WRITTEN_OUT, SelectedPrepared
@@ -24,12 +23,6 @@ from pytest_gemm.problem.problem import Problem
 
 # Inductor's benchmark of several candidates; a run of the suite has no warnings that are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-
-
-def backend(**given: str) -> MaxAutotuneBackend:
-    made = MaxAutotuneBackend(threads=1)
-    settings.configure(made, given)
-    return made
 
 
 def judged(prepared: InductorPrepared, line: str, distribution: str = "int-2") -> None:
@@ -48,20 +41,13 @@ def judged(prepared: InductorPrepared, line: str, distribution: str = "int-2") -
 # -- options -------------------------------------------------------------------------------------------------
 
 
-def test_the_options_are_those_of_the_mode_and_of_the_settings() -> None:
+def test_the_options_are_those_of_the_mode() -> None:
     problem = Problem.parse("linear:f32:nt:17x65x127:bias")
-    options = backend().options(problem)
+    options = MaxAutotuneBackend(threads=1).options(problem)
     assert options["max_autotune"] is True
     assert options["coordinate_descent_tuning"] is True
     assert options["freezing"] is True
     assert "max_autotune_gemm_backends" not in options  # the release's, or the environment's
-    given = backend(backends="aten, triton").options(problem)
-    assert given["max_autotune_gemm_backends"] == "ATEN,TRITON"
-
-
-def test_an_unknown_backend_of_inductors_is_named() -> None:
-    with pytest.raises(SettingError, match=r"inductor\.backends='ATEN,FOO': give some of ATEN, TRITON, CPP"):
-        backend(backends="ATEN,FOO")
 
 
 # -- proofs --------------------------------------------------------------------------------------------------
@@ -106,7 +92,8 @@ def test_what_was_selected_has_to_have_run(
 def test_the_contract_follows_what_was_selected(backends: str, starts: str, epilogue: str) -> None:
     line = "linear:f32:nt:17x65x127:bias+relu"
     given = tensors.make(Problem.parse(line), "int-2", 0)
-    prepared = backend(backends=backends).prepare(Problem.parse(line), given)
+    with inductor_config.patch(max_autotune_gemm_backends=backends):
+        prepared = MaxAutotuneBackend(threads=1).prepare(Problem.parse(line), given)
     (chosen,) = prepared.artifact.chosen
     assert chosen.startswith(starts)
     assert prepared.contract.epilogue == epilogue
@@ -116,7 +103,8 @@ def test_the_contract_follows_what_was_selected(backends: str, starts: str, epil
 @pytest.mark.slow
 def test_a_product_that_inductor_writes_out_is_proved_by_its_kernel() -> None:
     line = "mm:f32:nn:5x7x1"
-    prepared = backend().prepare(Problem.parse(line), tensors.make(Problem.parse(line), "int-2", 0))
+    made = MaxAutotuneBackend(threads=1)
+    prepared = made.prepare(Problem.parse(line), tensors.make(Problem.parse(line), "int-2", 0))
     judged(prepared, line)
     assert prepared.proof().chosen == (WRITTEN_OUT,)
 
@@ -124,7 +112,7 @@ def test_a_product_that_inductor_writes_out_is_proved_by_its_kernel() -> None:
 @pytest.mark.slow
 def test_all_are_benchmarked_against_one_another_and_other_weights_are_no_reason_to_do_so_again() -> None:
     line = "linear:f32:nt:17x49x65:bias:m.dynamic"  # oneDNN packs its weight: it cannot be bound again
-    made = backend(backends="ATEN,CPP")
+    made = MaxAutotuneBackend(threads=1)
     prepared = made.prepare(Problem.parse(line), tensors.make(Problem.parse(line), "int-2", 0))
     judged(prepared, line)
     assert len(prepared.timings) == 2
