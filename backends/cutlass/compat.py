@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from pytest_gemm.backends.inductor import stored as stored_files
-from pytest_gemm.backends.inductor import torch_compat
 from pytest_gemm.backends.inductor.hooks import hooked, patched
+from pytest_gemm.core.text import causes
 from pytest_gemm.storage import digests
 from pytest_gemm.storage.kernel_store import CompileError, Job, Store, Toolchain, entry_of, renamed
 
@@ -271,5 +271,5 @@ def to_the_end() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not any(isinstance(one, _Enough) for one in torch_compat.causes(error)):
+        if not any(isinstance(one, _Enough) for one in causes(error)):
             raise

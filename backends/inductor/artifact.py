@@ -44,7 +44,7 @@ from pytest_gemm.backends.inductor.compilation import CompileSpec, Session, Want
 from pytest_gemm.backends.inductor.hooks import patched
 from pytest_gemm.backends.inductor.poisoning import poisoned_memory
 from pytest_gemm.core.outcome import Pruned, Reason, Unsupported
-from pytest_gemm.core.text import first_line
+from pytest_gemm.core.text import causes, first_line
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
@@ -257,7 +257,7 @@ def after_failure(
         Pruned: when there is none left that could be tried.
         Exception: what the candidate has failed with, when autotuning has no reason to drop it.
     """
-    if refusal := next((one for one in torch_compat.causes(error) if isinstance(one, Unsupported)), None):
+    if refusal := next((one for one in causes(error) if isinstance(one, Unsupported)), None):
         for module in seen.modules:
             torch_compat.forget_module(module)
         raise refusal
@@ -267,11 +267,11 @@ def after_failure(
         raise Unsupported("no-candidate", text) from error
     if spec.candidate is None:
         # Inductor has tried them all, and raises that no choice is valid.
-        causes = {name: why for name, why in seen.failed.items() if isinstance(why, Exception)}
-        reasons = {name: reason for name, why in causes.items() if (reason := torch_compat.why_pruned(why))}
+        errors = {name: why for name, why in seen.failed.items() if isinstance(why, Exception)}
+        reasons = {name: reason for name, why in errors.items() if (reason := torch_compat.why_pruned(why))}
         if reasons and set(reasons) >= set(seen.choices):
             raise _all_pruned(reasons) from error
-        raise next((why for name, why in causes.items() if name not in reasons), error)
+        raise next((why for name, why in errors.items() if name not in reasons), error)
     cause = seen.failed.get(seen.candidate)
     if not isinstance(cause, Exception):
         cause = error

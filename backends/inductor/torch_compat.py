@@ -40,6 +40,7 @@ from pytest_gemm.backends.inductor.cpu_isa import (
 from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
 from pytest_gemm.backends.inductor.selection import Listed, watch_selection
 from pytest_gemm.core.outcome import Reason
+from pytest_gemm.core.text import causes
 from pytest_gemm.machine import software
 from pytest_gemm.storage.datafile import document
 
@@ -304,19 +305,6 @@ def recompiled(error: RuntimeError) -> bool:
 def listed(error: BaseException) -> bool:
     """Whether ``error`` is how a listing session ends a compile; Inductor and Dynamo wrap what is raised in them."""
     return any(isinstance(one, Listed) for one in causes(error))
-
-
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and all that it was raised from or wraps, each once."""
-    seen: set[int] = set()
-    todo: list[BaseException | None] = [error]
-    while todo:
-        one = todo.pop(0)
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        yield one
-        todo += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
 
 
 def why_pruned(error: BaseException) -> Reason | None:

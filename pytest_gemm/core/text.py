@@ -7,7 +7,7 @@ import html
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 
@@ -127,6 +127,19 @@ def message(error: BaseException, most: int = _MOST) -> str:
 def kind_of(error: BaseException) -> str:
     """The name of an exception's class, in :func:`one_line`."""
     return one_line(type.__dict__["__name__"].__get__(type(error)), 100)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and all that it was raised from or wraps, each once."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop(0)
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        todo += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
 
 
 def described(error: BaseException) -> str:

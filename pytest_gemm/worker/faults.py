@@ -10,13 +10,12 @@ import contextlib
 import gc
 import os
 import re
-from collections.abc import Iterator
 
 import psutil
 import torch
 
 from pytest_gemm.core.outcome import Reason
-from pytest_gemm.core.text import first_line, message
+from pytest_gemm.core.text import causes, first_line, message
 
 # Messages of allocators without memory, whose exceptions have no type of their own.
 _NO_MEMORY = (
@@ -31,16 +30,6 @@ _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 <
 _CUDA_ERROR = re.compile(r"(?:CUDA error|CUDA driver error|Triton Error \[CUDA\]): ([^\n]+)")
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and what it was raised from: compilers wrap what their parts raise."""
-    seen: set[int] = set()
-    now: BaseException | None = error
-    while now is not None and id(now) not in seen:
-        seen.add(id(now))
-        yield now
-        now = now.__cause__ or now.__context__
-
-
 # -- memory ----------------------------------------------------------------------------------------
 
 
@@ -52,7 +41,7 @@ def out_of_memory(error: BaseException, phase: str, device: str) -> Reason | Non
         phase: what was being done, as in ``outcome.Activity``.
         device: where the case computes, ``cpu`` or ``cuda``; the exception itself decides whose memory it was.
     """
-    for part in _chain(error):
+    for part in causes(error):
         text = message(part)
         on_device = isinstance(part, torch.OutOfMemoryError) or ("CUDA" in text and device == "cuda")
         if not (
@@ -139,7 +128,7 @@ def lost(error: BaseException, last: BaseException, phase: str) -> Reason:
         last: what the device has raised since, see :func:`device_error`.
         phase: where it showed.
     """
-    found = next((m[1] for part in (*_chain(error), last) if (m := _CUDA_ERROR.search(message(part)))), "")
+    found = next((m[1] for part in (*causes(error), last) if (m := _CUDA_ERROR.search(message(part)))), "")
     found = found or first_line(last) or type(last).__name__
     code = "illegal-address" if "illegal memory access" in found else "cuda-error"
     text = f"CUDA error in {phase}: {found}; the process has lost the device"
