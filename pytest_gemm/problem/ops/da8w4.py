@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pytest_gemm.problem.layout import Layout
-from pytest_gemm.problem.ops.op import OUTPUTS, Complaints, Matmul, Op, Problem, Tensor, Tensors, dtype_of
-from pytest_gemm.problem.ops.woq import check_groups
+from pytest_gemm.problem.ops.op import OUTPUTS, Complaints, Matmul, Problem, Tensor, Tensors, dtype_of
+from pytest_gemm.problem.ops.woq import check_groups, of_codes
 
 
 def _pack(torch: Any, p: Problem, t: Tensors) -> Tensor:
@@ -51,19 +50,14 @@ def _check(p: Problem) -> Complaints:
 
 
 OPS: Final = (
-    Op(
+    of_codes(
         "da8w4",
-        "never",
-        ("f32-i4-f32", "bf16-i4-bf16"),
-        _native,
-        _around,
+        dtypes=("f32-i4-f32", "bf16-i4-bf16"),
+        native=_native,
+        around=_around,
         help="aten::_dyn_quant_matmul_4bit: rows of A are quantised to 8 bits by the op, B is packed i4",
-        layouts=(Layout.NT,),
         scales=("group",),
         own_bias=True,
-        weight=True,
-        converts=True,
-        weight_scales=True,
         quantises_a=True,
         pack=_pack,
         derived=_derived,

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -288,43 +289,36 @@ def _around_scaled_mm(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Ten
     return (c + t["bias"].to(torch.float32) if "bias" in t else c).to(dtype_of(torch, p))
 
 
+# A linear whose input and weight are 8-bit integers.
+_of_int8: Final = functools.partial(
+    Op, own_bias=True, layouts=(Layout.NT,), weight=True, weight_scales=True, int8=True, derived=_derived
+)
+
 OPS: Final = (
-    Op(
+    _of_int8(
         "qlinear",
         "never",
         triples("u8 i8", "i8", "f32 f16 bf16 u8 i8"),
         _qlinear,
         _around_qlinear,
         help="onednn::qlinear_pointwise: 8-bit operands, steps and requantisation in one kernel",
-        own_bias=True,
-        layouts=(Layout.NT,),
         scales=("static", "dynamic"),
-        weight=True,
-        weight_scales=True,
-        int8=True,
         zero_points=True,
         fused_steps=True,
         pack=lambda torch, _, t: torch.ops.onednn.qlinear_prepack(t["b"], None),
-        derived=_derived,
         check=_check_qlinear,
         flags=("a.7bit",),
     ),
-    Op(
+    _of_int8(
         "da8w8",
         "optional",
         triples("i8", "i8", "f32 f16 bf16"),
         lambda torch, p, t: _around_da8w8(torch, p, t, torch._int_mm),
         _around_da8w8,
         help="a linear of i8 input and i8 weight with scales, by torch._int_mm as torchao writes it",
-        own_bias=True,
-        layouts=(Layout.NT,),
         scales=("rowwise", "columnwise"),
-        weight=True,
-        weight_scales=True,
         scale_dtype=lambda out: "bf16" if out == "bf16" else "f32",
-        int8=True,
         absmax=True,
-        derived=_derived,
         flags=("b.alias_t", "b.argument", *OUTPUTS),
     ),
     Op(

@@ -7,6 +7,7 @@ table, times A in float, or times the codes of A that the kernel makes itself.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any, Final
 
@@ -136,50 +137,40 @@ def _check_coded(p: Problem) -> Complaints:
             yield "shape", 2, problem, "give another K or group"
 
 
+# A product whose weight is stored N x K, in codes with scales.
+of_codes: Final = functools.partial(
+    Op, batch="never", layouts=(Layout.NT,), weight=True, converts=True, weight_scales=True
+)
+
 OPS: Final = (
-    Op(
+    of_codes(
         "woq_int8",
-        "never",
-        ("bf16-i8-bf16", "f16-i8-f16", "f32-i8-f32"),
-        _int8,
-        _around_int8,
+        dtypes=("bf16-i8-bf16", "f16-i8-f16", "f32-i8-f32"),
+        native=_int8,
+        around=_around_int8,
         help="torch._weight_int8pack_mm: the weight is i8 with a scale for each column",
-        layouts=(Layout.NT,),
-        weight=True,
-        converts=True,
-        weight_scales=True,
         scale_dtype=lambda out: out,
         derived=_concat,
         check=_check_int8,
         flags=("b.argument", *OUTPUTS, "program.concat"),
     ),
-    Op(
+    of_codes(
         "woq_int4",
-        "never",
-        ("bf16-i4-bf16", "f16-i4-f16", "f32-i4-f32"),
-        _int4,
+        dtypes=("bf16-i4-bf16", "f16-i4-f16", "f32-i4-f32"),
+        native=_int4,
         help="aten::_weight_int4pack_mm_for_cpu: the weight is packed i4 with scales of groups of K",
-        layouts=(Layout.NT,),
         scales=("group",),
-        weight=True,
-        converts=True,
-        weight_scales=True,
         pack=_pack,
         derived=_packed,
         check=check_groups,
     ),
-    Op(
+    of_codes(
         "woq",
-        "never",
-        (*(f"{x}-{codes}-{x}" for x in ("f32", "bf16", "f16") for codes in ("i4", "u8", "i8")),),
-        lambda torch, p, t: _coded(torch, p, t, torch.mm),
-        _coded,
+        dtypes=tuple(f"{x}-{codes}-{x}" for x in ("f32", "bf16", "f16") for codes in ("i4", "u8", "i8")),
+        native=lambda torch, p, t: _coded(torch, p, t, torch.mm),
+        around=_coded,
         help="a linear whose weight is codes of 4 or 8 bits: (code - zero point) * scale, decoded to f32",
-        layouts=(Layout.NT,),
         scales=("group", "columnwise"),
-        weight=True,
-        converts=True,
-        weight_scales=True,
         coded=True,
         check=_check_coded,
         flags=("b.argument", *OUTPUTS[1:]),
