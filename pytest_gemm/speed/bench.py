@@ -68,7 +68,7 @@ _owners: dict[int, str] = {}
 
 
 @functools.cache
-def _timer(device: str) -> paired.Timer:
+def _timer(device: str) -> cpu.CpuTimer | cuda.CudaTimer:
     return cuda.CudaTimer() if device == "cuda" else cpu.CpuTimer()
 
 

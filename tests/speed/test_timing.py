@@ -37,6 +37,40 @@ from pytest_gemm.speed.timing.paired import Call, Conditions, Plan, Readings, Ta
 Cost = Callable[[float], float]
 
 
+class Unchanging(Changing):
+    """Operands that stay what they are, and results that are not looked at."""
+
+    def __init__(self) -> None:
+        pass
+
+    def move(self) -> None:
+        pass
+
+    def write(self, content: int, aside: int = 0) -> None:
+        pass
+
+    def put(self, index: int) -> None:
+        pass
+
+    def memory(self) -> tuple[list[memoryview], list[bytes]]:
+        return [memoryview(bytearray())], [b"", b""]
+
+    def next_content(self) -> int:
+        return 0
+
+    def other_content(self, content: int) -> int:
+        return content
+
+    def see(self, made: object, content: int) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def calls_without_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    for timer in (cpu.CpuTimer, CudaTimer):
+        monkeypatch.setattr(timer, "changing", Unchanging(), raising=False)
+
+
 class VirtualTimer(Timer):
     """A clock that only the calls move: each has the cost that belongs to its name."""
 

@@ -19,7 +19,6 @@ import torch
 
 from pytest_gemm.core.outcome import Misconduct
 from pytest_gemm.judging.results import words
-from pytest_gemm.speed.timing.paired import Unchanging
 from pytest_gemm.worker.calls import has_bits, ordinary
 from pytest_gemm.worker.inline import as_tuple
 
@@ -121,7 +120,7 @@ def change(given: Operands, doubt: Doubt) -> None:
         strip.place(given.a).copy_(strip.contents[doubt.content])
 
 
-class Changing(Unchanging):
+class Changing:
     """Sets of operands whose A changes, and the results that the timed calls have returned.
 
     Args:

@@ -7,11 +7,14 @@ import itertools
 import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pytest_gemm.machine import processor
 from pytest_gemm.speed.timing import clock
-from pytest_gemm.speed.timing.paired import SUBJECT, Call, Calls, Conditions, Target, Timer, Unchanging
+from pytest_gemm.speed.timing.paired import SUBJECT, Call, Calls, Conditions, Target, Timer
+
+if TYPE_CHECKING:  # it imports torch
+    from pytest_gemm.speed.timing.changing import Changing
 
 _Kind = TypeVar("_Kind")
 
@@ -28,7 +31,7 @@ class _CpuTarget(Target):
 
     cycle = 1
 
-    def __init__(self, calls: Calls, changing: Unchanging, *, is_seen: bool) -> None:
+    def __init__(self, calls: Calls, changing: Changing, *, is_seen: bool) -> None:
         self._calls = calls
         self._changing = changing
         self._is_seen = is_seen
@@ -85,7 +88,12 @@ class CpuTimer(Timer):
     because others ran there; ``others_cores``, how many cores' worth of work somebody else did on the cores that the
     main thread may run on (of which ``stolen_cores`` by the hypervisor for other machines).  What the system does not
     tell is left out.
+
+    Attributes:
+        changing: the operands of the calls, and what becomes of their results.
     """
+
+    changing: Changing
 
     def __init__(self) -> None:
         self._before: dict[str, float] = {}

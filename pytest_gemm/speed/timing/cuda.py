@@ -14,12 +14,15 @@ import random
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.core.outcome import Misconduct
 from pytest_gemm.machine import gpus
 from pytest_gemm.speed.timing import clock
 from pytest_gemm.speed.timing.paired import COMPARATOR, SUBJECT, Call, Calls, Conditions, Target, Timer, TimingError
+
+if TYPE_CHECKING:  # it imports torch
+    from pytest_gemm.speed.timing.changing import Changing
 
 # -- the state of a GPU -------------------------------------------------------------------------------------------
 
@@ -324,7 +327,12 @@ class CudaTimer(Timer):
     Args:
         runtime: CUDA.
         probe: reads the state of the GPU within microseconds; ``None`` for NVML.
+
+    Attributes:
+        changing: the operands of the calls, and what becomes of their results.
     """
+
+    changing: Changing
 
     def __init__(self, runtime: CudaRuntime | None = None, probe: Callable[[], GpuState | None] | None = None) -> None:
         self.runtime = runtime or CudaRuntime()

@@ -134,37 +134,6 @@ def merged(windows: Sequence[Readings]) -> Readings:
 # -- what a timer is ----------------------------------------------------------------------------------------------
 
 
-class Unchanging:
-    """Operands that stay what they are, and results that are not looked at; ``changing.Changing`` changes and looks."""
-
-    def move(self) -> None:
-        """From now on A changes in another place."""
-
-    def restore(self) -> None:
-        """A is what it was at first."""
-
-    def write(self, content: int, aside: int = 0) -> None:
-        """Write one content to A of all sets, and put one aside for :meth:`put`."""
-
-    def put(self, index: int) -> None:
-        """Write the content that was put aside to A of one set; between the calls of a GPU."""
-
-    def memory(self) -> tuple[list[memoryview], list[bytes]]:
-        """Where A of each set changes, on a CPU, and the bytes of each content."""
-        return [memoryview(bytearray())], [b"", b""]
-
-    def next_content(self) -> int:
-        """The content of the last call of a reading."""
-        return 0
-
-    def other_content(self, content: int) -> int:
-        """Another one."""
-        return content
-
-    def see(self, made: object, content: int) -> None:
-        """The last call of a reading has returned this."""
-
-
 class Target(Protocol):
     """Something that a timer can time.
 
@@ -198,12 +167,10 @@ class Timer(Protocol):
     """A clock with whatever belongs to it.  One case after the other: ``targets``, ``warming``, ``begin``, ``end``.
 
     Attributes:
-        changing: the operands of the calls, and what becomes of their results.
         varies: readings have different numbers of calls.
         subject: the target of the case at hand that is judged.
     """
 
-    changing: Unchanging = Unchanging()
     varies: bool = False
     subject: Target
 
