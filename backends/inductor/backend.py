@@ -351,13 +351,13 @@ class InductorBackend(abc.ABC):
 
     def _list(self, problem: Problem, operands: Operands, request: BuildRequest, space: Space) -> tuple[str, ...]:
         """The candidates of one space, none where it has none."""
-        from pytest_gemm.backends.inductor import artifact
+        from pytest_gemm.backends.inductor import compiled
 
         first, tensors = self._first(problem, operands)
         request = request.replace(candidate="")
         key = (space, request, *self._key(first, tensors))
         spec = self._spec(problem, request, space)
-        found = self._recent.obtain("lists", _KEPT_LISTS, key, lambda: artifact.list_candidates(first, tensors, spec))
+        found = self._recent.obtain("lists", _KEPT_LISTS, key, lambda: compiled.list_candidates(first, tensors, spec))
         return tuple(f"{name}{space.suffix}" for name in found if fnmatch.fnmatchcase(name, space.only))
 
     def _space_of(self, problem: Problem, operands: Operands, request: BuildRequest) -> Space:

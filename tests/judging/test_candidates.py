@@ -28,6 +28,7 @@ from pytest_gemm.backends import cutedsl
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import artifact as artifact_module
 from pytest_gemm.backends.inductor import compilation, poisoning, selection, torch_compat
+from pytest_gemm.backends.inductor import compiled as compiled_module
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
@@ -156,7 +157,7 @@ def test_candidates_are_listed_without_a_compile(monkeypatch: pytest.MonkeyPatch
     assert len(names) == len(set(names)) > 2
     assert names[0].startswith("CppMicroGemmFP32Vec-")
     assert backend.log.compiles == 0
-    monkeypatch.setattr(artifact_module, "torch_compat", None)  # asked again, nothing is traced
+    monkeypatch.setattr(compiled_module, "torch_compat", None)  # asked again, nothing is traced
     assert backend.candidates(problem, given("mm:f32:nn:64x64x64", seed=5)[1]).names == names
 
 
@@ -313,10 +314,10 @@ def test_a_refusal_by_nvcc_is_pruned_until_the_candidate_is_part_of_the_program(
     pruned: dict[str, Any] = {}
     if chosen:
         with pytest.raises(type(error)):
-            artifact_module.after_failure(Problem.parse("bmm:f16:nn:3x32x16x24:add"), spec, seen, error, pruned)
+            compiled_module.after_failure(Problem.parse("bmm:f16:nn:3x32x16x24:add"), spec, seen, error, pruned)
         assert not pruned
     else:
-        artifact_module.after_failure(Problem.parse("mm:f16:nn:32x16x24"), spec, seen, error, pruned)
+        compiled_module.after_failure(Problem.parse("mm:f16:nn:32x16x24"), spec, seen, error, pruned)
         assert pruned["a"].code == "compile-error"
 
 
@@ -407,7 +408,7 @@ def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: p
         asked.append(dict(spec.options))
         return "t-1", "t_tma-1"
 
-    monkeypatch.setattr(artifact_module, "list_candidates", list_candidates)
+    monkeypatch.setattr(compiled_module, "list_candidates", list_candidates)
     compiled = specs_of_artifacts(monkeypatch)
     monkeypatch.setattr(tensor_core, "contract", lambda *args, **kwargs: Contract())
     backend = Spaced(threads=1)
@@ -423,7 +424,7 @@ def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: p
 
 def test_the_users_caches_keep_candidates_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys of the FX graph cache know nothing of what was left of a selection."""
-    monkeypatch.setattr(artifact_module, "list_candidates", lambda *args: ("a", "b"))
+    monkeypatch.setattr(compiled_module, "list_candidates", lambda *args: ("a", "b"))
     compiled = specs_of_artifacts(monkeypatch)
     backend = CppBackend(threads=1)
     problem, first = given()

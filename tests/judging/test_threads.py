@@ -14,8 +14,8 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.backends.inductor.artifact import constant_tensors
 from pytest_gemm.backends.inductor.compilation import CompileSpec
+from pytest_gemm.backends.inductor.compiled import constant_tensors
 from pytest_gemm.backends.inductor.torch_compat import torch_release
 from pytest_gemm.config.values import cores, threads
 from pytest_gemm.core.case_id import CaseId, Device, Mode
