@@ -84,7 +84,7 @@ class Review:
                     review.annotation(finding, tests, self._failed[tests[0].nodeid][1], root, self._backends)
                     for finding, tests in found
                 ]
-                for line in github.commands([*of_tests, *self._of_run()], github.repository(root)):
+                for line in github.commands([*self._of_run(), *of_tests], github.repository(root)):
                     terminalreporter.write_line(line)
 
     def _findings(self) -> list[tuple[Finding | None, list[Any]]]:
@@ -124,7 +124,7 @@ class Review:
             where = backends.get(cause.name)
             if cause.red is Red.LEDGER and ledger.path is not None:
                 where = github.Place(str(ledger.path), lines[cause.name])
-            found.append(Annotation(_TITLES[cause.red], cause.text, (where,), (cause.red.name,)))
+            found.append(Annotation(_TITLES[cause.red], cause.text, (where,)))
         return found
 
 

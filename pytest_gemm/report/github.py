@@ -7,11 +7,8 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
-
-from pytest_gemm.report.model import spread
 
 # How many errors GitHub shows of a step.
 _SHOWN: Final = 10
@@ -40,13 +37,11 @@ class Annotation:
         title: a few words.
         text: the message; it may have several lines.
         places: where it belongs; the first one that lies in the repository counts.
-        family: what it has in common with others like it; one of each family is shown first.
     """
 
     title: str
     text: str
     places: tuple[Place | None, ...] = ()
-    family: tuple[str, ...] = ()
 
     def command(self, repository: Path) -> str:
         """The line of output that GitHub reads; a place outside of the repository is left out."""
@@ -69,10 +64,10 @@ def commands(annotations: Sequence[Annotation], root: Path) -> list[str]:
     """The lines for some annotations: as many as GitHub shows, the last one says how many there are more.
 
     Args:
-        annotations: each once.
+        annotations: each once, the most important first.
         root: folder of the repository.
     """
-    found = spread(annotations, attrgetter("family"))
+    found = list(annotations)
     if len(found) > _SHOWN:
         more = Annotation(f"{len(found) - _SHOWN + 1} more", "The summary of the job lists them.")
         found = [*found[: _SHOWN - 1], more]

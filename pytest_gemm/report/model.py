@@ -8,15 +8,13 @@ import math
 import operator
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.core.templates import Templates
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-
-T = TypeVar("T")
 
 # The status of a problem is that of its worst case, by this order.
 _SEVERITY: Final = [
@@ -59,16 +57,6 @@ def distinct(outcomes: Iterable[Outcome], name: str) -> set[Any]:
     """The distinct values of an attribute, which may hold one or, as a tuple, several."""
     values = [getattr(outcome, name) for outcome in outcomes]
     return {one for value in values for one in (value if isinstance(value, tuple) else (value,))}
-
-
-def spread(items: Iterable[T], key: Callable[[T], Hashable]) -> list[T]:
-    """First one of each kind, then the second ones, and so on."""
-    seen: Counter[Hashable] = Counter()
-    ranked = []
-    for item in items:
-        ranked.append((seen[key(item)], item))
-        seen[key(item)] += 1
-    return [item for _, item in sorted(ranked, key=operator.itemgetter(0))]
 
 
 def selected(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:

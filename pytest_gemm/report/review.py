@@ -124,4 +124,4 @@ def annotation(
         lines = [*first.longreprtext.splitlines()[: 1 + _LINES], f"rerun: {judged.rerun}"]
     where = (github.place_of_case(first.nodeid, worst.problem, root), backends.get(worst.backend))
     text = "\n".join(dict.fromkeys(line.strip() for line in lines))
-    return Annotation(f"{worst.who}: {ended}", text, where, (worst.who, ended))
+    return Annotation(f"{worst.who}: {ended}", text, where)
