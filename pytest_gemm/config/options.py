@@ -5,15 +5,11 @@ How the values are read stands in ``values.py``, what they are parsed to in ``co
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from pytest_gemm.storage.datafile import document
 
 if TYPE_CHECKING:
     import pytest
@@ -62,7 +58,7 @@ def suites() -> tuple[Path, ...]:
     return suite("conformance"), suite("perf")
 
 
-_TABLE: Final = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+_TABLE: Final = document(Path(__file__).with_name("options.toml"))
 OPTIONS: Final = tuple(
     Option(name, group, **facts) for group in _TABLE["groups"] for name, facts in _TABLE[group].items()
 )
