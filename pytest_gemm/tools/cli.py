@@ -44,18 +44,14 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(options.pop("name"), **options)
         if tasks := command.get("tasks"):
             parsers = self.add_subparsers(required=True, metavar="COMMAND", dest=dest, title="commands")
-            apart = [f"    {name:<10}{task['help']}" for name, task in tasks.items() if task.get("maintainers")]
-            if apart:
-                self.epilog = "\n".join(["for the maintainers of a suite and its CI:", *apart])
             for name, task in tasks.items():
                 description = f"{task['help'][0].upper()}{task['help'][1:]}."
-                shown = {} if task.get("maintainers") else {"help": task["help"]}
-                parsers.add_parser(name, description=description, **shown).fill(task)
+                parsers.add_parser(name, description=description, help=task["help"]).fill(task)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    parser = Parser(prog="pytest-gemm", formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="pytest-gemm")
     parser.add_argument("--version", action="version", version=f"pytest-gemm {__version__}")
     parser.fill({"tasks": COMMANDS}, dest="command")
     given = parser.parse_args(arguments)
