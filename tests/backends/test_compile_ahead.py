@@ -475,7 +475,9 @@ _Test = TypeVar("_Test", bound=Callable[..., None])
 
 def asks(test: _Test) -> _Test:
     """A test that asks Inductor.  All share a process, so this file has one worker of xdist."""
-    return needs_cutlass(pytest.mark.usefixtures("one_asks")(test))
+    for mark in (needs_cutlass, pytest.mark.usefixtures("one_asks")):
+        test = mark(test)
+    return test
 
 
 # A plain product, another size of it, an addend, a fused epilogue, a batch, int8, any M.
