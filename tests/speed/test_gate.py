@@ -14,7 +14,7 @@ from scipy import special, stats
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Status, Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session
-from pytest_gemm.speed.gate import estimates, selection
+from pytest_gemm.speed.gate import decide, estimates, selection
 from pytest_gemm.speed.gate.design import Design
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
@@ -110,7 +110,7 @@ def judge(
                 one,
                 first=Reading(
                     float(np.median([r.subject for r in then[case]])) / (1 + first_epoch),
-                    float(np.median([r.comparator for r in then[case]])),
+                    None if case in lab.raw else float(np.median([r.comparator for r in then[case]])),
                 ),
             )
             for case, one in stored.items()
@@ -535,6 +535,23 @@ def test_a_slower_machine_hides_no_slower_case() -> None:
     assert words({c: judgements[c] for c in CASES[1:]}) == {("same", "within")}
 
 
+def test_where_comparators_moved_a_slow_down_has_to_recur_by_time_and_as_a_ratio() -> None:
+    def stray(readings: list[Reading]) -> None:
+        for number in range(1, 14, 3):
+            comparator = readings[number].comparator
+            assert comparator is not None
+            readings[number] = dataclasses.replace(readings[number], comparator=1.1 * comparator)
+
+    subject = dict.fromkeys(CASES, 1.05) | {FIRST: 1.05 * 1.08}
+    _, judgements = judge(Lab(machine=0.004), subject=subject, comparator=1.05, edit=of_first(MORE, stray))
+    assert words({FIRST: judgements[FIRST]}) == {("undecided", "not-confirmed")}
+
+
+def test_where_comparators_moved_a_drift_is_found_with_and_without_one() -> None:
+    _, judgements = judge(Lab(seed=3, raw=CASES[:3]), comparator=1.05, first_epoch=0.2)
+    assert words(judgements) == {("slower", "drift")}
+
+
 @pytest.mark.parametrize(
     ("slower", "word"), [(1.06, ("undecided", "anchor-shift")), (1.5, ("slower", "slower-confirmed"))]
 )
@@ -637,13 +654,19 @@ def test_of_sessions_that_took_turns_the_windows_are_compared(
 ) -> None:
     base, head = (1.0, 1.0, 2.0, 2.0, 4.0, 4.0), (1.05, 1.05, 2.5, 2.5, 4.2, 4.2)
     arms = [
-        [Session("here", contract=contract, samples=(sample(subject=some, comparator=some, windows=given),))]
-        for some, given in ((base, (2, 2, 2)), (head, windows))
+        [Session("here", contract=contract, samples=(sample(subject=some, comparator=some, windows=given), *more))]
+        for some, given, more in ((base, (2, 2, 2), [sample(CASES[1])]), (head, windows, [sample(CASES[2])]))
     ]
     then, now = estimates.pair_readings(*arms)
     (before,), (after,) = then[FIRST], now[FIRST]
     assert after.subject / before.subject == pytest.approx(slower)
     assert after.comparator == pytest.approx(after.subject)
+
+
+@pytest.mark.parametrize(("disturbed", "expected"), [("", (2e-3, 2)), ("load", (1e-3, 1))])
+def test_without_a_baseline_the_undisturbed_sessions_are_shown(disturbed: str, expected: tuple[float, int]) -> None:
+    found = decide.no_baseline(FIRST, [Reading(1e-3), Reading(3e-3, None, disturbed)], "none")
+    assert (found.seconds, found.sessions) == expected
 
 
 def test_readings_are_the_figures_numbered_by_session() -> None:
