@@ -629,12 +629,13 @@ def test_the_truth_is_computed_once_for_all_candidates() -> None:
     assert references.call_count == intervals.call_count == 3  # of two distributions, and of other values in A and B
 
 
-def test_evidence_of_failed_candidates_is_bounded() -> None:
-    backend = Fake(*(f"c{i}-off" for i in range(30)))
+@pytest.mark.parametrize("fault", ["off", "crash", "broken"])
+def test_evidence_of_failed_candidates_is_bounded(fault: str) -> None:
+    backend = Fake(*(f"c{i}-{fault}" for i in range(30)))
     case = case_module.Case(backend, MM, ("rand",), 0, Device.CPU, CandidateSelection("all"))
-    found = list(judge.Judge().judge(case))
-    assert len(found) == 30
-    assert 0 < sum(one.evidence is not None for one in found) < 10
+    found = [one.evidence for one in judge.Judge().judge(case)]
+    assert [one is not None for one in found] == [True] * 8 + [False] * 22
+    assert all(one is None or one.operands.distribution == "rand" for one in found)
 
 
 # -- poison --------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def spoiling(spoil: Callable[[torch.Tensor], None]) -> Matmul:
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.sampled_from([1, 7, 4096, 5000])),
     bits=st.sampled_from([1, 8, 16, 24, 31]),
-    unit=st.sampled_from([1.0, 2.0**-7, 2.0**30]),
+    unit=st.sampled_from([1.0, 2.0, 2.0**-7, 2.0**30]),
     turned=st.booleans(),
     shared=st.booleans(),
     seed=st.integers(0, 1000),
@@ -283,6 +283,18 @@ def test_an_element_of_random_data_that_no_line_meets_is_found_by_a_projection(d
     assert mismatch.summary() == "1 of 260 elements of 1 row that was judged in full outside the bound"
 
 
+def test_of_exact_data_every_bad_row_is_named_though_few_are_judged() -> None:
+    problem = Problem.parse(f"mm:f32:nn:{SHAPE}")
+    made = tensors.make(problem, "int-1", 3)
+    judged = lines_module.lines_of(260, f"{problem.line} int-1 3 -1").tolist()
+    at = next(column for column in range(20, 260) if column not in judged)
+    c = exact(made.a, made.b)
+    c[100:, at] += 1.0
+    mismatch = sampled.Sample(made).judge(problem, c, EAGER).comparison.mismatch
+    assert mismatch is not None
+    assert mismatch.pattern == f"every bad element is in column {at}, rows 100 to 299"
+
+
 def test_what_is_missing_from_a_single_row_is_said() -> None:
     problem = Problem.parse(f"mm:f32:nn:{SHAPE}")
     made = tensors.make(problem, "rand", 3)
@@ -306,6 +318,8 @@ def test_what_cannot_be_compared_is_said_as_ever() -> None:
     ("mm:f32:nn:2x4200008x64", "auto", 2**33, True), ("mm:f32:nn:64x64x64", "sampled", 2**33, True),
     ("mm:f32:nn:64x0x64", "sampled", 2**33, False), ("grouped_mm:bf16:nt:4x2048x2048x2048", "auto", 2**33, True),
     ("grouped_mm_k:bf16:tn:4x2048x2048x2048", "auto", 2**33, False),
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:128x128x128:quant.mx", "sampled", 2**33, False),
+    ("scaled_mm:f8e4m3fn:nt:128x128x128:quant.tensorwise+result-4", "sampled", 2**33, False),
 ])  # fmt: skip
 def test_only_large_problems_are_judged_by_sample(
     monkeypatch: pytest.MonkeyPatch, line: str, mode: str, large: int, expected: bool
