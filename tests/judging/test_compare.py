@@ -339,6 +339,12 @@ def test_lost_precision_is_named(line: str, change: Change, words: str) -> None:
     assert words in story(line, change).cause
 
 
+def test_a_cast_that_eager_code_makes_for_certain_is_missing() -> None:
+    case = given("mm:f32:nn:33x65x40:cast-bf16+add", epilogue="eager")
+    skipped = (product(case.operands) + case.operands.residuals[0].double()).to(case.result.dtype)
+    assert mismatch(verdict(case, skipped)).cause == "step cast-bf16 is missing"
+
+
 def test_a_tile_with_the_answer_of_another() -> None:
     def change(x: torch.Tensor, _: ops.Operands) -> torch.Tensor:
         x[48:, 96:] = x[32:48, 64:96].clone()

@@ -23,13 +23,14 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Status, Unsupported
+from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Reason, Status, Unsupported
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker import calls
+from pytest_gemm.worker.messages import Thrown
 
 LINE = "mm:f32:nn:17x65x127"
 DISTRIBUTIONS = ("int-2", "rand")
@@ -183,6 +184,22 @@ def test_the_second_result_is_looked_at_whatever_its_size(line: str, determinist
     assert "the second time" in last.reason.text
     shape = Problem.parse(line).result_shape
     assert not kept or f"{shape[0] * shape[1]} of {shape[0] * shape[1]} elements" in last.reason.text
+
+
+def test_the_second_result_may_be_no_tensor_to_compare() -> None:
+    calls = itertools.count()
+    found = outcomes(lambda a, b: (a @ b).to_sparse() if next(calls) == len(DISTRIBUTIONS) else a @ b)
+    assert "other bits the second time (it is of another type or shape)" in str(found[-1].reason)
+
+
+def test_the_answer_of_another_distribution_is_named() -> None:
+    first: list[torch.Tensor] = []
+
+    def stale(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first.append(a @ b)
+        return first[0].clone()
+
+    assert "the answer for distribution int-2, seed 0: stale data" in outcomes(stale)[1].details
 
 
 def racing(chance: random.Random) -> Matmul:
@@ -413,6 +430,25 @@ def test_a_refusal_comes_before_anything_runs() -> None:
     found = outcomes(only_small_values)
     assert (found[0].status, found[0].reason and found[0].reason.code) == (Status.CRASHED, "late-refusal")
     assert "values above one" in str(found[0].reason)
+
+
+@pytest.mark.parametrize(("error", "freed"), [(MemoryError(), True), (ValueError(), False)])
+def test_what_ran_out_of_memory_frees_the_operands(error: Exception, freed: bool) -> None:
+    def raising(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    judge = Judge()
+    outcomes(raising, judge=judge)
+    assert (judge._truths.known("int-2") is None) is freed
+
+
+def test_a_device_that_eager_has_lost_ends_the_case() -> None:
+    def lost(*_: object) -> Any:
+        raise Thrown("AcceleratorError", "", "", None, Reason("lost-device", "the device is lost"))
+
+    judge = Judge()
+    judge._worker.eager = lost  # type: ignore[method-assign]  # it takes a GPU
+    assert outcomes(right, judge=judge)[0].code == "lost-device"
 
 
 @pytest.mark.parametrize("where", ["supports", "prepare", "run", "proof", "contract"])

@@ -96,6 +96,12 @@ KNOWN: Final[list[tuple[str, str, Plant, tuple[str, ...], Contract | None]]] = [
         ("slice-of-k", "mm:f32:nn:17x33x96", product(lambda a, b: right(a[:, :48], b[:48]))),
         ("pairs-saturate", "int_mm:i8-i8-i32:nt:32x64x128", PROGRAMS["pairs-saturate"], ("int-2", "rand")),
         (
+            "pairs-saturate",
+            "qlinear:u8-i8-f32:nt:17x65x126:quant.static-0.02_128",
+            product(lambda a, b: imitations.saturated(a.double(), b.double())),
+            ("rand",),
+        ),
+        (
             "fast-accumulation",
             "scaled_mm:f8e4m3fn-f8e4m3fn-f32:nt:17x33x8192:quant.tensorwise",
             product(lambda a, b: exact(a, b) * (1 - 2.0**-4)),
