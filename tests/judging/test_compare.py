@@ -281,6 +281,7 @@ CAUSES += [
 CAUSES += [
     ("linear:f32:nt:24x40x64:bias", lambda _, o: f32(product(o) + bias(o).roll(1)), "the bias is shifted"),
     ("linear:f32:nt:24x40x64:bias+relu", lambda _, o: f32(product(o) + bias(o)), "step relu is missing"),
+    ("linear:f32:nt:24x40x64:bias+relu", lambda _, o: f32(bias(o).relu().expand(24, 40)), "all 64 products are missing"),
     ("linear:f32:nt:24x40x64:bias+relu", lambda _, o: f32(product(o).relu() + bias(o)), "relu came before the bias"),
     ("mm:f32:nn:40x40x64", lambda x, _: x.t(), "the result is transposed"),
     ("bmm:f32:nn:4x24x40x64", lambda x, _: x[:1].expand_as(x).clone(), "batch 1 holds the answer of batch 0"),
