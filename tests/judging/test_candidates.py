@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ from pytest_gemm.backends.inductor import compilation, poisoning, selection, tor
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
-from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
+from pytest_gemm.core.outcome import Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
@@ -639,20 +639,13 @@ def test_evidence_of_failed_candidates_is_bounded(fault: str) -> None:
 
 
 def test_an_outcome_and_the_watch_know_the_kernels_of_what_runs() -> None:
-    seen: list[Activity] = []
-
-    @contextlib.contextmanager
-    def watch(activity: Activity) -> Iterator[None]:
-        seen.append(activity)
-        yield
-
-    one = judge.Judge()
-    one._worker.watch = watch  # type: ignore[method-assign]
+    one, watch = judge.Judge(), Mock(side_effect=lambda _: contextlib.nullcontext())
+    one._worker.watch = watch  # type: ignore[method-assign]  # what it is told
     case = case_module.Case(Fake("a", "b-crash"), MM, ("int-2", "rand"), 0, Device.CPU, CandidateSelection("all"))
     found = one.outcomes(case)
     assert {o.kernels for o in found if o.status is Status.CRASHED} == {("kernel (b-crash)",)}
     assert [o.seconds.compile > 0.0 for o in found] == [True, False, True, False]
-    assert {a.phase for a in seen if "eager ATen" in a.kernels} == {Phase.EAGER}
+    assert {a.phase for (a,), _ in watch.call_args_list if "eager ATen" in a.kernels} == {Phase.EAGER}
 
 
 # -- poison --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -193,13 +194,9 @@ def test_the_second_result_may_be_no_tensor_to_compare() -> None:
 
 
 def test_the_answer_of_another_distribution_is_named() -> None:
-    first: list[torch.Tensor] = []
-
-    def stale(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        first.append(a @ b)
-        return first[0].clone()
-
-    assert "the answer for distribution int-2, seed 0: stale data" in outcomes(stale)[1].details
+    kept: dict[int, torch.Tensor] = {}
+    found = outcomes(lambda a, b: kept.setdefault(0, a @ b).clone())
+    assert "the answer for distribution int-2, seed 0: stale data" in found[1].details
 
 
 def racing(chance: random.Random) -> Matmul:
@@ -434,21 +431,15 @@ def test_a_refusal_comes_before_anything_runs() -> None:
 
 @pytest.mark.parametrize(("error", "freed"), [(MemoryError(), True), (ValueError(), False)])
 def test_what_ran_out_of_memory_frees_the_operands(error: Exception, freed: bool) -> None:
-    def raising(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        raise error
-
     judge = Judge()
-    outcomes(raising, judge=judge)
+    outcomes(Mock(side_effect=error), judge=judge)
     assert (judge._truths.known("int-2") is None) is freed
 
 
 def test_a_device_that_eager_has_lost_ends_the_case() -> None:
-    def lost(*_: object) -> Any:
-        raise Thrown("AcceleratorError", "", "", None, Reason("lost-device", "the device is lost"))
-
-    judge = Judge()
-    judge._worker.eager = lost  # type: ignore[method-assign]  # it takes a GPU
-    assert outcomes(right, judge=judge)[0].code == "lost-device"
+    lost, judge = Thrown("AcceleratorError", "", "", None, Reason("lost-device", "the device is lost")), Judge()
+    with patch.object(judge._worker, "eager", side_effect=lost):
+        assert outcomes(right, judge=judge)[0].code == "lost-device"
 
 
 @pytest.mark.parametrize("where", ["supports", "prepare", "run", "proof", "contract"])

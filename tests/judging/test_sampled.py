@@ -287,15 +287,11 @@ def test_an_element_of_random_data_that_no_line_meets_is_found_by_a_projection(d
 
 
 def test_of_exact_data_every_bad_row_is_named_though_few_are_judged() -> None:
-    problem = Problem.parse(f"mm:f32:nn:{SHAPE}")
-    made = tensors.make(problem, "int-1", 3)
-    judged = lines_module.lines_of(260, f"{problem.line} int-1 3 -1").tolist()
-    at = next(column for column in range(20, 260) if column not in judged)
-    c = exact(made.a, made.b)
-    c[100:, at] += 1.0
-    mismatch = sampled.Sample(made).judge(problem, c, EAGER).comparison.mismatch
-    assert mismatch is not None
-    assert mismatch.pattern == f"every bad element is in column {at}, rows 100 to 299"
+    def column(c: torch.Tensor) -> None:
+        c[100:, 37] += 1.0
+
+    (outcome, *_) = of(spoiling(column), f"mm:f32:nn:{SHAPE}", ("int-1",))
+    assert "every bad element is in column 37, rows 100 to 299" in outcome.details
 
 
 def test_what_is_missing_from_a_single_row_is_said() -> None:
