@@ -53,8 +53,9 @@ def _not_unpacked(t: Tensors, _: Problem) -> None:
 
 
 def _pairs_saturate(a: Tensor, b: Tensor) -> Tensor:
-    """A is shifted by 128 to u8, and pairs of products are added in 16 bits."""
-    return (saturated(a.double() + 128, b.double()) - 128 * b.double().sum(0)).int()
+    """An i8 A is shifted by 128 to u8, and pairs of products are added in 16 bits."""
+    shift = 128 * (a.dtype == torch.int8)
+    return (saturated(a.double() + shift, b.double()) - shift * b.double().sum(0)).int()
 
 
 def _nan_of_the_row_behind(a: Tensor, b: Tensor) -> Tensor:

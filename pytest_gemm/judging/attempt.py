@@ -45,7 +45,6 @@ class Ended(Exception):
     """
 
     def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome)
         self.outcome = outcome
 
 

@@ -426,9 +426,7 @@ def _nan(f: Failure) -> bool:
 
 def _nan_of_next_row(f: Failure) -> bool:
     a = f.judged.operands.a
-    if a.numel() == 0 or not f.x.numel():
-        return False
-    rows = a.detach().cpu().reshape(-1, a.shape[-1])
+    rows = a.detach().cpu().flatten(0, -2)
     bad = ~rows[1:, : -a.shape[-1] % 32].to(torch.float32).isfinite().all(1)
     bad = torch.cat([bad, torch.zeros(1, dtype=torch.bool)])
     return _nan(f) and len(bad) == f.x[..., 0].numel() and f.all_bad(bad.reshape(f.x.shape[:-1])[..., None])
@@ -449,8 +447,7 @@ def _first_block_right(f: Failure) -> bool:
 
 def _beyond_2_31(f: Failure) -> bool:
     wrong, offset = f.judged.comparison.mismatch, 0
-    if wrong is None or not wrong.index:
-        return False
+    assert wrong is not None
     for place, size in zip(wrong.index, f.problem.outputs[f.place].judged_shape, strict=True):
         offset = offset * size + place
     return offset >= 1 << 31

@@ -475,7 +475,7 @@ def _sufficient(case: Case, candidates: int) -> tuple[str, ...]:
     exact = next((name for name in distributions if DISTRIBUTIONS[name].exact), "")
     rounding = next((name for name in distributions if not DISTRIBUTIONS[name].exact), "")
     if case.mode is Mode.AOTI and case.problem.constant_b:  # each costs a compile of half a minute
-        return (rounding or distributions[0],)
+        return (rounding or exact,)
     return tuple(filter(None, (exact, rounding))) if candidates > _MANY else distributions
 
 

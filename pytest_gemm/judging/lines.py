@@ -113,7 +113,7 @@ class Lines:
     Attributes:
         whole: the operands of the result.
         dim: of the result: -2 for rows, -1 for columns.
-        index: which, sorted, by dimension: those of ``dim``, and of others that are not complete.
+        index: which, sorted, by dimension: those of ``dim``, and behind them of others that are not complete.
     """
 
     whole: Operands
@@ -145,7 +145,7 @@ class Lines:
 
     def of(self, x: Tensor) -> Tensor:
         """These lines of a tensor of the result's shape, or of one that is broadcast to it; on the CPU."""
-        return _selected(x, {dim: self.index[dim] for dim in sorted(self.index, key=lambda d: d != self.dim)})
+        return _selected(x, self.index)
 
     def shape(self, problem: Problem) -> Problem:
         """The problem whose result these lines are."""
@@ -298,12 +298,12 @@ def around(operands: Operands, suspects: Tensor, most: int) -> Iterator[Lines]:
     if suspects.dim() > 1 and len(suspects) > most:
         index[-3] = _some(suspects.any(-1), most)
         suspects = suspects[index[-3]]
-    index[-2] = _divided(problem, -2, _some(of_any_batch(suspects), most))
+    rows = _divided(problem, -2, _some(of_any_batch(suspects), most))
     matrices = len(suspects) if suspects.dim() > 1 else 1
-    wide = max(1, _ELEMENTS // (matrices * max(k, len(index[-2]))))
+    wide = max(1, _ELEMENTS // (matrices * max(k, len(rows))))
     for first in range(0, n, wide):
         columns = {} if wide >= n else {-1: torch.arange(first, min(first + wide, n))}
-        yield Lines(operands, -2, {**index, **columns})
+        yield Lines(operands, -2, {-2: rows, **index, **columns})
 
 
 def _divided(problem: Problem, dim: int, lines: Tensor) -> Tensor:

@@ -282,8 +282,6 @@ def steps(s: Sample) -> Hypotheses:
     """The steps of the epilogue, each left out or before the one that it follows."""
     for i, one in enumerate(s.steps):
         step = one[0]
-        if step.kind is StepKind.CAST:
-            continue
         kind, what = ("bias", "the bias") if step.kind is StepKind.BIAS else (step.name, f"step {step}")
         yield f"{kind} missing", f"{what} is missing", s.result(steps=s.steps[:i] + s.steps[i + 1 :])
         if i:
@@ -304,7 +302,7 @@ def ranges_of_k(s: Sample) -> Hypotheses:
     k, operands, zeros = s.wrong.problem.shape.k, s.wrong.operands, bool((s.x == 0).all())
     # Among some 10 K ranges one fits a few elements by chance, sooner where all products are small integers.
     narrow, is_sparse = Sample.of(s.wrong, most=_NARROW), operands.distribution in FEW_K
-    if k < 1 or narrow is None or (operands.quantum > 0 and len(s.x) < 4 * FEW):
+    if narrow is None or (operands.quantum > 0 and len(s.x) < 4 * FEW):
         return
     good = Sample.of(s.wrong, good=True) if is_sparse else None  # where all k show, only some tiles may lack products
     # Where few k show, many ranges fit: the shortest end of K first.

@@ -308,8 +308,6 @@ def _total(x: Tensor) -> Tensor:
 
 def _largest(x: Tensor) -> float:
     """The largest magnitude; torch has no aminmax of fp8."""
-    if x.numel() == 0:
-        return 0.0
     x = x.detach()
     longest = max(range(x.dim()), key=x.size)
     found = 0.0

@@ -150,11 +150,10 @@ class Truth:
             return self._eager
         intervals = self.intervals(contract)
         count = len(intervals)  # a second product is one of what the first one gave, which differs from eager's
-        names = self.problem.output_names[:count]
         # Eager rounds after each step and is right by a bound of its own, which may be much wider.
         fused = contract.epilogue == "fused" and self.problem.epilogue
         bound = "the bound of a fused epilogue, which rounds once" if fused else "the bound"
-        return verdict.beside_eager(actual[:count], self._eager[:count], intervals, names, bound)
+        return verdict.beside_eager(actual[:count], self._eager[:count], intervals, self.problem.output_names, bound)
 
     def _run_eager(self, worker: Worker) -> tuple[torch.Tensor, ...] | str:
         try:

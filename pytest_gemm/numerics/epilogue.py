@@ -161,10 +161,9 @@ def requantised(problem: Problem, span: Span) -> tuple[Span, Span]:
     assert step is not None
     scale, zero = step.numbers
     low, high = (0.0 if out.name == "u8" else -128.0), out.max_finite
-    exact = _is_power_of_two(scale)
     y = span.map(lambda x: x / scale)
-    if not exact or not span.thin:
-        y = y.widen(y.size * ((0 if exact else 3) * _F32.unit_roundoff))
+    if not _is_power_of_two(scale):
+        y = y.widen(y.size * (3 * _F32.unit_roundoff))
     after = y.map(lambda x: torch.round(x) + zero)
     shifted = y.map(lambda x: torch.round(round_to(x + zero, _F32)))
     codes = after.union(shifted).map(lambda x: x.clamp(low, high))

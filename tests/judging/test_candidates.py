@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ from pytest_gemm.backends.inductor import compiled as compiled_module
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
-from pytest_gemm.core.outcome import Misconduct, Outcome, Pruned, Reason, Status, Unsupported
+from pytest_gemm.core.outcome import Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
@@ -630,12 +630,23 @@ def test_the_truth_is_computed_once_for_all_candidates() -> None:
     assert references.call_count == intervals.call_count == 3  # of two distributions, and of other values in A and B
 
 
-def test_evidence_of_failed_candidates_is_bounded() -> None:
-    backend = Fake(*(f"c{i}-off" for i in range(30)))
+@pytest.mark.parametrize("fault", ["off", "crash", "broken"])
+def test_evidence_of_failed_candidates_is_bounded(fault: str) -> None:
+    backend = Fake(*(f"c{i}-{fault}" for i in range(30)))
     case = case_module.Case(backend, MM, ("rand",), 0, Device.CPU, CandidateSelection("all"))
-    found = list(judge.Judge().judge(case))
-    assert len(found) == 30
-    assert 0 < sum(one.evidence is not None for one in found) < 10
+    found = [one.evidence for one in judge.Judge().judge(case)]
+    assert [one is not None for one in found] == [True] * 8 + [False] * 22
+    assert all(one is None or one.operands.distribution == "rand" for one in found)
+
+
+def test_an_outcome_and_the_watch_know_the_kernels_of_what_runs() -> None:
+    one, watch = judge.Judge(), Mock(side_effect=lambda _: contextlib.nullcontext())
+    one._worker.watch = watch  # type: ignore[method-assign]  # what it is told
+    case = case_module.Case(Fake("a", "b-crash"), MM, ("int-2", "rand"), 0, Device.CPU, CandidateSelection("all"))
+    found = one.outcomes(case)
+    assert {o.kernels for o in found if o.status is Status.CRASHED} == {("kernel (b-crash)",)}
+    assert [o.seconds.compile > 0.0 for o in found] == [True, False, True, False]
+    assert {a.phase for (a,), _ in watch.call_args_list if "eager ATen" in a.kernels} == {Phase.EAGER}
 
 
 # -- poison --------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ NAMED = [
     ("bias-rounded-down", mutants.OFFSET_BIAS["f32"], 3),
     ("rows-shifted", PLAIN["f32"], 2),
     ("int8-read-unsigned", PLAIN["i8"], 2),
+    ("int8-lowest-clipped", PLAIN["i8"], 1),
     ("scale-of-the-next-group", mutants.WOQ["i4"], 2),
     ("scale-of-the-next-group", mutants.Q8_0["i8"], 2),
     ("zero-of-the-next-group", mutants.WOQ["i4"], 3),
@@ -107,14 +108,18 @@ def test_a_search_without_success_takes_each_sample_once(distribution: str, monk
     assert 2 <= len(taken) <= 3
 
 
-def test_sums_held_in_f16_are_named_though_the_result_is_f32() -> None:
+@pytest.mark.parametrize(
+    ("size", "dtype", "cause"),
+    [(1, torch.float16, "all was multiplied and added in f16"), (32, torch.float32, "the sum was held in f16")],
+)
+def test_sums_held_in_f16_are_named_though_the_result_is_f32(size: int, dtype: torch.dtype, cause: str) -> None:
     right = oracle.make("mm:f32:nn:33x65x127", "rand", 3)
     held = torch.zeros(33, 65, dtype=torch.float16)
-    for a, b in zip(right.a.half().unbind(1), right.b.half().unbind(0), strict=True):
-        held += a[:, None] * b
+    for a, b in zip(right.a.to(dtype).split(size, 1), right.b.to(dtype).split(size), strict=True):
+        held = (held + (a.double() @ b.double()).to(dtype)).half()
     found = verdict.compare(held.float(), oracle.interval(right), right.problem, right).mismatch
     assert found is not None
-    assert (found.name, found.cause) == ("f16 sums", "all was multiplied and added in f16")
+    assert (found.name, found.cause) == ("f16 sums", cause)
 
 
 def test_every_name_is_in_the_table() -> None:

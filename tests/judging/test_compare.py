@@ -92,7 +92,9 @@ def test_any_difference_on_exact_data_is_infinitely_wrong() -> None:
     assert verdict(case, case.result).ratio == 0
     wrong = case.result.clone()
     wrong[0, 0] = torch.nextafter(wrong[0, 0], torch.tensor(math.inf))
-    assert verdict(case, wrong).ratio == math.inf
+    found = verdict(case, wrong)
+    assert found.ratio == math.inf
+    assert "at (0, 0), where the result is exact: got " in mismatch(found).text()
 
 
 def test_the_share_of_correctly_rounded_elements() -> None:
@@ -139,7 +141,7 @@ def test_the_text_answers_what_where_and_how_far() -> None:
     assert lines[0] == "1024 of 2048 elements outside the bound"
     assert lines[1].startswith("  worst 0.75 at (")
     assert "bound " in lines[1]
-    assert lines[2] == "  every bad element has row >= 4: an M-tail"
+    assert (lines[2], found.name) == ("  every bad element has row >= 4: an M-tail", "M tail")
 
 
 # -- where --------------------------------------------------------------------------------------------
@@ -161,6 +163,7 @@ PLACES: list[tuple[str, Change, str]] = [
     ("mm:f32:nn:40x72x64", at(slice(None), slice(64, None)), "column >= 64: an N-tail (N mod 64 = 8)"),
     ("mm:f32:nn:40x72x64", at(slice(0, 4)), "row < 4: the head of M"),
     ("mm:f32:nn:40x72x64", at(7), "in row 7, all 72 columns"),
+    ("mm:f32:nn:40x72x64", at(7, slice(5, 33)), "in row 7, columns 5 to 32"),
     ("mm:f32:nn:40x72x64", at(slice(None), 71), "in column 71: the last of N, all 40 rows"),
     ("mm:f32:nn:40x72x64", at(slice(8, 16)), "rows 8 to 15: the block 1 of 8"),
     ("mm:f32:nn:64x64x64", at(slice(16, 32), slice(32, 64)), "the 16x32 tile at row 16, column 32"),
@@ -168,6 +171,12 @@ PLACES: list[tuple[str, Change, str]] = [
     ("mm:f32:nn:40x72x64", at(slice(3, 20), slice(5, 33)), "rectangle of rows 3 to 19, columns 5 to 32"),
     ("mm:f32:nn:40x96x64", at(slice(None), slice(15, None, 16)), "period 16 in N, residue 15"),
     ("mm:f32:nn:64x32x64", at(slice(1, None, 4)), "rows of period 4 in M, residue 1"),
+    ("mm:f32:nn:40x72x64", at(slice(None), slice(0, None, 2)), "period 2 in N, residue 0"),
+    (
+        "mm:f32:nn:8x128x64",
+        both(at(slice(None), slice(0, 16)), at(slice(None), slice(48, 64))),
+        "2 of 8 tiles of 8x16, at (0, 0), (0, 48)",
+    ),
     ("mm:f32:nn:40x72x64", both(at(slice(32, None)), at(slice(32), slice(64, None))), "row >= 32 or column >= 64"),
     (
         "mm:f32:nn:64x128x64",
@@ -181,6 +190,11 @@ PLACES: list[tuple[str, Change, str]] = [
     ),
     ("bmm:f32:nn:4x16x16x64", at(2), "only batch 2 of 4 is bad: all of it"),
     ("bmm:f32:nn:4x16x16x64", at(slice(1, None)), "3 of 4 batches are bad (1, 2, 3): all of it"),
+    (
+        "bmm:f32:nn:4x16x16x64",
+        both(at(1, 3), at(2, 4)),
+        "2 of 4 batches are bad (1, 2); there every bad element has rows 3",
+    ),
     ("bmm:f32:nn:4x16x16x64", at(3, slice(12, None)), "batch 3 of 4 is bad; there every bad element has row >= 12"),
     ("bmm:f32:nn:4x16x16x64", at(slice(None), slice(12, None)), "every bad element has row >= 12: an M-tail"),
 ]
@@ -271,6 +285,11 @@ CAUSES += [
 CAUSES += [
     ("linear:f32:nt:24x40x64:bias", lambda _, o: f32(product(o) + bias(o).roll(1)), "the bias is shifted"),
     ("linear:f32:nt:24x40x64:bias+relu", lambda _, o: f32(product(o) + bias(o)), "step relu is missing"),
+    (
+        "linear:f32:nt:24x40x64:bias+relu",
+        lambda _, o: f32(bias(o).relu().expand(24, 40)),
+        "all 64 products are missing",
+    ),
     ("linear:f32:nt:24x40x64:bias+relu", lambda _, o: f32(product(o).relu() + bias(o)), "relu came before the bias"),
     ("mm:f32:nn:40x40x64", lambda x, _: x.t(), "the result is transposed"),
     ("bmm:f32:nn:4x24x40x64", lambda x, _: x[:1].expand_as(x).clone(), "batch 1 holds the answer of batch 0"),
@@ -317,12 +336,12 @@ def test_lost_precision_is_named(line: str, change: Change, words: str) -> None:
 
 def test_a_tile_with_the_answer_of_another() -> None:
     def change(x: torch.Tensor, _: ops.Operands) -> torch.Tensor:
-        x[:16, :32] = x[32:48, 64:96].clone()
+        x[48:, 96:] = x[32:48, 64:96].clone()
         return x
 
     found = story("mm:f32:nn:64x128x64", change)
-    assert "the 16x32 tile at row 0, column 0" in found.pattern
-    assert "holds the answer of the tile at (32, 64)" in found.cause
+    assert "tile at row 48, column 96" in found.pattern
+    assert found.cause == "the 16x32 tile at (48, 96) holds the answer of the tile at (32, 64)"
 
 
 def test_unwritten_memory() -> None:
@@ -335,6 +354,9 @@ def test_a_stale_result() -> None:
     old = given("mm:f32:nn:24x40x64", "int-1").result
     found = story("mm:f32:nn:24x40x64", lambda _x, _o: old.clone(), others={"rand-wide": old + 1, "int-1": old})
     assert found.cause == "the bad elements are the answer for int-1: stale data"
+    found = story("mm:f32:nn:24x40x64", lambda x, _: x + old, others={"rand": old - 1, "int-1": old})
+    assert found.cause == "the answer for int-1 was added to the bad elements"
+    assert story("mm:f32:nn:2x2x64", at(1, 1, add=7.0, times=0.0), others={"x": torch.full((2, 2), 7.0)}).cause == ""
 
 
 def test_coded_distributions_are_decoded() -> None:
@@ -399,6 +421,7 @@ def test_bit_equal_and_nearly_so() -> None:
     words = "at most 1 ulp apart in 3 of 2145 elements; eager is at 0."
     assert beside(case, near, case.result).startswith(words)
     assert "eager itself is outside the bound" in beside(case, case.result, case.result + 1)
+    assert beside(case, case.result, case.span.hi.float()).endswith("; eager is at 1 of the bound")
 
 
 def test_signs_of_zeros_and_strange_dtypes() -> None:

@@ -32,6 +32,7 @@ def test_every_nan_is_the_same_and_the_sign_of_zero_is_not() -> None:
     words = torch.tensor([[0x7FC00000, 0], [-1, 0]], dtype=torch.int32).view(torch.float32)
     assert digest(words[:1]) == digest(words[1:])
     assert digest(torch.zeros(2)) != digest(-torch.zeros(2))
+    assert digest(torch.ones(2).double()) != digest(torch.ones(2).double() + 2.0**-40)
     assert digest(torch.tensor([math.nan, 1.0])) != digest(torch.tensor([1.0, math.nan]))
 
 

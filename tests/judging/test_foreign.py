@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -23,13 +24,14 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Status, Unsupported
+from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Reason, Status, Unsupported
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker import calls
+from pytest_gemm.worker.messages import Thrown
 
 LINE = "mm:f32:nn:17x65x127"
 DISTRIBUTIONS = ("int-2", "rand")
@@ -185,6 +187,18 @@ def test_the_second_result_is_looked_at_whatever_its_size(line: str, determinist
     assert not kept or f"{shape[0] * shape[1]} of {shape[0] * shape[1]} elements" in last.reason.text
 
 
+def test_the_second_result_may_be_no_tensor_to_compare() -> None:
+    calls = itertools.count()
+    found = outcomes(lambda a, b: (a @ b).to_sparse() if next(calls) == len(DISTRIBUTIONS) else a @ b)
+    assert "other bits the second time (it is of another type or shape)" in str(found[-1].reason)
+
+
+def test_the_answer_of_another_distribution_is_named() -> None:
+    kept: dict[int, torch.Tensor] = {}
+    found = outcomes(lambda a, b: kept.setdefault(0, a @ b).clone())
+    assert "the answer for distribution int-2, seed 0: stale data" in found[1].details
+
+
 def racing(chance: random.Random) -> Matmul:
     """Right but in one of each 50 calls, which is none of the first ten of these."""
     calls = itertools.count()
@@ -311,7 +325,7 @@ def test_what_is_made_of_a_and_kept_by_address_is_stale(names: str, of: str) -> 
 
     found = outcomes(quantised)
     assert [o.status for o in found] == [Status.PASSED] * len(DISTRIBUTIONS) + [Status.INCORRECT]
-    assert found[-1].code == "stale-operand"
+    assert (found[-1].code, found[-1].distribution) == ("stale-operand", "int-2")
     assert f"that of the values of {of} before" in str(found[-1].reason)
 
 
@@ -413,6 +427,19 @@ def test_a_refusal_comes_before_anything_runs() -> None:
     found = outcomes(only_small_values)
     assert (found[0].status, found[0].reason and found[0].reason.code) == (Status.CRASHED, "late-refusal")
     assert "values above one" in str(found[0].reason)
+
+
+@pytest.mark.parametrize(("error", "freed"), [(MemoryError(), True), (ValueError(), False)])
+def test_what_ran_out_of_memory_frees_the_operands(error: Exception, freed: bool) -> None:
+    judge = Judge()
+    outcomes(Mock(side_effect=error), judge=judge)
+    assert (judge._truths.known("int-2") is None) is freed
+
+
+def test_a_device_that_eager_has_lost_ends_the_case() -> None:
+    lost, judge = Thrown("AcceleratorError", "", "", None, Reason("lost-device", "the device is lost")), Judge()
+    with patch.object(judge._worker, "eager", side_effect=lost):
+        assert outcomes(right, judge=judge)[0].code == "lost-device"
 
 
 @pytest.mark.parametrize("where", ["supports", "prepare", "run", "proof", "contract"])

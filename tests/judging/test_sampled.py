@@ -84,7 +84,7 @@ def spoiling(spoil: Callable[[torch.Tensor], None]) -> Matmul:
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.sampled_from([1, 7, 4096, 5000])),
     bits=st.sampled_from([1, 8, 16, 24, 31]),
-    unit=st.sampled_from([1.0, 2.0**-7, 2.0**30]),
+    unit=st.sampled_from([1.0, 2.0, 2.0**-7, 2.0**30]),
     turned=st.booleans(),
     shared=st.booleans(),
     seed=st.integers(0, 1000),
@@ -159,12 +159,15 @@ def test_a_correct_product_passes_with_every_distribution(line: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
 @pytest.mark.parametrize("line", ["mm:{}:nn:200x136x513", "addmm:{}:nt:200x136x100:bias-1n+sub"])
-def test_rounding_raises_no_suspicion(dtype: str, line: str) -> None:
+@pytest.mark.parametrize("contract", [EAGER, Contract(epilogue="eager", slices=8, partials="out")])
+def test_rounding_raises_no_suspicion(dtype: str, line: str, contract: Contract) -> None:
     problem = Problem.parse(line.format(dtype))
     for distribution in distributions_for(problem):
         made = tensors.make(problem, distribution, 1)
+        if distribution == "rand":
+            made.b[0] = 0.0  # the smallest row of B bounds nothing
         c = build(problem)(**args(problem, made))
-        suspects, how = sampled.Sample(made)._suspects(problem, c, EAGER, "exact" if made.quantum else "hard")
+        suspects, how = sampled.Sample(made)._suspects(problem, c, contract, "exact" if made.quantum else "hard")
         assert (suspects is None) == (distribution == "specials"), how
         assert suspects is None or not suspects.any(), (distribution, how)
 
@@ -283,6 +286,14 @@ def test_an_element_of_random_data_that_no_line_meets_is_found_by_a_projection(d
     assert mismatch.summary() == "1 of 260 elements of 1 row that was judged in full outside the bound"
 
 
+def test_of_exact_data_every_bad_row_is_named_though_few_are_judged() -> None:
+    def column(c: torch.Tensor) -> None:
+        c[100:, 37] += 1.0
+
+    (outcome, *_) = of(spoiling(column), f"mm:f32:nn:{SHAPE}", ("int-1",))
+    assert "every bad element is in column 37, rows 100 to 299" in outcome.details
+
+
 def test_what_is_missing_from_a_single_row_is_said() -> None:
     problem = Problem.parse(f"mm:f32:nn:{SHAPE}")
     made = tensors.make(problem, "rand", 3)
@@ -306,6 +317,8 @@ def test_what_cannot_be_compared_is_said_as_ever() -> None:
     ("mm:f32:nn:2x4200008x64", "auto", 2**33, True), ("mm:f32:nn:64x64x64", "sampled", 2**33, True),
     ("mm:f32:nn:64x0x64", "sampled", 2**33, False), ("grouped_mm:bf16:nt:4x2048x2048x2048", "auto", 2**33, True),
     ("grouped_mm_k:bf16:tn:4x2048x2048x2048", "auto", 2**33, False),
+    ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:128x128x128:quant.mx", "sampled", 2**33, False),
+    ("scaled_mm:f8e4m3fn:nt:128x128x128:quant.tensorwise+result-4", "sampled", 2**33, False),
 ])  # fmt: skip
 def test_only_large_problems_are_judged_by_sample(
     monkeypatch: pytest.MonkeyPatch, line: str, mode: str, large: int, expected: bool

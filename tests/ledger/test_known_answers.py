@@ -90,11 +90,12 @@ KNOWN: Final[list[tuple[str, str, Plant, tuple[str, ...], Contract | None]]] = [
         ),
         (
             "block-scales-by-four",
-            "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x256x384:quant.blocks",
+            "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x384x384:quant.blocks",
             instead("scale_b", strided(1, 4)),
         ),
         ("slice-of-k", "mm:f32:nn:17x33x96", product(lambda a, b: right(a[:, :48], b[:48]))),
         ("pairs-saturate", "int_mm:i8-i8-i32:nt:32x64x128", PROGRAMS["pairs-saturate"], ("int-2", "rand")),
+        ("pairs-saturate", "qlinear:u8-i8-f32:nt:17x65x126:quant.static", PROGRAMS["pairs-saturate"], ("rand",)),
         (
             "fast-accumulation",
             "scaled_mm:f8e4m3fn-f8e4m3fn-f32:nt:17x33x8192:quant.tensorwise",
@@ -177,6 +178,21 @@ def test_a_slice_of_k_is_known_by_sample() -> None:
     for kernel, imitates in ((plant, (name,)), (afterwards(another), ())):
         found = judged(name, line, kernel, ("int-2", "rand"), None, "sampled")
         assert [outcome.imitates for outcome in found] == [imitates] * 2
+
+
+def test_a_weight_that_is_no_constant_is_not_the_one_before() -> None:
+    line, plant = "linear:f32:nt:17x33x48:b.argument", corrupted(of_the_next_seed)
+    assert [one.imitates for one in judged("weight-before", line, plant, ("rand",), None)] == [()]
+
+
+def test_pairs_saturate_at_16_bits_on_either_side() -> None:
+    a, b = torch.full((1, 3), 255.0).double(), torch.tensor([[127.0, -128.0], [127.0, -128.0], [1.0, 1.0]]).double()
+    assert imitations.saturated(a, b).tolist() == [[32767.0 + 255.0, -32768.0 + 255.0]]
+
+
+def test_a_row_is_quantised_by_the_numbers_behind_its_last_nan() -> None:
+    a = torch.tensor([[9.0, torch.nan, 1.0, -2.0], [5.0, torch.nan, 3.0, 4.0]])
+    assert imitations._without_nan(a).tolist() == [[1.0, -2.0, 1.0, -2.0], [4.0, 4.0, 3.0, 4.0]]
 
 
 def test_each_answer_has_a_name_a_sentence_and_a_test() -> None:

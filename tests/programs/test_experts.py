@@ -135,6 +135,20 @@ def test_nan_of_a_token_stays_its_own() -> None:
     assert not is_right(o, right.nan_to_num(0.0))
 
 
+def test_an_infinity_leaves_the_row_of_its_token_open() -> None:
+    o = make(LINES[1])
+    o.a[0] = torch.zeros(68).index_fill(0, torch.tensor([0]), torch.inf)
+    assert is_right(o, computed(o).index_fill(0, torch.tensor([0]), 3.0))
+
+
+def test_roundings_that_know_the_second_weights_are_no_roundings() -> None:
+    o = make("experts:bf16:nt:1x2x8192x64:top-1")
+    signs = o.tensors["down"][0, 0].double().sign()
+    for known, right in ((signs, False), (signs.roll(1), True)):
+        result = by_hand(o, kept=lambda x, known=known: x + 2.0**-8 * x.abs() * known)  # type: ignore[misc]
+        assert is_right(o, stored(result, o), Contract()) is right
+
+
 def test_a_token_has_different_experts_and_a_crowded_one_is_among_those_of_each() -> None:
     ids = _of(make("experts:bf16:nt:8x64x16x8:top-3:routing.crowded"), "ids")
     assert all(len(set(row)) == 3 for row in ids.tolist())

@@ -176,6 +176,14 @@ def test_scales_of_a_are_told_apart_from_those_of_b() -> None:
     assert not agrees(operands, exchanged)
 
 
+def test_a_converted_sum_is_rounded_to_bf16_by_eager_code_for_certain() -> None:
+    operands = make("da8w8:i8-i8-bf16:nt:17x65x127:quant.rowwise", "rand")
+    a, b = scales(operands)
+    skipped = (((operands.a.double() @ operands.b.double()).float() * a).bfloat16() * b).bfloat16()
+    assert is_right(operands, skipped, Contract(epilogue="either"))
+    assert not is_right(operands, skipped, Contract(epilogue="eager"))
+
+
 # -- 4 bits -------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from scipy import special, stats
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Status, Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session
-from pytest_gemm.speed.gate import estimates, selection
+from pytest_gemm.speed.gate import decide, estimates, selection
 from pytest_gemm.speed.gate.design import Design
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
@@ -110,7 +110,7 @@ def judge(
                 one,
                 first=Reading(
                     float(np.median([r.subject for r in then[case]])) / (1 + first_epoch),
-                    float(np.median([r.comparator for r in then[case]])),
+                    None if case in lab.raw else float(np.median([r.comparator for r in then[case]])),
                 ),
             )
             for case, one in stored.items()
@@ -171,59 +171,36 @@ BASE, MORE_BASE, MORE_HEAD = 0, 2, 3
 # -- against what is stored ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "verdict", "code"),
-    [
-        ("nothing", {}, "same", "within"),
-        ("8% slower", {"subject": {FIRST: 1.08}}, "slower", "slower-confirmed"),
-        ("within the tolerance", {"subject": {FIRST: 1.01}}, "same", "within"),
-        ("10% faster", {"subject": {FIRST: 0.9}}, "faster", "faster-confirmed"),
-        ("slow in the screen alone", {"edit": of_first(SCREEN, scaled, [0, 1, 2], 1.1)}, "same", "not-confirmed"),
-        ("one warm arm, fast", {"edit": of_first(SCREEN, scaled, [1], 0.9)}, "same", "within"),
-        ("one warm arm, slow", {"edit": of_first(SCREEN, scaled, [1], 1.2)}, "same", "within"),
-        (
-            "8% slower, but for one warm arm",
-            {"subject": {FIRST: 1.08}, "edit": of_first(MORE, scaled, [4], 1 / 1.08)},
-            "slower",
-            "slower-confirmed",
-        ),
-        (
-            "8% slower, but for five sessions of sixteen",
-            {"subject": {FIRST: 1.08}, "edit": of_first(MORE, scaled, range(1, 14, 3), 1 / 1.08)},
-            "undecided",
-            "not-confirmed",
-        ),
-        ("a bad session among the stored", {"edit": of_first(STORED, scaled, [5], 1.5)}, "same", "within"),
-        (
-            "a bad session among the stored hides nothing",
-            {"subject": {FIRST: 1.08}, "edit": of_first(STORED, scaled, [5], 1.5)},
-            "slower",
-            "slower-confirmed",
-        ),
-        ("load while screening", {"edit": of_first(SCREEN, disturb, [0, 2])}, "undecided", "disturbed"),
-        ("load in one session of the screen", {"edit": of_first(SCREEN, disturb, [2])}, "same", "within"),
-        (
-            "load while confirming",
-            {"subject": {FIRST: 1.08}, "edit": of_first(MORE, disturb, range(8))},
-            "undecided",
-            "disturbed",
-        ),
-        ("load while recording", {"edit": of_first(STORED, disturb, range(8))}, "undecided", "thin-baseline"),
-        (
-            "no figure in most sessions",
-            {"edit": of_first(SCREEN, list.__delitem__, slice(1, 3))},
-            "undecided",
-            "too-few",
-        ),
-        ("no baseline", {"edit": lambda stored, _first, _more: stored.pop(FIRST)}, "no-baseline", "no-baseline"),
-        ("an empty baseline", {"edit": of_first(STORED, list.clear)}, "no-baseline", "no-baseline"),
-        ("4% slower since the first epoch", {"first_epoch": 0.04}, "same", "within"),
-        ("9% slower since the first epoch", {"first_epoch": 0.09}, "slower", "drift"),
-        # The comparator of this case alone became faster: as a ratio it is slower, by time it is not.
-        ("its comparator 6% faster", {"comparator": {FIRST: 1 / 1.06}}, "undecided", "anchor-shift"),
-    ],
-    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("name", "options", "verdict", "code"), [
+    ("nothing", {}, "same", "within"),
+    ("8% slower", {"subject": {FIRST: 1.08}}, "slower", "slower-confirmed"),
+    ("within the tolerance", {"subject": {FIRST: 1.01}}, "same", "within"),
+    ("10% faster", {"subject": {FIRST: 0.9}}, "faster", "faster-confirmed"),
+    ("slow in the screen alone", {"edit": of_first(SCREEN, scaled, [0, 1, 2], 1.1)}, "same", "not-confirmed"),
+    ("one warm arm, fast", {"edit": of_first(SCREEN, scaled, [1], 0.9)}, "same", "within"),
+    ("one warm arm, slow", {"edit": of_first(SCREEN, scaled, [1], 1.2)}, "same", "within"),
+    ("8% slower, but for one warm arm",
+     {"subject": {FIRST: 1.08}, "edit": of_first(MORE, scaled, [4], 1 / 1.08)}, "slower", "slower-confirmed"),
+    ("8% slower, but for five sessions of sixteen",
+     {"subject": {FIRST: 1.08}, "edit": of_first(MORE, scaled, range(1, 14, 3), 1 / 1.08)},
+     "undecided", "not-confirmed"),
+    ("a bad session among the stored", {"edit": of_first(STORED, scaled, [5], 1.5)}, "same", "within"),
+    ("a bad session among the stored hides nothing",
+     {"subject": {FIRST: 1.08}, "edit": of_first(STORED, scaled, [5], 1.5)}, "slower", "slower-confirmed"),
+    ("load while screening", {"edit": of_first(SCREEN, disturb, [0, 2])}, "undecided", "disturbed"),
+    ("load in one session of the screen", {"edit": of_first(SCREEN, disturb, [2])}, "same", "within"),
+    ("load while confirming",
+     {"subject": {FIRST: 1.08}, "edit": of_first(MORE, disturb, range(8))}, "undecided", "disturbed"),
+    ("load while recording", {"edit": of_first(STORED, disturb, range(8))}, "undecided", "thin-baseline"),
+    ("no figure in most sessions",
+     {"edit": of_first(SCREEN, list.__delitem__, slice(1, 3))}, "undecided", "too-few"),
+    ("no baseline", {"edit": lambda stored, _first, _more: stored.pop(FIRST)}, "no-baseline", "no-baseline"),
+    ("an empty baseline", {"edit": of_first(STORED, list.clear)}, "no-baseline", "no-baseline"),
+    ("4% slower since the first epoch", {"first_epoch": 0.04}, "same", "within"),
+    ("9% slower since the first epoch", {"first_epoch": 0.09}, "slower", "drift"),
+    # The comparator of this case alone became faster: as a ratio it is slower, by time it is not.
+    ("its comparator 6% faster", {"comparator": {FIRST: 1 / 1.06}}, "undecided", "anchor-shift"),
+], ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "")  # fmt: skip
 def test_a_case_is_judged(name: str, options: dict[str, object], verdict: str, code: str) -> None:
     screened, judgements = judge(Lab(seed=3), **options)  # type: ignore[arg-type]
     one = judgements[FIRST]
@@ -535,6 +512,20 @@ def test_a_slower_machine_hides_no_slower_case() -> None:
     assert words({c: judgements[c] for c in CASES[1:]}) == {("same", "within")}
 
 
+def test_where_comparators_moved_a_slow_down_has_to_recur_by_time_and_as_a_ratio() -> None:
+    def stray(readings: list[Reading]) -> None:
+        some = slice(1, 14, 3)
+        readings[some] = [dataclasses.replace(r, comparator=1.1 * (r.comparator or math.nan)) for r in readings[some]]
+
+    subject = dict.fromkeys(CASES, 1.05) | {FIRST: 1.05 * 1.08}
+    _, judgements = judge(Lab(machine=0.004), subject=subject, comparator=1.05, edit=of_first(MORE, stray))
+    assert words({FIRST: judgements[FIRST]}) == {("undecided", "not-confirmed")}
+
+
+def test_where_comparators_moved_a_drift_is_found_with_and_without_one() -> None:
+    assert words(judge(Lab(seed=3, raw=CASES[:3]), comparator=1.05, first_epoch=0.2)[1]) == {("slower", "drift")}
+
+
 @pytest.mark.parametrize(
     ("slower", "word"), [(1.06, ("undecided", "anchor-shift")), (1.5, ("slower", "slower-confirmed"))]
 )
@@ -637,13 +628,18 @@ def test_of_sessions_that_took_turns_the_windows_are_compared(
 ) -> None:
     base, head = (1.0, 1.0, 2.0, 2.0, 4.0, 4.0), (1.05, 1.05, 2.5, 2.5, 4.2, 4.2)
     arms = [
-        [Session("here", contract=contract, samples=(sample(subject=some, comparator=some, windows=given),))]
-        for some, given in ((base, (2, 2, 2)), (head, windows))
+        [Session("here", contract=contract, samples=(sample(subject=some, comparator=some, windows=given), *more))]
+        for some, given, more in ((base, (2, 2, 2), [sample(CASES[1])]), (head, windows, [sample(CASES[2])]))
     ]
     then, now = estimates.pair_readings(*arms)
     (before,), (after,) = then[FIRST], now[FIRST]
     assert after.subject / before.subject == pytest.approx(slower)
     assert after.comparator == pytest.approx(after.subject)
+
+
+def test_without_a_baseline_the_undisturbed_sessions_are_shown() -> None:
+    found = decide.no_baseline(FIRST, [Reading(1e-3), Reading(3e-3, None, "load")], "none")
+    assert (found.seconds, found.sessions) == (1e-3, 1)
 
 
 def test_readings_are_the_figures_numbered_by_session() -> None:

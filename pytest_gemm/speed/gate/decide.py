@@ -189,7 +189,7 @@ def judged(e: Evidence, verdict: Verdict, why: Reason, shown: View, *, before: i
         change=math.expm1(shown.estimate),
         low=math.expm1(low),
         high=math.expm1(high),
-        minimum_effect=e.minimum_effect if math.isfinite(e.minimum_effect) else None,
+        minimum_effect=e.minimum_effect,
         seconds=statistics.median(r.subject for r in e.head),
         comparator_seconds=estimates.median_comparator(e.head),
         stored_seconds=statistics.median(r.subject for r in e.base),
@@ -246,10 +246,10 @@ class Anchor(NamedTuple):
 
     reason: Reason | None
     move: float
-    raw_moved: bool
+    raw_moved: bool = False
 
 
-STILL: Final = Anchor(None, 0.0, raw_moved=False)
+STILL: Final = Anchor(None, 0.0)
 
 
 def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
@@ -266,7 +266,7 @@ def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
     if moves:
         move = statistics.median(moves)
         if abs(move) <= limit:
-            return Anchor(None, move, raw_moved=False)
+            return Anchor(None, move)
         along = sum(m * move > 0 for m in moves)
         why = reason("comparators-moved", move=words(move), along=along, count=len(moves))
         return Anchor(why, move, raw_moved=middle * move > 0 and abs(middle - move) <= limit)
@@ -340,8 +340,8 @@ def _comparator_moved(e: Evidence, unit: str) -> Reason:
 
 def _underpowered(e: Evidence, seen: str) -> Reason:
     """The noise hides a change."""
-    least = f"less than {percent(e.minimum_effect)}" if math.isfinite(e.minimum_effect) else "anything"
-    return reason("underpowered", seen=seen, least=least, most=percent(e.policy.underpowered_from))
+    least, most = percent(e.minimum_effect), percent(e.policy.underpowered_from)
+    return reason("underpowered", seen=seen, least=f"less than {least}", most=most)
 
 
 def _is_explained(e: Evidence, *, mirrored: bool) -> bool:

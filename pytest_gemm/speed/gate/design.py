@@ -164,7 +164,7 @@ class Design:
         gathered = {case: gather(case, some) for case, some in head.items()}
         weights = {case: one.weight for case, one in gathered.items() if isinstance(one, Evidence) and one.is_far}
         learnt = learnt._replace(weights={**learnt.weights, **weights})
-        anchor = Anchor(why, whole.estimate if whole else 0.0, raw_moved=False)
+        anchor = Anchor(why, whole.estimate if whole else 0.0)
         return decide.screened(gathered, "pair", needed, learnt, anchor)
 
 

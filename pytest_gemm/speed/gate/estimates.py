@@ -248,10 +248,8 @@ def _inverse_trigamma(value: float) -> float:
 
 
 def pooled(prior: Prior, *spreads: Location) -> tuple[float, float]:
-    """Mean of the variances, weighted by their degrees of freedom, and the sum of these."""
+    """Mean of the variances, weighted by their degrees of freedom, and the sum of these, which is not zero."""
     df = prior.df + sum(s.df for s in spreads)
-    if df == 0:
-        return math.inf, 1.0
     return (prior.df * prior.variance + sum(s.df * s.variance for s in spreads)) / df, df
 
 
@@ -406,8 +404,6 @@ def smallest(spread: Location, share: Share, learnt: Learnt, policy: Policy, *, 
     """
     variance, df = pooled(learnt.priors[share], spread)
     scale = math.sqrt(max(variance, policy.floor**2))
-    if not math.isfinite(scale):
-        return math.inf
     of_day = math.hypot(1.0, 1.0 - (share or 0.0)) * math.hypot(policy.day, policy.of_session * scale)
     stored, day = (0, 0.0) if is_paired else (spread.sessions, of_day)
     beyond = _needed(scale, df, stored, day, min(policy.beside, max(0, len(learnt.at) - 1)), policy)
