@@ -40,7 +40,7 @@ from pytest_gemm.backends.inductor.cpu_isa import (
 from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
 from pytest_gemm.backends.inductor.selection import Listed, watch_selection
 from pytest_gemm.core.outcome import Reason
-from pytest_gemm.core.text import causes
+from pytest_gemm.core.text import causes, line_with
 from pytest_gemm.machine import software
 from pytest_gemm.storage.datafile import document
 
@@ -322,22 +322,16 @@ def why_pruned(error: BaseException) -> Reason | None:
         # What stopped it is in the text alone: the name OutOfMemoryError is torch's as well, for memory that may be
         # there the next time.
         if kind == "OutOfResources" or re.search(_UNFIT, text):
-            return Reason("out-of-resources", _first_line(text, "Required|out of resource"))
+            return Reason("out-of-resources", line_with(text, "Required|out of resource"))
         if kind == "PTXASError" or "No valid triton configs. PTXASError" in text:
-            return Reason("compile-error", _first_line(text, "ptxas|PTXAS"))
+            return Reason("compile-error", line_with(text, "ptxas|PTXAS"))
     return None
 
 
 def _compiler_message(output: str) -> str:
     """What a compiler complains of first: its line with the word error, without the path before it."""
-    line = _first_line(output, r"\b(error|fatal)\b")
+    line = line_with(output, r"\b(error|fatal)\b")
     return re.sub(r"^\S*/(?=[^/\s]+\(\d+\))", "", line)
-
-
-def _first_line(text: str, pattern: str) -> str:
-    """The first line that has the pattern, or the first with anything in it; at most 200 characters of it."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if re.search(pattern, line)), lines[0] if lines else "no message")[:200]
 
 
 def ahead_of_time(

@@ -147,6 +147,12 @@ def described(error: BaseException) -> str:
     return ": ".join(filter(None, (kind_of(error), first_line(error))))
 
 
+def line_with(text: str, pattern: str) -> str:
+    """The first line that has the pattern, or the first with anything in it; at most 200 characters of it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if re.search(pattern, line)), lines[0] if lines else "no message")[:200]
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message that says something, :func:`printable`; "" where none does."""
     return next((line for line in message(error).splitlines() if line.strip()), "")

@@ -83,7 +83,6 @@ class Findings:
         known: outcomes by the entry of the ledger that explains them.
         mistrusted: problems whose data could tell nothing.
         defects: what is new.
-        compile_seconds: of all compiles, shrinking included.
     """
 
     backend: str
@@ -95,7 +94,6 @@ class Findings:
     known: Counter[str] = dataclasses.field(default_factory=Counter)
     mistrusted: list[str] = dataclasses.field(default_factory=list)
     defects: list[Defect] = dataclasses.field(default_factory=list)
-    compile_seconds: float = 0.0
 
 
 @st.composite
@@ -235,7 +233,6 @@ class Fuzzer:
         outcomes = list(self.judge(trial))
         # Only what failed is asked for again.
         self._memory[trial] = [outcome for outcome in outcomes if outcome.status in _FAILED]
-        self.findings.compile_seconds += sum(outcome.seconds.compile for outcome in outcomes)
         if is_drawn:
             self._count(trial, outcomes)
             self.tell(self.findings, None)

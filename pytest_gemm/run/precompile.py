@@ -29,6 +29,7 @@ from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.core.text import line_with
 from pytest_gemm.machine import gpus
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
@@ -277,14 +278,8 @@ def complaints(harvest: Harvest) -> list[str]:
         for key, message in those.items():
             name = harvest.kernels[key].configuration or key
             first = next(line for line, keys in harvest.needs.items() if key in keys)
-            lines.append(f"{what}: {name}, for {first}: {_complaint(message)}")
+            lines.append(f"{what}: {name}, for {first}: {line_with(message, 'error')}")
     for line, message in harvest.unknown.items():
         lines.append(f"Inductor generates no kernel for {line}: {message.splitlines()[0][:200]}")
     lines += [f"not asked for its kernels: {line}: {why}" for line, why in harvest.unasked.items()]
     return lines
-
-
-def _complaint(message: str) -> str:
-    """The line of a compiler's message that says what it does not like."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line), lines[0] if lines else "no message")[:200]
