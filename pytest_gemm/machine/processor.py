@@ -112,6 +112,13 @@ def is_own(task: int) -> bool:
     return Path(f"/proc/self/task/{task}").exists()
 
 
+def is_runnable(task: int) -> bool:
+    """Whether a thread or process runs or waits for a core."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{task}/stat").read_text(encoding="utf-8").rpartition(") ")[2].startswith("R")
+    return False
+
+
 def task_name(task: int) -> str:
     """The name of a thread or process; its number where it has ended."""
     with contextlib.suppress(OSError):

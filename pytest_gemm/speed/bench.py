@@ -179,9 +179,9 @@ def working(_: Inline, subject: int) -> tuple[float, str]:
     one = _benches[subject]
     _wait(one)
     ends = clock.now() + _SPIN
-    count, busy = _busy(_QUIET)
+    count, busy = _busy(_QUIET, waiting=True)
     while busy and clock.now() < ends:
-        count, busy = _busy(_QUIET)
+        count, busy = _busy(_QUIET, waiting=True)
     if busy:
         count, busy = _busy(_SPIN / 4)
     if own := [name for task, name in busy.items() if _owners.get(task, one.backend) == one.backend]:
@@ -190,8 +190,11 @@ def working(_: Inline, subject: int) -> tuple[float, str]:
     return float(count), ", ".join(busy.values())
 
 
-def _busy(seconds: float) -> tuple[int, dict[int, str]]:
-    """How many threads and children live, and the names of those that work for a tenth of so many seconds."""
+def _busy(seconds: float, *, waiting: bool = False) -> tuple[int, dict[int, str]]:
+    """How many threads and children live, and the names of those that work for a tenth of so many seconds.
+
+    With ``waiting`` also of those that wait for a core then: on a busy machine one gets none for longer than that.
+    """
     began, before = clock.now(), processor.worked()
     time.sleep(seconds)
     now = processor.worked()
@@ -200,7 +203,8 @@ def _busy(seconds: float) -> tuple[int, dict[int, str]]:
     return len(before) - 1, {
         one: names.get(one) or f"{'thread' if processor.is_own(one) else 'child'} {processor.task_name(one)}"
         for one, spent in now.items()
-        if one != threading.get_native_id() and spent - before.get(one, spent) > least
+        if one != threading.get_native_id()
+        and (spent - before.get(one, spent) > least or (waiting and processor.is_runnable(one)))
     }
 
 
