@@ -266,7 +266,7 @@ class GemmRun:
         self._folder = Path(tempfile.mkdtemp(prefix="pytest-gemm-"))
         self._closing.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self.totals.notes += filter(None, [xdist.pin(config, specs)])
-        startup.before_workers(self.settings, config, self._display(), specs)
+        startup.before_workers(self.settings, config, specs)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

@@ -21,10 +21,8 @@ from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.backends.inductor import ahead
 from pytest_gemm.config.config import CONFIG, SPEED_WORKER, GemmConfig, workers
 from pytest_gemm.config.options import is_any_given
-from pytest_gemm.config.values import cores
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.plugin import selection
-from pytest_gemm.run.progress import Display
 from pytest_gemm.worker import confinement
 from pytest_gemm.worker.keeper import ALONE, KEEPER, Keeper, cuda_has_started
 
@@ -95,25 +93,11 @@ def shared_keeper(config: pytest.Config) -> str:
     return str(address) if controller == os.getppid() else ""
 
 
-def before_workers(settings: GemmConfig, config: pytest.Config, display: Display, specs: Sequence[Any]) -> None:
-    """Say where workers have more threads than there are cores, and compile Inductor's header ahead of them."""
-    if warning := oversubscribed(settings, config):
-        display.line(f"gemm: {warning}")
+def before_workers(settings: GemmConfig, config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Compile Inductor's header ahead of the workers."""
     generates = is_any_given(config) and settings.generates and not any(settings.isas)
     if generates and sum(spec.popen is not None for spec in specs) > _FEW and (process := ahead.start()):
         config.add_cleanup(process.kill)
-
-
-def oversubscribed(settings: GemmConfig, config: pytest.Config) -> str:
-    """What is wrong where workers and their threads are more than the cores; "" where they are not."""
-    count, threads = workers(config), max([settings.threads, *(max(pair) for pair in settings.thread_axis)])
-    if count == 1 or threads == 1 or count * threads <= cores():
-        return ""
-    right = max(1, cores() // threads)
-    return (
-        f"{count} workers with {threads} threads each are {count * threads} threads on {cores()} cores, which wait for "
-        f"one another; -n {right} fits"
-    )
 
 
 def _start_cuda(*, profiled: bool) -> None:

@@ -202,12 +202,10 @@ def test_workers_import_torch_before_their_tests_and_have_no_more_threads_than_t
 
 
 @pytest.mark.slow
-def test_more_threads_than_cores_are_said_and_do_not_spin(pytester: pytest.Pytester) -> None:
+def test_more_threads_than_cores_do_not_spin(pytester: pytest.Pytester) -> None:
     cores = len(os.sched_getaffinity(0))
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it=TEST)
-    result = pytester.runpytest_subprocess("--gemm-backends=mine", "-n2", f"--gemm-threads={cores}", timeout=200)
-    wanted = f"gemm: 2 workers with {cores} threads each are {2 * cores} threads on {cores} cores*; -n 1 fits"
-    result.stdout.fnmatch_lines([wanted] if cores > 1 else [])
+    pytester.runpytest_subprocess("--gemm-backends=mine", "-n2", f"--gemm-threads={cores}", timeout=200)
     begun = (pytester.path / "begun.txt").read_text(encoding="utf-8").splitlines()
     assert {line.split()[2] for line in begun} == {"passive"}
