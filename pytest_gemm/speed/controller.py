@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -190,11 +189,10 @@ class _Measurement:
         """Time the cases in ``count`` sessions of each group.
 
         Which group begins changes from pair to pair, so that a drift hits both alike.  A recording ends on a machine
-        that stays busy, and says who keeps it so.
+        that stays busy.
         """
         unit = "session" if len(self.groups) == 1 else "pair"
-        speed, made, started = self._runner.config.speed, self.made, time.perf_counter()
-        before = busy.processor_milliseconds() if speed.record else Counter()
+        speed, made = self._runner.config.speed, self.made
         for number in range(1, count + 1):
             if not self._runner.left(cases):
                 break
@@ -206,9 +204,8 @@ class _Measurement:
             if speed.record and not speed.force and busy.is_hopeless(made.sessions):
                 raise SessionFailed(
                     f"--gemm-record ended after {plural(len(made.sessions), 'session')} of {self._recorded}: the "
-                    "machine is busy, and the last ones were disturbed; busiest meanwhile: "
-                    f"{busy.busiest(before, time.perf_counter() - started)}; end these and record again, or give "
-                    "--gemm-record=force"
+                    "machine is busy, and the last ones were disturbed; end what else computes here and record again, "
+                    "or give --gemm-record=force"
                 )
         made.sessions = roofline.without_impossible(made.sessions)
         for session in made.sessions:
