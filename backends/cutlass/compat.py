@@ -97,7 +97,7 @@ def stored(store: Store, setup: Toolchain) -> Iterator[None]:
             made = store.obtain(job)
         except CompileError as error:
             raise exc.CUDACompileError(job.toolchain.command(text_path, str(place)), str(error).encode()) from error
-        if not digests.is_whole(place, place.parent.parent):
+        if not digests.is_whole(place):
             renamed(made, entry_of(source_code), place)
         return str(place), key, text_path
 

@@ -22,14 +22,13 @@ def whole(paths: Sequence[Path], lock: Path) -> Iterator[None]:
         paths: the files.
         lock: that Inductor holds while it makes them.
     """
-    store = lock.parent.parent
     if any(path.exists() for path in paths):
         with files.locked(lock, _PATIENCE, mode=0o666):
             for path in paths:
-                digests.is_whole(path, store)
+                digests.is_whole(path)
     yield
     for path in paths:
-        digests.is_whole(path, store)  # notes its digest
+        digests.is_whole(path)  # notes its digest
 
 
 def compiled(call: Callable[..., None], lock: str, builders: Sequence[Any], *others: Any) -> None:
@@ -41,19 +40,19 @@ def compiled(call: Callable[..., None], lock: str, builders: Sequence[Any], *oth
 def probed(call: Callable[[Any], str], builder: Any) -> str:
     """``CppBuilder.get_target_file_path`` in ``VecISA.check_build``, which holds the lock of what it looks for."""
     path = Path(call(builder))
-    if getattr(_probing, "store", None):
-        digests.is_whole(path, Path(_probing.store))
+    if getattr(_probing, "is_on", False):
+        digests.is_whole(path)
     return str(path)
 
 
 @contextlib.contextmanager
-def probing(store: str) -> Iterator[None]:
+def probing() -> Iterator[None]:
     """The block asks whether vector code loads: a damaged answer would be no."""
-    _probing.store = store
+    _probing.is_on = True
     try:
         yield
     finally:
-        _probing.store = ""
+        _probing.is_on = False
 
 
 _probing: Final = threading.local()
@@ -66,6 +65,6 @@ def written(call: Callable[..., tuple[str, str]], *args: Any, **kwargs: Any) -> 
     found = call(*args, **kwargs)
     path = Path(found[1])
     if not path.read_bytes().startswith(data):
-        digests.remove(path, path.parent.parent)
+        digests.remove(path)
         found = call(*args, **kwargs)
     return found

@@ -32,7 +32,7 @@ from pytest_gemm.record.reader import Run
 from pytest_gemm.record.writer import OfTest, Writer
 from pytest_gemm.report import terminal
 from pytest_gemm.run import known, precompile, progress, timeline
-from pytest_gemm.storage import cache, digests, files
+from pytest_gemm.storage import cache, files
 from pytest_gemm.verdict import Red, verdict
 from pytest_gemm.worker.keeper import KEEPER
 
@@ -77,7 +77,6 @@ class GemmRun:
         self._guarded: GuardedJudge | None = None
         self._fuzzed: list[str] = []
         self._pages: list[Path] = []
-        self._damaged, self._noted = list[str](), digests.noted()
         self._shown_header = False
         if not config.pluginmanager.has_plugin(SPEED_WORKER):
             processor.wait_passively()
@@ -430,8 +429,7 @@ class GemmRun:
         if self._is_worker:
             return
         totals, settings = self.totals, self.settings
-        self._damaged = digests.notes(self._noted)
-        totals.notes += [*self._damaged, *map(precompile.note, self._harvest or []), *_unknown_torch()]
+        totals.notes += [*map(precompile.note, self._harvest or []), *_unknown_torch()]
         if self._termination is not None and self._termination.received:
             session.exitstatus = STATUS
         self._writer.close(session.exitstatus)
@@ -459,11 +457,9 @@ class GemmRun:
         lines = [line for harvest in harvests for line in precompile.complaints(harvest)]
         if settings.fuzz:
             lines += self._fuzzed
-            lines += [*self._damaged, *(f"{name} cannot run: {reason}" for name, reason in self.totals.missing.items())]
+            lines += [f"{name} cannot run: {reason}" for name, reason in self.totals.missing.items()]
         elif not self._measured or reports.shows_more_than_times(run):
             lines += terminal.summary(run, verbose=self._config.get_verbosity() > 0)
-        else:
-            lines += self._damaged
         lines += terminal.incomplete(run)
         if lines:
             terminalreporter.section("GEMM backends")

@@ -1,8 +1,7 @@
-"""Digests of compiled files: what is damaged on the disk is made again, and the run says so.
+"""Digests of compiled files: what is damaged on the disk is made again.
 
 ``FILE.sha256`` beside a file holds its digest, written when the file was made or first met.  A compiled file that is
-empty, cut off or changed would crash every later run, or compute something else.  What was damaged is noted in one file
-of the cache, because any process of a run may find it: workers, sessions, and those that die.
+empty, cut off or changed would crash every later run, or compute something else.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from pytest_gemm.storage import cache, files
+from pytest_gemm.storage import files
 
 _SUFFIX: Final = ".sha256"
-_NOTES: Final = ".damaged"
 # Where an ELF file for 64 bits says where its last part begins, how large an entry of that is, and how many there are.
 _SECTIONS: Final = struct.Struct("<40xQ10xHH2x")
 
@@ -24,14 +22,10 @@ _SECTIONS: Final = struct.Struct("<40xQ10xHH2x")
 _whole: Final[dict[str, tuple[int, int, int]]] = {}
 
 
-def is_whole(path: Path, store: Path) -> bool:
-    """Whether a file is there and as it was made; a damaged one is removed, and noted for the end of the run.
+def is_whole(path: Path) -> bool:
+    """Whether a file is there and as it was made; a damaged one is removed.
 
     The caller holds what keeps other processes from writing the file now.
-
-    Args:
-        path: the file.
-        store: the folder that is named to the user.
     """
     try:
         found = path.stat()
@@ -44,7 +38,7 @@ def is_whole(path: Path, store: Path) -> bool:
     with contextlib.suppress(OSError):
         made, kept = digest(path), _text(beside)
         if made != kept and (kept or not _is_complete(path)):
-            remove(path, store)
+            remove(path)
             return False
         if not kept:
             files.replace(beside, made.encode())
@@ -66,14 +60,10 @@ def digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def remove(path: Path, store: Path) -> None:
-    """Remove a damaged file, and note it."""
+def remove(path: Path) -> None:
+    """Remove a damaged file."""
     path.unlink(missing_ok=True)
     digest_of(path).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        cache.home().mkdir(parents=True, exist_ok=True)
-        with (cache.home() / _NOTES).open("a", encoding="utf-8") as file:
-            file.write(f"{store}\t{path.name}\n")
 
 
 def _text(path: Path) -> str:
@@ -90,29 +80,3 @@ def _is_complete(path: Path) -> bool:
         return False
     start, size, count = map(int, _SECTIONS.unpack(head))
     return path.stat().st_size >= start + size * count
-
-
-# -- what a run says -----------------------------------------------------------------------------------------------
-
-
-def noted() -> int:
-    """How much is noted so far, for :func:`notes`."""
-    with contextlib.suppress(OSError):
-        return (cache.home() / _NOTES).stat().st_size
-    return 0
-
-
-def notes(since: int) -> list[str]:
-    """A line for each folder in which files were damaged since then."""
-    try:
-        text = (cache.home() / _NOTES).read_bytes()[since:].decode(errors="replace")
-    except OSError:
-        return []
-    stores: dict[str, set[str]] = {}
-    for line in text.splitlines():
-        store, _, name = line.partition("\t")
-        stores.setdefault(store, set()).add(name)
-    return [
-        f"{len(names)} file(s) of compiled kernels in {store} were damaged, and were made again"
-        for store, names in stores.items()
-    ]

@@ -188,7 +188,7 @@ class Store:
     def object_of(self, key: str) -> Path | None:
         """The object of a kernel, ``None`` when it is not in the store or damaged there."""
         path = self.folder / f"{key}.o"
-        return path if digests.is_whole(path, self.folder) else None
+        return path if digests.is_whole(path) else None
 
     def error_of(self, key: str) -> str:
         """The compiler's message against a kernel; "" when none is known."""
@@ -247,7 +247,7 @@ class Store:
                 raise CompileError(output)
             place = self.folder / f"{job.key}.o"
             os.replace(made, place)
-            digests.is_whole(place, self.folder)  # notes its digest
+            digests.is_whole(place)  # notes its digest
         return place
 
 

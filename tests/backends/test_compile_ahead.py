@@ -143,7 +143,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture(autouse=True)
 def cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found damaged is noted there, and the next run of this user would tell it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
