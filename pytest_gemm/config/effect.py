@@ -23,6 +23,7 @@ from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.config.options import BY_NAME, OPTIONS
 from pytest_gemm.config.values import cores
+from pytest_gemm.core.case_id import SELECTIONS
 from pytest_gemm.core.text import shown
 
 
@@ -36,7 +37,7 @@ def _has_candidates(_config: GemmConfig, backend: Backend) -> bool:
 
 def _has_chosen(config: GemmConfig, backend: Backend) -> bool:
     """A backend without candidates is itself all that it has; it has none of a name, and no second one."""
-    return config.wanted_candidates in {"one", "winner", "half", "all"} or _has_candidates(config, backend)
+    return config.wanted_candidates in SELECTIONS or _has_candidates(config, backend)
 
 
 # What a backend has to be for an option to have an effect on it: in words, and as a predicate.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pytest
 
 from pytest_gemm.config.options import BY_NAME, OPTIONS, Option
+from pytest_gemm.core.case_id import SELECTIONS
 from pytest_gemm.core.text import did_you_mean, shown
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.machine.machines import Machine, machines
@@ -321,12 +322,11 @@ def machine(text: str) -> Machine | None:
 
 def candidates(text: str) -> str:
     """Which autotune candidates: a word, a number, or a pattern."""
-    words = ("one", "winner", "half", "all")
     number = re.fullmatch(r"[0-9]{1,18}", text) and int(text) > 0
     is_numeric = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text) or text.isnumeric()
-    hint = "" if is_numeric or text in words else did_you_mean(text.lower(), words)
+    hint = "" if is_numeric or text in SELECTIONS else did_you_mean(text.lower(), SELECTIONS)
     if text and not number and (is_numeric or hint):
-        raise ValueError(f"give one, winner, half, all, a number from 1 on, or a candidate's name{hint}")
+        raise ValueError(f"give {', '.join(SELECTIONS)}, a number from 1 on, or a candidate's name{hint}")
     return str(text)
 
 

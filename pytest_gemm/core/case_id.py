@@ -45,6 +45,8 @@ class Mode(Word):
 MODES: Final = tuple(mode.value for mode in Mode if mode is not Mode.OWN)
 
 
+# Words that select candidates; whatever else is given is a number or a pattern of their names.
+SELECTIONS: Final = ("one", "winner", "half", "all")
 # No more candidates than this are halved.
 _MANY: Final = 32
 
