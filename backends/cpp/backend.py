@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import itertools
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.protocols import Availability, Candidates, Recipe
@@ -34,6 +35,8 @@ _REFERENCE_UP_TO = 1 << 28
 _OWN_FROM = 1 << 20
 # One problem of so many keeps Inductor's own blocking with ``one``.
 _OWN = 3
+# Generated programs that wait for their ``prepare``.
+_WAITING = 64
 # Blockings that ``all`` adds to Inductor's own selection.
 _VARIANTS = 2
 
@@ -169,6 +172,24 @@ class CppBackend(InductorBackend):
         if request.candidate and (why := micro_kernels.unmet(prepared.artifact.products, request.candidate)):
             raise Unsupported("blocking-unmet", why)
         return prepared
+
+    def compile_together(self, jobs: Iterable[tuple[Problem, Operands, BuildRequest]]) -> None:
+        """Generate the programs of several problems, and compile their kernels together, see ``inductor.together``.
+
+        Each then waits for its :meth:`prepare`; nothing of it has run.  One that cannot be generated is left to that.
+        """
+        from pytest_gemm.backends.inductor.together import Batch
+
+        batch, waiting = Batch(), self._recent.waiting
+        with batch.collecting():
+            for problem, operands, request in jobs:
+                with contextlib.suppress(Exception):
+                    key, generated = self._program(problem, operands, request)
+                    if key not in waiting:
+                        waiting[key] = generated()
+        batch.compile()
+        while len(waiting) > _WAITING:
+            del waiting[next(iter(waiting))]
 
     def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
         """As for every backend of Inductor, but for the K slices of the code and what quantised templates do.

@@ -16,9 +16,9 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import finalize
 
 import torch
@@ -50,9 +50,12 @@ from pytest_gemm.programs import program
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
 
+_Made = TypeVar("_Made")  # What pauses where a generated program may wait for its kernels.
+Steps: TypeAlias = Generator[None, None, _Made]
+
 
 class Artifact:
-    """A problem compiled for one geometry of operands.
+    """A problem compiled for one geometry of operands; until :meth:`finish` it is generated, and nothing of it has run.
 
     Attributes:
         rebind_reason: why it cannot be rebound, "" when it can or has no constants.
@@ -68,44 +71,52 @@ class Artifact:
         self._kept: list[torch.Tensor] = []
         self._programs: dict[torch.device, Compiled] = {}
         self._names = constant_tensors(problem, tensors, spec)
+        self._steps = self._make(tensors)
+        next(self._steps)
+
+    def finish(self) -> None:
+        """Wait for the compiler; nothing to do the second time."""
+        _finished(self._steps)
+
+    def _make(self, tensors: Tensors) -> Steps[None]:
         # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
         inlined = [n for n in self._names if tensors[n].dim() < 2 and tensors[n].numel() <= 8]
         if not self._names:
-            self._turn_to(tensors)
-        elif spec.request.user_caches:
+            yield from self._turn_to(tensors)
+        elif self.spec.request.user_caches:
             self.rebind_reason = "a user's caches hold the constants"
         elif inlined:
             self.rebind_reason = f"{', '.join(inlined)} is written into the kernel's text"
         else:
-            self._try_to_rebind(tensors)
+            yield from self._try_to_rebind(tensors)
         if self.rebind_reason:
-            self._compile_for(tensors)
-        if spec.mode == "cudagraphs":
+            yield from self._compile_for(tensors)
+        if self.spec.mode == "cudagraphs":
             self.run(tensors)  # PyTorch may skip the graph: to be known before a judged run
 
-    def _turn_to(self, tensors: Tensors) -> None:
+    def _turn_to(self, tensors: Tensors) -> Steps[None]:
         """The program without constants, compiled for the device of these tensors."""
         if (device := tensors["a"].device) not in self._programs:
-            self._programs[device] = self._run_compiler(tensors, {})
+            self._programs[device] = yield from self._run_compiler(tensors, {})
             self._recorded = ()
         self._compiled = self._programs[device]
 
-    def _run_compiler(self, tensors: Tensors, constants: Tensors) -> Compiled:
+    def _run_compiler(self, tensors: Tensors, constants: Tensors) -> Steps[Compiled]:
         self.spec.log.compiles += 1
         spec, again = self.spec, hasattr(self, "_compiled")
         if again and spec.candidate is None:  # other constants are no reason to select something else
             spec = dataclasses.replace(spec, candidate=self.chosen)
         function = self._compiled.function if self._programs else None
-        made = compile_once(self.problem, tensors, constants, spec, function)
+        made = yield from compile_once(self.problem, tensors, constants, spec, function)
         if spec is not self.spec:  # a second compile for the same selection benchmarks nothing
             made.session.pruned.update(self._compiled.session.pruned)
         for module in made.modules:
             finalize(self, torch_compat.forget_module, module)
         return made
 
-    def _try_to_rebind(self, tensors: Tensors) -> None:
+    def _try_to_rebind(self, tensors: Tensors) -> Steps[None]:
         constants = stand_ins(self._names, tensors)
-        self._compiled = self._run_compiler(tensors, constants)
+        self._compiled = yield from self._run_compiler(tensors, constants)
         if len(self._compiled.modules) != 1:
             self.rebind_reason = f"{len(self._compiled.modules)} modules were generated"
             return
@@ -116,23 +127,23 @@ class Artifact:
         # The packings hold the stand-ins; the recipes hold what they need of them.
         self._compiled.session.packings.clear()
 
-    def _compile_for(self, tensors: Tensors) -> None:
+    def _compile_for(self, tensors: Tensors) -> Steps[None]:
         # Copies: the program keeps its constants, and the operands are not its own.
         constants = {n: _copy(tensors[n]) for n in self._names}
-        self._compiled = self._run_compiler(tensors, constants)
+        self._compiled = yield from self._run_compiler(tensors, constants)
         self._contents = constants
 
     def bind(self, tensors: Tensors) -> None:
         """Make these constants those of the program; nothing to do when they are already."""
         if not self._names:
-            self._turn_to(tensors)
+            _finished(self._turn_to(tensors))
             return
         identity = tuple((t.data_ptr(), t._version, t.shape, t.stride()) for t in (tensors[n] for n in self._names))
         if identity == self._bound:
             return
         if self.rebind_reason:
             if not all(same_bits(tensors[n], self._contents[n]) for n in self._names):
-                self._compile_for(tensors)
+                _finished(self._compile_for(tensors))
         else:
             tensors = {**tensors, **program.derived(self.problem, tensors)}
             for binding in self._bindings:
@@ -268,6 +279,11 @@ class Artifact:
         """Whether the program calls no other kernel after its one template: nothing is done to a stored result."""
         order, templates = self._compiled.order, self._compiled.templates
         return len(templates) == 1 and templates[0] in order and {*order[order.index(templates[0]) :]} == {*templates}
+
+
+def _finished(steps: Steps[None]) -> None:
+    for _ in steps:
+        pass
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ something is to be compiled.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import fnmatch
 import itertools
@@ -97,10 +98,15 @@ def cache_dir(isa: str = "") -> Path:
 
 
 class _Recent:
-    """The values that were used last, so many of each kind; a pickled one is empty."""
+    """The values that were used last, so many of each kind; a pickled one is empty.
+
+    Attributes:
+        waiting: programs that were generated ahead, see :meth:`CppBackend.compile_together`.
+    """
 
     def __init__(self) -> None:
         self._kinds: defaultdict[Hashable, dict[Hashable, Any]] = defaultdict(dict)
+        self.waiting: dict[Hashable, Artifact] = {}
 
     def __reduce__(self) -> tuple[type[_Recent], tuple[()]]:
         return _Recent, ()
@@ -283,23 +289,38 @@ class InductorBackend(abc.ABC):
 
     def artifact(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Artifact:
         """The compiled program of a problem; the same one for the same problem, geometry and request."""
+        key, generated = self._program(problem, operands, request)
+
+        def compiled() -> Artifact:
+            with contextlib.suppress(Exception):  # compiled alone it fails as it does for a user
+                if (waiting := self._recent.waiting.pop(key, None)) is not None:
+                    waiting.finish()
+                    return waiting
+            made = generated()
+            made.finish()
+            return made
+
+        name = request.candidate
+        if request.user_caches or (name and not problem.dynamic):
+            return compiled()  # its caller holds it, and no other problem has a use for it
+        # Artifacts of single candidates share a place, those of every other kind of request have one each.
+        kind, most = ("candidates", _KEPT_CANDIDATES) if name else (key[0], self.keep)
+        return self._recent.obtain(kind, most, key, compiled)
+
+    def _program(
+        self, problem: Problem, operands: Operands, request: BuildRequest
+    ) -> tuple[tuple[Any, ...], Callable[[], Artifact]]:
+        """What the program of a problem is known by, and how it is generated."""
         from pytest_gemm.backends.inductor.artifact import Artifact
 
         first, tensors = self._first(problem, operands)
-        name = request.candidate
 
-        def compiled() -> Artifact:
+        def generated() -> Artifact:
             space, candidate = self._selected(problem, operands, request)
-            return Artifact(
-                first, tensors, dataclasses.replace(self._spec(problem, request, space), candidate=candidate)
-            )
+            spec = dataclasses.replace(self._spec(problem, request, space), candidate=candidate)
+            return Artifact(first, tensors, spec)
 
-        if request.user_caches or (name and not problem.dynamic):
-            return compiled()  # its caller holds it, and no other problem has a use for it
-        request = request.replace(selection=self.selects(request))
-        # Artifacts of single candidates share a place, those of every other kind of request have one each.
-        kind, most = ("candidates", _KEPT_CANDIDATES) if name else (request, self.keep)
-        return self._recent.obtain(kind, most, (request, *self._key(first, tensors)), compiled)
+        return (request.replace(selection=self.selects(request)), *self._key(first, tensors)), generated
 
     def _selected(self, problem: Problem, operands: Operands, request: BuildRequest) -> tuple[Space, Wanted]:
         """Where the requested candidate comes from, or the one that the line selects, and what leaves it alone.

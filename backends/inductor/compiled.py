@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from pytest_gemm.api.executed import products_in_source, record_products
 from pytest_gemm.backends.cpp import micro_kernels
-from pytest_gemm.backends.inductor import generated_code, torch_compat
+from pytest_gemm.backends.inductor import generated_code, together, torch_compat
 from pytest_gemm.backends.inductor.bindings import (
     Tensors,
     constant_names,
@@ -138,6 +138,7 @@ def _started(
 ) -> tuple[Callable[..., torch.Tensor], str]:
     """The program as a user of the mode calls it, after a call that compiles it with these constants inside.
 
+    That call ends at a kernel that waits for a compiler, see :mod:`together`.
     ``function`` is a program that was compiled for another device: the call compiles it for that of the tensors too.
 
     Returns:
@@ -160,7 +161,11 @@ def _started(
             function, text = torch_compat.ahead_of_time(module, args, sizes, spec.options)
         else:
             function = torch.compile(module, fullgraph=True, dynamic=spec.mode == "dynamic" or None)
-    function(*args)
+    try:
+        function(*args)
+    except Exception as error:
+        if not together.stopped_by(error):
+            raise
     return function, text
 
 
@@ -170,8 +175,11 @@ def compile_once(
     constants: Tensors,
     spec: CompileSpec,
     function: Callable[..., torch.Tensor] | None = None,
-) -> Compiled:
-    """Compile the program, or ``function`` again, with these constants inside, and run it once on the inputs."""
+) -> Generator[None, None, Compiled]:
+    """Compile the program, or ``function`` again, with these constants inside, and run it once on the inputs.
+
+    It pauses when the program is generated: kernels of it may wait for a compiler, see :mod:`together`.
+    """
     pruned: dict[str, Reason] = {}
     candidate = spec.candidate
     while True:
@@ -193,6 +201,7 @@ def compile_once(
     seen.failed.clear()  # the exceptions hold their frames, and these the graph
     seen.pruned.update(pruned)
     modules = tuple({id(m): m for m in seen.modules}.values())
+    yield
     source = text or "\n".join(map(_source, modules))
     in_cpp = generated_code.cpp_program(source) if spec.mode in IN_CPP else None
     kernels: dict[str, bool] = dict(in_cpp.kernels) if in_cpp else {}
@@ -203,6 +212,8 @@ def compile_once(
             kernel = getattr(loaded, name, None)
             if isinstance(kernel, _Counted):  # the module served an earlier compile of the same program
                 kernel = kernel.kernel
+            if isinstance(kernel, together.Waiting):
+                kernel = kernel.load()
             # Functions for C++, objects with a method run() for Triton and the CuTe DSL, libraries for CUTLASS.
             if kernel is not None:
                 setattr(loaded, name, _Counted(name, kernel, calls, spec.request.run_threads))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -206,6 +206,14 @@ class ScriptedBackend(Backend, Protocol):
         Raises:
             Unsupported: when no such script can be written.
         """
+
+
+@runtime_checkable
+class Together(Backend, Protocol):
+    """A backend that compiles the kernels of several problems sooner together than one by one."""
+
+    def compile_together(self, jobs: Iterable[tuple[Problem, Operands, BuildRequest]]) -> None:
+        """Compile several problems, each of which is prepared later; nothing of them runs, and none is an error."""
 
 
 @runtime_checkable

@@ -23,7 +23,7 @@ import torch
 
 from pytest_gemm.api.protocols import Backend, CandidateBackend
 from pytest_gemm.core.case_id import Mode
-from pytest_gemm.core.outcome import Activity, Outcome, Phase, Reason, Seconds, Status, Unsupported
+from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Seconds, Status, Unsupported
 from pytest_gemm.core.text import one_line
 from pytest_gemm.judging import imitations, sampled, verdict
 from pytest_gemm.judging.attempt import Attempt, Ended
@@ -40,7 +40,7 @@ from pytest_gemm.programs import program
 from pytest_gemm.storage.datafile import document
 from pytest_gemm.worker import calls, faults
 from pytest_gemm.worker.inline import Inline
-from pytest_gemm.worker.messages import Built, How, Ran, Worker
+from pytest_gemm.worker.messages import Built, Died, How, Ran, Thrown, Worker
 
 # Runs a case that has passed as it is timed: gets the case, what was compiled for it and the operands.
 Timing = Callable[[Case, Built, operands.Operands], Ran]
@@ -105,6 +105,7 @@ class Judge:
         stream: ``default``, or ``side`` to run on a CUDA stream of its own, see ``streams``.
         statements: names the known wrong answers that a wrong result is compared with, see ``imitations``.
         workers: what runs the foreign code of a backend; ``None``: this process does.
+        announced: cases of one backend that will be judged, to be compiled together with the first of them.
     """
 
     eager: EagerRefusal = lambda *_: ""
@@ -113,6 +114,7 @@ class Judge:
     stream: str = "default"
     statements: Callable[[Outcome, Problem], Sequence[str]] = lambda *_: ()
     workers: Callable[[Backend], Worker] | None = None
+    announced: Sequence[Case] = ()
     _worker: Worker = dataclasses.field(default_factory=Inline)
     _truths: Truths = dataclasses.field(default_factory=Truths)
 
@@ -232,6 +234,8 @@ class Judge:
         truths = [self._truth(attempt, distribution) for distribution in case.distributions]
         attempt.distribution, attempt.truth = case.distributions[0], truths[0]
         with attempt.phase(Phase.PREPARE):
+            if not candidate and case.id() in {one.id() for one in self.announced}:
+                self._compile_announced()
             # The kernels are not known before the first run, so the watch has none.
             attempt.built = self._worker.prepare(case.job(candidate), truths[0].operands)
         for name, reason in attempt.built.pruned.items():
@@ -255,6 +259,13 @@ class Judge:
         else:
             timed = functools.partial(timing, case, attempt.built)
             yield from _ended(self._distribution(attempt, runs[-1].truth, runs, timed))
+
+    def _compile_announced(self) -> None:
+        """What fails in it shows again where it is judged."""
+        jobs = [(case.job(), case.distributions[0], case.seed) for case in self.announced if case.distributions]
+        self.announced = ()
+        with contextlib.suppress(Died, Thrown, Unsupported, Pruned, Misconduct):
+            self._worker.compile_together(jobs)
 
     # -- one distribution ------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from pytest_gemm.core.case_id import CandidateSelection, CaseId, threads_text
 from pytest_gemm.core.extras import lacking
 from pytest_gemm.core.text import message
 from pytest_gemm.machine import processor, software
-from pytest_gemm.plugin import division, reports, review, selection, startup, xdist
+from pytest_gemm.plugin import batches, division, reports, review, selection, startup, xdist
 from pytest_gemm.plugin.termination import STATUS, Termination
 from pytest_gemm.record.lines import Head, Totals
 from pytest_gemm.record.reader import Run
@@ -90,6 +90,8 @@ class GemmRun:
         division.register(config, self._writer)
         self._review = review.Review(config, self._writer)
         startup.register(config)
+        self._batches = batches.Batches(self.settings, self._folder)
+        config.pluginmanager.register(self._batches, "gemm-batches")
         if reports_run:
             timeline.register(config)
             try:
@@ -213,6 +215,10 @@ class GemmRun:
         self._precompile(ids)
         return self._measure(timed)
 
+    def _left(self, name: str) -> Collection[Any]:
+        """What a worker of pytest-xdist has left for this process."""
+        return () if self._folder is None else files.left(self._folder, name)
+
     def _measure(self, timed: Collection[tuple[CaseId, str]]) -> list[Any]:
         """Have sessions time the cases before the first test asks for them."""
         measured: list[Any] = []
@@ -257,7 +263,8 @@ class GemmRun:
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> object | None:
         """With ``-n`` and a GEMM option given: keep what shares an artifact or a reference on one worker."""
         known = timeline.read(timeline.path_of(self.settings))
-        return xdist.scheduler(config, log, known, every=CandidateSelection(self.settings.wanted_candidates).is_of_all)
+        every = CandidateSelection(self.settings.wanted_candidates).is_of_all
+        return xdist.scheduler(config, log, known, lambda: dict(self._left("batches")), every=every)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
@@ -330,6 +337,8 @@ class GemmRun:
             "gemm_speed" in node.fixturenames,
         )
         node.stash[_JUDGED] = check.judged
+        if announced := self._batches.announced(node):
+            judge.announced = announced
         yield check
 
     def speed_check(self, request: pytest.FixtureRequest, check: GemmCheck) -> Callable[[Case], object]:

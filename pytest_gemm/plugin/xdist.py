@@ -6,8 +6,9 @@ import functools
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
@@ -37,27 +38,30 @@ _NOTHING: Final = 1e-6
 _BRIEF: Final = 1.0
 
 
-def divided(ids: Sequence[str], seconds: Mapping[str, float], workers: int) -> dict[str, str]:
+def divided(
+    ids: Sequence[str], seconds: Mapping[str, float], workers: int, batches: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
     """The unit of work of each test; the tests of a unit run on one worker.
 
-    It is the test's scope.  A scope that alone would take longer than a worker's share of the run, and so decide when
-    it ends, is divided by backends: each makes its operands and the reference itself.
+    It is the test's scope, with those that are compiled together.  A unit that alone would take longer than a worker's
+    share of the run, and so decide when it ends, is divided by backends: each makes its operands and the reference
+    itself.
 
     Args:
         ids: the tests.
         seconds: that each is expected to take.
         workers: among which they are shared out.
+        batches: of scopes that are compiled together.
     """
+    units = {nodeid: batches.get(one := scope(nodeid), one) for nodeid in ids}
     whole: defaultdict[str, float] = defaultdict(float)
-    for nodeid in ids:
-        whole[scope(nodeid)] += seconds[nodeid]
+    for nodeid, unit in units.items():
+        whole[unit] += seconds[nodeid]
     share = sum(whole.values()) / workers
-
-    def unit(nodeid: str) -> str:
-        case = case_id(nodeid) if whole[scope(nodeid)] > share else None
-        return scope(nodeid) if case is None else f"{scope(nodeid)} on {case.backend}"
-
-    return {nodeid: unit(nodeid) for nodeid in ids}
+    for nodeid, unit in units.items():
+        if whole[unit] > share and (case := case_id(nodeid)) is not None:
+            units[nodeid] = f"{unit} on {case.backend}"
+    return units
 
 
 def chosen(units: Iterable[tuple[str, float]], backlog: float, share: float) -> str:
@@ -126,7 +130,14 @@ def pin(config: pytest.Config, specs: Iterable[Any]) -> str:
 # -- tests -----------------------------------------------------------------------------------------
 
 
-def scheduler(config: pytest.Config, log: Any, known: Mapping[str, float], *, every: bool = False) -> object | None:
+def scheduler(
+    config: pytest.Config,
+    log: Any,
+    known: Mapping[str, float],
+    batches: Callable[[], Mapping[str, str]] = dict,
+    *,
+    every: bool = False,
+) -> object | None:
     """A scheduler for a run that asked for GEMM tests; ``None`` leaves xdist's own.
 
     It is for plain ``-n``; another ``--dist`` has xdist's own.
@@ -135,6 +146,7 @@ def scheduler(config: pytest.Config, log: Any, known: Mapping[str, float], *, ev
         config: pytest's, of the controller.
         log: xdist's logger.
         known: what tests took in earlier runs; the longest are begun first.
+        batches: says which scopes are compiled together, see :mod:`batches`, when the tests are collected.
         every: every candidate is judged.
     """
     if not is_any_given(config) or str(config.getoption("dist", "no")) != "load":
@@ -156,7 +168,7 @@ def scheduler(config: pytest.Config, log: Any, known: Mapping[str, float], *, ev
                 several = len(self.nodes) > 1
                 alike = dict.fromkeys(ids, timeline.USUAL)
                 self._seconds = timeline.expected(known, ids, every=every) if several else alike
-                self._units = divided(ids, self._seconds, len(self.nodes))
+                self._units = divided(ids, self._seconds, len(self.nodes), batches())
                 self._left, self._is_sorted = sum(self._seconds.values()), False
                 self._backlogs: defaultdict[Any, float] = defaultdict(float)
             super().schedule()

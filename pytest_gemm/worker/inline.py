@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -20,13 +20,14 @@ import torch
 
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import CandidateBackend, Candidates, Prepared, timed, unsupported
+from pytest_gemm.api.protocols import CandidateBackend, Candidates, Prepared, Together, timed, unsupported
+from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Activity, Misconduct, Phase, Pruned, Unsupported
 from pytest_gemm.core.text import first_line, kind_of, message, one_line
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import cpu_threads, settings
-from pytest_gemm.operands import dtypes
+from pytest_gemm.operands import dtypes, tensors
 from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
@@ -34,7 +35,7 @@ from pytest_gemm.programs import program
 from pytest_gemm.worker import faults, second_device, streams
 from pytest_gemm.worker.calls import KEPT_BYTES, Escape, asking, check_place, handing, has_bits, quiet, taken
 from pytest_gemm.worker.load import loaded
-from pytest_gemm.worker.messages import Built, How, Job, Ran, Thrown
+from pytest_gemm.worker.messages import Announced, Built, How, Job, Ran, Thrown
 
 _Kind = TypeVar("_Kind")
 # The results of a call as ordinary tensors over the kernel's memory, and copies of them.
@@ -136,6 +137,20 @@ class Inline:
                     constant_b=bool(getattr(prepared, "constant_b", False)),
                     source=source if isinstance(source, str) else "",
                 )
+
+    def compile_together(self, jobs: Sequence[Announced]) -> None:
+        """As :meth:`Worker.compile_together`."""
+
+        def given() -> Iterator[tuple[Problem, Operands, BuildRequest]]:
+            for job, distribution, seed in jobs:
+                made = tensors.make(job.problem, distribution, seed, job.request.device)
+                with cpu_threads(job.threads), handing(made, compiling=True) as own:
+                    yield job.problem, own, job.request
+
+        first, *_ = jobs[0]
+        assert isinstance(first.backend, Together)
+        with telling(Phase.PREPARE, first.request.device):
+            first.backend.compile_together(given())
 
     def prepared(self, number: int) -> Prepared:
         """What was compiled."""

@@ -6,9 +6,9 @@ Tensors go as copies; all else that a worker says of itself is testimony, of typ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -41,6 +41,10 @@ class Job:
     problem: Problem
     request: BuildRequest
     threads: int = 0
+
+
+# A job with the distribution and the seed of its operands.
+Announced: TypeAlias = tuple[Job, str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +161,9 @@ class Worker(Protocol):
 
     def prepare(self, job: Job, given: Operands) -> Built:
         """Compile the problem; raises ``Unsupported`` and ``Pruned`` as the backend does."""
+
+    def compile_together(self, jobs: Sequence[Announced]) -> None:
+        """Compile what several jobs of one backend need that will be prepared."""
 
     def run(self, number: int, given: Operands, how: How) -> Ran:
         """Run what was built; the device has finished.

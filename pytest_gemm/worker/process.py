@@ -17,7 +17,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -33,7 +33,7 @@ from pytest_gemm.worker.answers import Answer, RanForm
 from pytest_gemm.worker.death import manner, remedy, stack_frames
 from pytest_gemm.worker.device import MUCH, Pool, bytes_at
 from pytest_gemm.worker.keeper import GRACE, Keeper, Started
-from pytest_gemm.worker.messages import Built, Died, How, Job, Ran, Thrown
+from pytest_gemm.worker.messages import Announced, Built, Died, How, Job, Ran, Thrown
 
 _Kind = TypeVar("_Kind")
 _NOTHING: Final = torch.empty(0, dtype=torch.uint8)
@@ -107,6 +107,10 @@ class Process:
         """As :meth:`Worker.prepare`."""
         answer, _ = self._ask("prepare", job, given=given)
         return _there(answer.built)
+
+    def compile_together(self, jobs: Sequence[Announced]) -> None:
+        """As :meth:`Worker.compile_together`."""
+        self._ask("compile_together", jobs)
 
     def run(self, number: int, given: Operands, how: How) -> Ran:
         """As :meth:`Worker.run`."""

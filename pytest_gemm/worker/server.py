@@ -21,7 +21,7 @@ from pytest_gemm.worker import faults, memory
 from pytest_gemm.worker.answers import Answer, Failure, RanForm, Refusal
 from pytest_gemm.worker.device import Opened, bytes_at
 from pytest_gemm.worker.inline import Inline
-from pytest_gemm.worker.messages import How, Job, Thrown
+from pytest_gemm.worker.messages import Announced, How, Job, Thrown
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD: Final = 50_000
@@ -155,6 +155,9 @@ class _Server:
 
     def _prepare(self, job: Job, given: Operands) -> Answer:
         return Answer(built=self._inline.prepare(job, given))
+
+    def _compile_together(self, jobs: Sequence[Announced]) -> None:
+        self._inline.compile_together(jobs)
 
     def _run(self, number: int, how: How, given: Operands) -> tuple[Answer, list[memoryview]]:
         ran = self._inline.run(number, given, how)
