@@ -1,10 +1,12 @@
 """Settings of the project's own tests."""
 
+import functools
 import gc
+import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from hypothesis import settings
 from warm_processes import Programs
 
 import pytest_gemm.plugin.hooks  # noqa: F401  # before an inner run loads it: pytester forgets what is imported later
+from pytest_gemm.ledger import reader
+from pytest_gemm.ledger.entry import Entry
 
 # Eager ATen is a control in many tests.  oneDNN's AMX kernels have a defect, which the ledger knows
 # (aten-amx-nan-in-the-row-before); without them a control is right on every machine.  Read when torch is imported.
@@ -27,6 +31,22 @@ settings.register_profile("pytest-gemm", deadline=None)
 settings.load_profile("pytest-gemm")
 
 
+_read = reader.read
+_SUITE = Path(__file__).parents[1] / "conformance"
+
+
+@functools.cache
+def _entries_of_the_suite(path: Path, backends: frozenset[str]) -> tuple[Entry, ...]:
+    return _read(path, backends)
+
+
+def _read_once(path: Path, backends: Collection[str] | None) -> tuple[Entry, ...]:
+    """The suite's ledger takes a tenth of a second to read, and nearly every inner run reads it."""
+    is_suite = path.parent == _SUITE and backends is not None
+    return _entries_of_the_suite(path, frozenset(backends or ())) if is_suite else _read(path, backends)
+
+
+reader.read = _read_once
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 # Files with something that takes long to make: the tests of each share a worker, which makes it once.  Such files come
@@ -108,9 +128,18 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
         yield found
 
 
+@pytest.fixture(scope="session")
+def whole_libraries() -> None:
+    """Loaded before pytester remembers what is."""
+    importlib.import_module("whole_libraries")
+
+
 @pytest.fixture
 def pytester(
-    pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    whole_libraries: None,  # noqa: ARG001  # before the next one
+    pytester: pytest.Pytester,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> pytest.Pytester:
     """pytest's own, whose ``runpytest_subprocess`` begins where PyTorch is imported.
 

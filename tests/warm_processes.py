@@ -27,7 +27,7 @@ import forkserver
 
 _IMPORTS: Final = (
     "torch", "torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm", "scipy.stats",
-    "msgspec", "pytest", "tabulate",
+    "msgspec", "pytest", "tabulate", "torch.utils.cpp_extension", "sympy.tensor.tensor",
 )  # fmt: skip
 
 # Python that is given a file starts as usual, and what inherits more than the streams.
@@ -49,7 +49,8 @@ os.execv(program, [program, *arguments])
 # In the fork: as Python runs a script of its environment, a module, or code.
 _RUN: Final = """
 def _run(script, program, arguments):
-    import os, runpy, site, sys, tempfile
+    import gc, os, runpy, site, sys, tempfile
+    gc.unfreeze = gc.freeze  # a run ends with collections of all that it has
     tempfile.tempdir = None  # read again
     folder, name = os.path.split(program)
     sys.executable = os.path.join(os.path.dirname(script), "python")

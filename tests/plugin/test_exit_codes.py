@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.verdict import Red
 

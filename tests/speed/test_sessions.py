@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import made_up_sessions
 import pytest
-import whole_libraries  # noqa: F401  # before an inner run loads it
 from speed_runs import stored
 from warm_processes import Programs
 
