@@ -49,10 +49,10 @@ def _read_once(path: Path, backends: Collection[str] | None) -> tuple[Entry, ...
 reader.read = _read_once
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
-# Files with something that takes long to make: the tests of each share a worker, which makes it once.  Such files come
-# first, those of many tests before others: test_mutants forks, which costs less as long as a worker is small.
+# Files and a folder with something that takes long to make: the tests of each share a worker that makes it once.  They
+# come first, those of many tests before others: test_mutants forks, which costs less as long as a worker is small.
 _ONE_WORKER = frozenset(
-    {"test_commands", "test_compile_ahead", "test_mutants", "test_packaging", "test_pairs", "test_speed_page"}
+    {"conformance", "test_commands", "test_compile_ahead", "test_mutants", "test_packaging", "test_speed_page"}
 )
 
 
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Each test is a unit of work, and so is each of those files.
+    """Each test is a unit of work, and so are those files.
 
     A mark ``xdist_group`` would be lost: xdist 3.8 adds it to an attribute that pytest 9.2 has no more.
     """
@@ -80,8 +80,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is typed as Any where it is not installed
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return path if Path(path).stem in _ONE_WORKER else nodeid
+            path = Path(nodeid.partition("::")[0])
+            return next((one for one in (path.parent.name, path.stem) if one in _ONE_WORKER), nodeid)
 
     return Scheduling(config, log)
 
