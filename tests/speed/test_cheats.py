@@ -40,7 +40,7 @@ ALONE: Final = [name for name, one in DISHONEST.items() if one.alone and "cpu" i
 BEGIN: Final = ["replay", "half", "cheap-by-stack"]
 
 SHOW: Final = ("--gemm-sessions=1", "--gemm-allow=slower,no-baseline")
-RECORD: Final = ("--gemm-sessions=5", "--gemm-record=force")  # however busy the machine is
+RECORD: Final = ("--gemm-sessions=2", "--gemm-record=force")  # however busy the machine is
 AGAINST: Final = ("--gemm-sessions=2", "--gemm-allow=slower", f"--gemm-against={sys.executable}")
 
 pytestmark = pytest.mark.slow
