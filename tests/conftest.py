@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Each test is a unit of work, and so are those files.
+    """Each test with all of its parameters is a unit of work, and so are those files.
 
     A mark ``xdist_group`` would be lost: xdist 3.8 adds it to an attribute that pytest 9.2 has no more.
     """
@@ -81,7 +81,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is typed as Any where it is not installed
         def _split_scope(self, nodeid: str) -> str:
             path = Path(nodeid.partition("::")[0])
-            return next((one for one in (path.parent.name, path.stem) if one in _ONE_WORKER), nodeid)
+            return next((one for one in (path.parent.name, path.stem) if one in _ONE_WORKER), nodeid.partition("[")[0])
 
     return Scheduling(config, log)
 
