@@ -10,6 +10,8 @@ import matplotlib.figure  # noqa: F401  # loads most of the others
 import tabulate  # noqa: F401
 import torch
 import torch._dynamo
+import torch._inductor.compile_fx
+import torch._inductor.runtime.autotune_cache
 import torch._inductor.test_operators
 
 import pytest_gemm.run.check
