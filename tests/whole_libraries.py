@@ -22,3 +22,4 @@ from pytest_gemm.api.executed import record_products
 
 with record_products():
     torch.mm(torch.ones(1, 1), torch.ones(1, 1))
+torch._dynamo.list_backends()
