@@ -1,10 +1,12 @@
 """Settings of the project's own tests."""
 
+import functools
 import gc
+import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from hypothesis import settings
 from warm_processes import Programs
 
 import pytest_gemm.plugin.hooks  # noqa: F401  # before an inner run loads it: pytester forgets what is imported later
+from pytest_gemm.ledger import reader
+from pytest_gemm.ledger.entry import Entry
 
 # Eager ATen is a control in many tests.  oneDNN's AMX kernels have a defect, which the ledger knows
 # (aten-amx-nan-in-the-row-before); without them a control is right on every machine.  Read when torch is imported.
@@ -27,12 +31,28 @@ settings.register_profile("pytest-gemm", deadline=None)
 settings.load_profile("pytest-gemm")
 
 
+_read = reader.read
+_SUITE = Path(__file__).parents[1] / "conformance"
+
+
+@functools.cache
+def _entries_of_the_suite(path: Path, backends: frozenset[str]) -> tuple[Entry, ...]:
+    return _read(path, backends)
+
+
+def _read_once(path: Path, backends: Collection[str] | None) -> tuple[Entry, ...]:
+    """The suite's ledger takes a tenth of a second to read, and nearly every inner run reads it."""
+    is_suite = path.parent == _SUITE and backends is not None
+    return _entries_of_the_suite(path, frozenset(backends or ())) if is_suite else _read(path, backends)
+
+
+reader.read = _read_once
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
-# Files with something that takes long to make: the tests of each share a worker, which makes it once.  Such files come
-# first, those of many tests before others: test_mutants forks, which costs less as long as a worker is small.
+# Files and a folder with something that takes long to make: the tests of each share a worker that makes it once.  They
+# come first, those of many tests before others: test_mutants forks, which costs less as long as a worker is small.
 _ONE_WORKER = frozenset(
-    {"test_commands", "test_compile_ahead", "test_mutants", "test_packaging", "test_pairs", "test_speed_page"}
+    {"conformance", "test_commands", "test_compile_ahead", "test_mutants", "test_packaging", "test_speed_page"}
 )
 
 
@@ -52,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Each test is a unit of work, and so is each of those files.
+    """Each test with all of its parameters is a unit of work, and so are those files.
 
     A mark ``xdist_group`` would be lost: xdist 3.8 adds it to an attribute that pytest 9.2 has no more.
     """
@@ -60,8 +80,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is typed as Any where it is not installed
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return path if Path(path).stem in _ONE_WORKER else nodeid
+            path = Path(nodeid.partition("::")[0])
+            return next((one for one in (path.parent.name, path.stem) if one in _ONE_WORKER), nodeid.partition("[")[0])
 
     return Scheduling(config, log)
 
@@ -108,9 +128,18 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
         yield found
 
 
+@pytest.fixture(scope="session")
+def whole_libraries() -> None:
+    """Loaded before pytester remembers what is."""
+    importlib.import_module("whole_libraries")
+
+
 @pytest.fixture
 def pytester(
-    pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    whole_libraries: None,  # noqa: ARG001  # before the next one
+    pytester: pytest.Pytester,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> pytest.Pytester:
     """pytest's own, whose ``runpytest_subprocess`` begins where PyTorch is imported.
 

@@ -1,9 +1,8 @@
 """Workers that are forks of one process, which has imported torch: a program of its own, without the package.
 
-The controller starts it with ``serve``.  execnet starts each worker as ``launch``, which hands its standard streams
-and its environment over a socket.  The server forks, and the copy goes on as the Python that execnet asked for.
-``launch`` stays, and ends as the copy does.  Where a fork would not be safe, or there is no server, it becomes that
-Python itself.
+``serve`` is started once.  Each worker is started as a script with :func:`launch`, which hands its files and its
+environment over a socket.  The server forks, and the copy goes on as the Python that was asked for.  ``launch`` stays,
+and ends as the copy does; it returns where a fork would not be safe, or there is no server.
 """
 
 # ``launch`` runs for each worker while others wait for it, so each part imports what it needs.
@@ -24,8 +23,8 @@ def short(folder: int, name: str) -> str:
     return f"/proc/self/fd/{folder}/{name}"
 
 
-def launch(path: str, arguments: list[str]) -> None:
-    """Have a worker forked; returns where that cannot be."""
+def launch(path: str, arguments: list[str], files: list[int]) -> None:
+    """Have a worker forked, which has these files too; returns where that cannot be."""
     import _signal  # type: ignore[import-not-found]  # signal takes ten times as long
     import _socket
     import array
@@ -35,8 +34,8 @@ def launch(path: str, arguments: list[str]) -> None:
         server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         folder, name = os.path.split(path)
         server.connect(short(os.open(folder, os.O_RDONLY), name))
-        told = marshal.dumps(({**os.environ}, os.getcwd(), arguments[-1]))
-        streams = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [0, 1, 2]).tobytes())]
+        told = marshal.dumps(({**os.environ}, os.getcwd(), arguments[-1], files))
+        streams = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [0, 1, 2, *files]).tobytes())]
         server.sendmsg([len(told).to_bytes(4, "big")], streams)
         server.sendall(told)
         if server.recv(2) != _FORKED:
@@ -118,7 +117,7 @@ def _fork(launched: Any, listening: Any, copies: dict[int, Any], interrupted: An
     import socket
 
     launched.settimeout(10.0)
-    head, streams, _, _ = socket.recv_fds(launched, 4, 3)
+    head, streams, _, _ = socket.recv_fds(launched, 4, 16)
     size, told = int.from_bytes(head, "big"), b""
     while len(told) < size:
         told += launched.recv(size - len(told)) or b"?" * size
@@ -151,9 +150,12 @@ def _is_safe() -> bool:
     return len(os.listdir("/proc/self/task")) == 1 and not any(one.startswith("/dev/nvidia") for one in files)
 
 
-def _become(streams: list[int], interrupted: Any, environment: dict[str, str], folder: str, program: str) -> None:
+def _become(
+    streams: list[int], interrupted: Any, environment: dict[str, str], folder: str, program: str, files: list[int]
+) -> None:
     """Go on as ``python -u -c PROGRAM``."""
     import atexit
+    import fcntl
     import signal
     import threading
     import traceback
@@ -161,10 +163,11 @@ def _become(streams: list[int], interrupted: Any, environment: dict[str, str], f
 
     status = 1
     try:
-        for number, stream in enumerate(streams):
+        signal.set_wakeup_fd(-1)
+        apart = [fcntl.fcntl(stream, fcntl.F_DUPFD, 256) for stream in streams]  # what follows overwrites none
+        for number, stream in zip((0, 1, 2, *files), apart, strict=True):
             os.dup2(stream, number)
             os.close(stream)
-        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, interrupted)  # a background job ignores it
         os.environ.clear()
@@ -190,10 +193,6 @@ def _become(streams: list[int], interrupted: Any, environment: dict[str, str], f
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        del sys.path[0]  # that of this file, whose modules have names of others
-        serve(int(sys.argv[2]), sys.argv[3:])
-        os._exit(0)  # bindings of what was imported complain of leaks when Python takes it apart
-    else:
-        launch(sys.argv[2], sys.argv[3:])
-        os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
+    del sys.path[0]  # that of this file, whose modules have names of others
+    serve(int(sys.argv[1]), sys.argv[2:])
+    os._exit(0)  # bindings of what was imported complain of leaks when Python takes it apart

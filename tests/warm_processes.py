@@ -27,29 +27,30 @@ import forkserver
 
 _IMPORTS: Final = (
     "torch", "torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm", "scipy.stats",
-    "msgspec", "pytest", "tabulate",
+    "msgspec", "pytest", "tabulate", "torch.utils.cpp_extension", "sympy.tensor.tensor",
 )  # fmt: skip
 
-# Python that is given a file starts as usual, and what inherits more than the streams.
+# Python that is given a file starts as usual.
 _SCRIPT: Final = """#!{python} -IS
 import os, sys
 program, arguments = {program!r}, sys.argv[1:]
 is_code = arguments[:-1] in (["-c"], ["-u", "-c"])
-others = len(os.listdir("/proc/self/fd")) - 4  # one is that of the list
-if others > 0 or ({is_python} and arguments[:1] != ["-m"] and not is_code):
+if {is_python} and arguments[:1] != ["-m"] and not is_code:
     os.execv(program, [program, *arguments])
 sys.path.insert(0, {package!r})
 import forkserver
 del sys.path[0]
 told = {run!r} + f"_run({{__file__!r}}, {{program!r}}, {{arguments!r}})"
-forkserver.launch({address!r}, [told])
+others = [int(one) for one in os.listdir("/proc/self/fd") if int(one) > 2]
+forkserver.launch({address!r}, [told], [one for one in others if os.path.exists(f"/proc/self/fd/{{one}}")])
 os.execv(program, [program, *arguments])
 """
 
 # In the fork: as Python runs a script of its environment, a module, or code.
 _RUN: Final = """
 def _run(script, program, arguments):
-    import os, runpy, site, sys, tempfile
+    import gc, os, runpy, site, sys, tempfile
+    gc.unfreeze = gc.freeze  # a run ends with collections of all that it has
     tempfile.tempdir = None  # read again
     folder, name = os.path.split(program)
     sys.executable = os.path.join(os.path.dirname(script), "python")
@@ -118,7 +119,7 @@ def programs(folder: Path) -> Iterator[Programs]:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(found.address)
         listening.listen(64)
-        command = [sys.executable, forkserver.__file__, "serve", str(listening.fileno()), *_IMPORTS]
+        command = [sys.executable, forkserver.__file__, str(listening.fileno()), *_IMPORTS]
         server = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, pass_fds=(listening.fileno(),))
     try:
         yield found

@@ -7,13 +7,19 @@ matplotlib and the worker some modules would stay behind that know the classes o
 import matplotlib.backends.backend_agg
 import matplotlib.backends.backend_svg
 import matplotlib.figure  # noqa: F401  # loads most of the others
+import tabulate  # noqa: F401
 import torch
 import torch._dynamo
+import torch._inductor.compile_fx
+import torch._inductor.runtime.autotune_cache
 import torch._inductor.test_operators
 
+import pytest_gemm.run.check
+import pytest_gemm.speed.controller
 import pytest_gemm.worker.process
 import pytest_gemm.worker.server  # noqa: F401
 from pytest_gemm.api.executed import record_products
 
 with record_products():
     torch.mm(torch.ones(1, 1), torch.ones(1, 1))
+torch._dynamo.list_backends()

@@ -23,7 +23,7 @@ FAMILIES = ("mm", "linear", "addmm", "bmm", "int_mm", "woq_int8", "scaled")
 MODULI = (8, 16, 32, 64, 128, 256)
 
 
-@pytest.fixture(params=range(20))
+@pytest.fixture(params=range(5))
 def redrawn(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The files of the suite with another draw."""
     for path in matrix.CASES.glob("*.toml"):
@@ -85,9 +85,8 @@ def test_a_kernel_that_is_wrong_at_one_size_alone_is_caught(op: str, is_wrong: C
     (whole,) = (one for one in drawn_at_full() if one.name == f"{op}-drawn-full")
     problems = sorted((p for p in whole.problems if backend.supports(p) is None), key=lambda p: p.shape.flops)
     chosen = [next(p for p in problems if p.op.name == op and is_wrong(p.shape) is wrong) for wrong in (True, False)]
-    wrong, right = ({outcome.status for outcome in judged(backend, p.line)} for p in chosen)
-    assert Status.INCORRECT in wrong
-    assert right == {Status.PASSED}
+    wrong, right = ({outcome.status for outcome in judged(backend, p.line, "rand")} for p in chosen)
+    assert (wrong, right) == ({Status.INCORRECT}, {Status.PASSED})
 
 
 def test_the_page_is_made_of_the_sets() -> None:

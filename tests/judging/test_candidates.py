@@ -18,7 +18,6 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 import torch._inductor.compile_fx  # first: what is below it imports each other in a circle
-import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, CandidateBackend, Candidates

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import verdict
 from pytest_gemm.plugin import selection

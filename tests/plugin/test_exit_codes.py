@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from fnmatch import fnmatchcase
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import whole_libraries  # noqa: F401  # before an inner run loads it
+from warm_processes import Programs
 
 from pytest_gemm.verdict import Red
 
@@ -308,8 +307,8 @@ def test_without_the_terminal_plugin_a_run_with_a_worker_judges_and_writes(proje
     assert "GEMM correctness of off" in (project.path / "out" / "summary.md").read_text()
 
 
-def test_when_pytest_is_killed_the_kernel_goes_too(project: pytest.Pytester) -> None:
-    command, null = [sys.executable, "-m", "pytest", "--gemm-backends=waits"], subprocess.DEVNULL
+def test_when_pytest_is_killed_the_kernel_goes_too(project: pytest.Pytester, programs: Programs) -> None:
+    command, null = [programs.python, "-m", "pytest", "--gemm-backends=waits"], subprocess.DEVNULL
     kernel, until = project.path / "kernel", time.monotonic() + 100
     with subprocess.Popen(command, stdout=null, stderr=null, cwd=project.path) as started:
         while not (kernel.exists() and kernel.read_text()):

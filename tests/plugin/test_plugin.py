@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.config import options
 from pytest_gemm.plugin import selection

@@ -445,13 +445,6 @@ def test_a_wrong_command_line_in_a_process(
     assert "Traceback" not in done.stdout
 
 
-@pytest.fixture(scope="session")
-def whole_libraries() -> None:
-    """torch is loaded before pytester remembers what is; the other tests do without."""
-    importlib.import_module("whole_libraries")
-
-
-@pytest.mark.usefixtures("whole_libraries")
 @pytest.mark.parametrize("case", DISTRIBUTIONS)
 def test_wrong_distributions(project: pytest.Pytester, case: Wrong) -> None:
     assert_refused(run(project, *shlex.split(case.given)), case.says)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.tools import cli
 

@@ -8,7 +8,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Reason, Status

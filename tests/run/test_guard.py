@@ -8,7 +8,6 @@ from collections import Counter
 
 import pytest
 import torch
-import whole_libraries  # noqa: F401  # before an inner run loads it
 from oracle import judged
 
 from pytest_gemm.backends.aten import AtenBackend

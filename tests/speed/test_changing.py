@@ -70,7 +70,8 @@ def test_right_results_leave_no_doubt_and_kept_ones_do(line: str, count: int) ->
 
 
 @pytest.mark.parametrize("line", ["mm:f32:nn:33x48x40", "mm:bf16:tt:160x24x72", "bmm:f32:nn:3x8x16x32"])
-def test_of_several_strips_each_half_of_the_rows_has_one(line: str) -> None:
+def test_of_several_strips_each_half_of_the_rows_has_one(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # nothing comes late
     sets = sets_of(line)
     half = sets[0].a.shape[-2] // 2
     for rows in (slice(0, half), slice(half, None)):

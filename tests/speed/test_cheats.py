@@ -11,10 +11,7 @@ from typing import Final
 from xml.etree import ElementTree
 
 import pytest
-import whole_libraries  # noqa: F401  # before an inner run loads it
 from cheats import DISHONEST, names
-
-from pytest_gemm.speed import controller  # noqa: F401  # likewise
 
 TEST: Final = """
 import pytest
@@ -43,7 +40,7 @@ ALONE: Final = [name for name, one in DISHONEST.items() if one.alone and "cpu" i
 BEGIN: Final = ["replay", "half", "cheap-by-stack"]
 
 SHOW: Final = ("--gemm-sessions=1", "--gemm-allow=slower,no-baseline")
-RECORD: Final = ("--gemm-sessions=5", "--gemm-record=force")  # however busy the machine is
+RECORD: Final = ("--gemm-sessions=2", "--gemm-record=force")  # however busy the machine is
 AGAINST: Final = ("--gemm-sessions=2", "--gemm-allow=slower", f"--gemm-against={sys.executable}")
 
 pytestmark = pytest.mark.slow
@@ -97,11 +94,13 @@ def test_a_kernel_that_cheats_the_timer_is_incorrect_for_its_own_reason(
     assert not list(project.path.glob("baselines/*/*.jsonl"))
 
 
+@pytest.mark.usefixtures("warm_sessions")
 @pytest.mark.parametrize("name", ALONE)
 def test_a_kernel_that_works_on_the_timers_process_is_incorrect(project: pytest.Pytester, name: str) -> None:
     assert not_caught(run(project, [name], *SHOW, "--gemm-sessions=4")) == {}  # the machine may be busy in one
 
 
+@pytest.mark.usefixtures("warm_sessions")
 def test_threads_of_what_is_timed_wait_as_they_do_for_a_user(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -322,7 +322,7 @@ def detected(device: str, lab: Lab, day: float, machine: float) -> float:
         machine: what moves all of them.
     """
     policy, found, planted = Policy.for_device(device), 0, 0
-    for seed in range(25):
+    for seed in range(14, 24):
         rng = np.random.default_rng(seed)
         lab = dataclasses.replace(lab, seed=seed)
         then = store(lab.sessions(12))

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import made_up_sessions
 import pytest
-import whole_libraries  # noqa: F401  # before an inner run loads it
 from speed_runs import stored
 from warm_processes import Programs
 
@@ -296,6 +295,7 @@ def test_a_process_that_dies_loses_its_case_and_no_other(timing_project: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_under_xdist_timing_is_done_by_one_process_for_all(project: pytest.Pytester) -> None:
     with_problems(project, *LINES[::2])
     folder = project.path / "samples"
@@ -363,6 +363,7 @@ def test_two_environments_are_measured_in_alternation(project: pytest.Pytester) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_a_baseline_that_is_torn_is_said_before_anything_is_measured(project: pytest.Pytester) -> None:
     result = run(project, "--gemm-backends=correct", "--gemm-record", sessions=5)
     assert result.ret == 0

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.tools import cli
 from pytest_gemm.verdict import Red

@@ -89,14 +89,14 @@ def test_a_release_that_is_known_to_be_wrong_is_named() -> None:
 
 @pytest.mark.slow
 def test_what_breaks_or_hangs_is_one_check(doctor: pytest.Pytester) -> None:
-    code, text = screen(doctor, "--backends=dies,hangs,raises,lacks,good", "--timeout=6")
+    code, text = screen(doctor, "--backends=dies,hangs,raises,lacks,good", "--timeout=4")
     assert code == 1, text
     for name, words in (
         ("dies", "FAILED: the kernel's process died in compile: SIGABRT (Aborted)"),
         ("raises", "FAILED: ZeroDivisionError: division by zero"),
         ("lacks", "cannot run: the part is not there (buy one)"),
         ("good", "can run: mm:f16:nt:32x64x128 passed"),
-        ("hangs", "FAILED: no answer within 6 s; for more time give --timeout=SECONDS"),
+        ("hangs", "FAILED: no answer within 4 s; for more time give --timeout=SECONDS"),
     ):
         assert re.search(rf"^{name} +cpu +[0-9.]+ s  .*{re.escape(words)}", text, re.MULTILINE), (name, text)
     assert text.index("\nhangs ") > text.index("\ngood ")  # which did not wait for it

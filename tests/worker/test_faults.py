@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.numerics import reference
 from pytest_gemm.plugin import xdist
