@@ -54,8 +54,9 @@ def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: 
 
     ``report.txt`` is what the run said. ``repro.py`` shows the failure with PyTorch alone, with ``repro.pt`` beside it
     where it cannot make its operands itself; where no script can be written the report has the reason.
-    ``error_map.png`` is where the result is wrong, ``generated_code.py`` the generated program where there is one, and
-    ``tensors.pt`` the program's inputs by name, the actual result and the accepted interval.
+    ``error_map.png`` is where the result is wrong, of a failure that the ledger does not know; ``generated_code.py`` is
+    the generated program where there is one, and ``tensors.pt`` the program's inputs by name, the actual result and the
+    accepted interval.
 
     Args:
         folder: of all artifacts.
@@ -95,14 +96,21 @@ def _save_one(
         _write_script(place / "repro.py", outcome, evidence, case, warm, part)
     except Unsupported as none:
         text += f"  no script: {none.reason}\n"
-    no_map = lacking("matplotlib") if evidence.interval is not None else ""
+    is_drawn = evidence.interval is not None and not outcome.known_failure
+    no_map = lacking("matplotlib") if is_drawn else ""
     text += f"  no error map: {no_map}\n" if no_map else ""
     tensors: dict[str, object] = dict(program.args(case.problem, evidence.operands))
     if evidence.actual is not None:
         tensors["actual"] = evidence.actual
     if (interval := evidence.interval) is not None:
         tensors |= {"lo": interval.lo, "hi": interval.hi}
-        if not no_map and (x := evidence.actual) is not None and calls.has_bits(x) and x.shape == interval.lo.shape:
+        if (
+            is_drawn
+            and not no_map
+            and (x := evidence.actual) is not None
+            and calls.has_bits(x)
+            and x.shape == interval.lo.shape
+        ):
             draw(place / "error_map.png", x, interval, outcome.problem, ", ".join(outcome.candidates))
     if (size := _bytes(tensors)) <= part:
         _store(tensors, place / "tensors.pt")

@@ -218,6 +218,7 @@ def _read_statuses(value: Any) -> frozenset[Status]:
     return frozenset(_STATUSES[word] for word in words)
 
 
+@functools.cache  # tens of entries have the same few, and to look for a release takes milliseconds
 def _read_releases(value: str) -> Releases:
     try:
         found = Releases(SpecifierSet(value))

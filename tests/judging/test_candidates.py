@@ -390,7 +390,7 @@ def specs_of_artifacts(monkeypatch: pytest.MonkeyPatch) -> list[compilation.Comp
 
     def artifact(problem: Problem, tensors: Any, spec: compilation.CompileSpec) -> Any:
         compiled.append(spec)
-        return SimpleNamespace(rebind_reason="", compiles=1, chosen=(), fused=True)
+        return SimpleNamespace(rebind_reason="", compiles=1, chosen=(), fused=True, finish=lambda: None)
 
     monkeypatch.setattr(artifact_module, "Artifact", artifact)
     return compiled
