@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-import shutil
 import subprocess
 import tempfile
 from collections import defaultdict
@@ -168,8 +167,6 @@ def _compile(kernels: Sequence[_Kernel]) -> None:
         exported.write_text("{ global: PyInit_kernel; local: *; };", encoding="utf-8")
         first.run(source, made, *_SECTIONS)
         linking = ["-Wl,--gc-sections", f"-Wl,--version-script={exported}"]
-        if shutil.which("ld.gold"):  # which takes half of the time
-            linking.append("-fuse-ld=gold")
         for kernel in kernels:
             library, named = Path(folder, kernel.target.name), f"PyInit_kernel_{numbers[kernel.target]}"
             kernel.run(made, library, *linking, f"-Wl,--defsym=PyInit_kernel={named}", without=_BEHIND_TORCH)

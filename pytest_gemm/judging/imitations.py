@@ -210,7 +210,7 @@ def _columns_of_first_block(f: Failure) -> bool:
     column = torch.arange(n)
     for wide in _REGISTER_BLOCKS:
         for count in _CACHE_BLOCKS:
-            if (count - 1) * wide >= 2 * n:
+            if (count - 1) * wide >= n:
                 break
             read = column // (wide * count) * (wide * count) + column % wide
             if not f.judged.note and bool(f.bad[..., read == column].any()):  # such columns are right
