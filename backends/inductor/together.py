@@ -46,7 +46,7 @@ class Waiting:
         self.load = load
 
     def __call__(self, *_: Any) -> None:
-        """What the program does that is generated.
+        """Stop the program that has called it.
 
         Raises:
             NotCompiledError: always.

@@ -215,10 +215,6 @@ class GemmRun:
         self._precompile(ids)
         return self._measure(timed)
 
-    def _left(self, name: str) -> Collection[Any]:
-        """What a worker of pytest-xdist has left for this process."""
-        return () if self._folder is None else files.left(self._folder, name)
-
     def _measure(self, timed: Collection[tuple[CaseId, str]]) -> list[Any]:
         """Have sessions time the cases before the first test asks for them."""
         measured: list[Any] = []
@@ -264,7 +260,11 @@ class GemmRun:
         """With ``-n`` and a GEMM option given: keep what shares an artifact or a reference on one worker."""
         known = timeline.read(timeline.path_of(self.settings))
         every = CandidateSelection(self.settings.wanted_candidates).is_of_all
-        return xdist.scheduler(config, log, known, lambda: dict(self._left("batches")), every=every)
+
+        def together() -> dict[str, str]:
+            return {} if self._folder is None else dict(files.left(self._folder, "batches"))
+
+        return xdist.scheduler(config, log, known, together, every=every)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
