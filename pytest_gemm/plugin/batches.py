@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable
@@ -31,8 +32,8 @@ _LARGE: Final = 1 << 22
 def batches(cases: Iterable[CaseId], settings: GemmConfig, count: int) -> dict[str, str]:
     """The batch of each problem that is compiled with others, by lines; a batch has the name of its first one.
 
-    Micro-kernels are of types, so problems of the same types come together.  Backends are asked what
-    they support, for which some import torch.
+    Micro-kernels are of types, so problems of the same types come together.  Backends are asked what they support, for
+    which some import torch; where one has no answer, the problem's own test shows it.
 
     Args:
         cases: of the run.
@@ -45,8 +46,9 @@ def batches(cases: Iterable[CaseId], settings: GemmConfig, count: int) -> dict[s
     for case in cases:
         if isinstance(backend := settings.registry[case.backend], Together):
             problem = Problem.parse(case.problem)
-            if _size(problem) <= _LARGE and unsupported(backend, problem, DEFAULT) is None:
-                found.add((str(problem.dtypes), problem.at_hints.line))
+            with contextlib.suppress(Exception):
+                if _size(problem) <= _LARGE and unsupported(backend, problem, DEFAULT) is None:
+                    found.add((str(problem.dtypes), problem.at_hints.line))
     lines = [line for _, line in sorted(found)]
     parts = count * max(2, -(-len(lines) // (count * _MOST)))  # as many for each worker
     ends = [len(lines) * part // parts for part in range(parts + 1)]
@@ -93,9 +95,8 @@ class Batches:
             parameter, unit = selection.parameter_of(item), self._unit(item)
             if parameter is None or unit not in kept or selection.timed(item):
                 continue
-            if isinstance(item, pytest.Function) and isinstance(
-                self._settings.registry[parameter.case.backend], Together
-            ):
+            backend = self._settings.registry[parameter.case.backend]
+            if isinstance(item, pytest.Function) and isinstance(backend, Together):
                 alike = groups[unit, parameter.case.who]
                 alike.append(item)
                 self._alike[item.nodeid] = alike
