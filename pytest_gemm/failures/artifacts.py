@@ -54,9 +54,8 @@ def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: 
 
     ``report.txt`` is what the run said. ``repro.py`` shows the failure with PyTorch alone, with ``repro.pt`` beside it
     where it cannot make its operands itself; where no script can be written the report has the reason.
-    ``error_map.png`` is where the result is wrong, of a failure that the ledger does not know; ``generated_code.py`` is
-    the generated program where there is one, and ``tensors.pt`` the program's inputs by name, the actual result and the
-    accepted interval.
+    ``error_map.png`` is where the result is wrong; ``generated_code.py`` is the generated program where there is one,
+    and ``tensors.pt`` the program's inputs by name, the actual result and the accepted interval.
 
     Args:
         folder: of all artifacts.
@@ -64,8 +63,8 @@ def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: 
         case: that they are of.
         rerun: how to run it again.
         warm: ``here`` or ``elsewhere`` where it was compiled before with other constants, see :func:`repro.script`.
-        most: bytes of the folder from which reports alone are written, as they are of the fourth problem of a cause
-            on; 0 for all files of all.
+        most: bytes of the folder from which reports alone are written, as they are of what the ledger knows and of the
+            fourth problem of a cause on; 0 for all files of all.
 
     Returns:
         why the folder of a case is not complete, a full disk for instance; "" where all was written.
@@ -96,21 +95,15 @@ def _save_one(
         _write_script(place / "repro.py", outcome, evidence, case, warm, part)
     except Unsupported as none:
         text += f"  no script: {none.reason}\n"
-    is_drawn = evidence.interval is not None and not outcome.known_failure
-    no_map = lacking("matplotlib") if is_drawn else ""
+    no_map = lacking("matplotlib") if evidence.interval is not None else ""
     text += f"  no error map: {no_map}\n" if no_map else ""
     tensors: dict[str, object] = dict(program.args(case.problem, evidence.operands))
     if evidence.actual is not None:
         tensors["actual"] = evidence.actual
     if (interval := evidence.interval) is not None:
         tensors |= {"lo": interval.lo, "hi": interval.hi}
-        if (
-            is_drawn
-            and not no_map
-            and (x := evidence.actual) is not None
-            and calls.has_bits(x)
-            and x.shape == interval.lo.shape
-        ):
+        x = evidence.actual
+        if not no_map and x is not None and calls.has_bits(x) and x.shape == interval.lo.shape:
             draw(place / "error_map.png", x, interval, outcome.problem, ", ".join(outcome.candidates))
     if (size := _bytes(tensors)) <= part:
         _store(tensors, place / "tensors.pt")
@@ -122,7 +115,7 @@ def _save_one(
 
 
 _ALL_FILES: Final = "the rerun with --gemm-output=DIR --gemm-set=run.files=0 writes all"
-# Problems and candidates of which this process has written all files, by folder, backend, ledger entry and title.
+# Problems and candidates of which this process has written all files, by folder, backend and title.
 _WRITTEN: Final = defaultdict[tuple[str, ...], set[tuple[str, str]]](set)
 # Bytes of the folders of failures that are written, by any process: they are not looked at again.
 _SIZES: Final[dict[Path, int]] = {}
@@ -132,7 +125,9 @@ def _omitted(folder: Path, outcome: Outcome, most: int) -> str:
     """Why only the report of a failure is written; "" where all files are."""
     if not most:
         return ""
-    kind = str(folder), outcome.who, outcome.known_failure, findings.title(outcome)
+    if outcome.known_failure:
+        return f"the ledger has it as {outcome.known_failure}"
+    kind = str(folder), outcome.who, findings.title(outcome)
     case = outcome.problem, outcome.candidate
     if case in _WRITTEN[kind] or len(_WRITTEN[kind]) == _CASES:
         return f"{plural(len(_WRITTEN[kind]), 'problem')} of this cause have them"

@@ -123,6 +123,16 @@ def test_a_script_of_a_compiled_program_has_the_function_in_it(
     assert "elements are wrong" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("most", [1 << 30, 0])
+def test_what_the_ledger_knows_leaves_its_report_unless_all_is_asked_for(tmp_path: Path, most: int) -> None:
+    (failed,), case, _ = judged(tmp_path, MM, "rand")
+    known = dataclasses.replace(failed.outcome, status=Status.KNOWN_FAILURE, known_failure="an-entry")
+    artifacts.save(tmp_path / "kept", [Judged(known, failed.evidence)], case, Rerun("tests"), most=most)
+    files = {path.name for path in (tmp_path / "kept").rglob("*.*")}
+    said = next((tmp_path / "kept").rglob("report.txt")).read_text()
+    assert (files == {"report.txt"}) is ("no further files: the ledger has it as an-entry" in said) is bool(most)
+
+
 def test_without_matplotlib_the_report_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, case, _ = judged(tmp_path, MM, "rand")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
