@@ -95,8 +95,11 @@ def packed(problem: Problem, tensors: dict[str, torch.Tensor]) -> dict[str, torc
 
 
 def derived(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a compiler makes of several constants of the program, by what it makes it of: ``"b+scale_b:sums"``."""
-    return problem.op.derived(torch, problem, dict(tensors)) if problem.op.derived is not None else {}
+    """What a compiler makes of constants of the program, by what it makes it of: ``"b+scale_b:sums"``."""
+    found = {} if problem.op.derived is None else dict(problem.op.derived(torch, problem, dict(tensors)))
+    if "b" in tensors and problem.prologues("b"):
+        found["b:prologue"] = prologues.after(problem, "b", tensors["b"])
+    return found
 
 
 def _converted(problem: Problem, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -77,8 +77,10 @@ def test_eager_and_a_plain_product_are_right(line: str) -> None:
     # The packed weight, the scales' products and the column sums follow from the new constants.
     ("qlinear:u8-i8-f32:nt:9x16x64:bias:quant.static-0.02_7", 1, True),
     ("da8w8:i8-i8-f32:nt:9x16x64:quant.rowwise", 1, True), ("linear_dgrad:f32:nn:33x24x40:relu", 1, True),
-    # relu(B) and the halves of B are compiled into the program.
-    ("mm:f32:nn:33x40x65:b.relu", 1, False), ("mm_plus_mm:f32:nt:33x40x96:b.constant:m.dynamic", 2, False),
+    # So do relu(B), the halves of B and the size of a group.
+    ("mm:f32:nn:33x40x65:b.relu", 1, True), ("mm_plus_mm:f32:nt:33x40x96:b.constant:m.dynamic", 2, True),
+    ("woq_int4:bf16-i4-bf16:nt:17x64x128:quant.group-32", 1, True),
+    ("linear:bf16:nt:5x65x96:b.padded+relu", 1, True),
 ])  # fmt: skip
 def test_a_template_has_the_constants_of_the_problem(line: str, products: int, is_bound_again: bool) -> None:
     backend = CppBackend(threads=1)

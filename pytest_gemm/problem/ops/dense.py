@@ -71,6 +71,12 @@ def _around_mm_plus_mm(_: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor
     return matmul(a[:, :half], b[:half]) + matmul(c, d)
 
 
+def _halves(_: Any, p: Problem, t: Tensors) -> Tensors:
+    """The two factors that are made of a constant B."""
+    half = p.shape.k // 2
+    return {"b:first": t["b"][:half], "b:second": t["b"][half:]} if "b" in t else {}
+
+
 def _check_mm_plus_mm(p: Problem) -> Complaints:
     if p.shape.k % 2:
         yield "shape", 2, f"K={p.shape.k} is no sum of two equal halves", "give an even K"
@@ -177,6 +183,7 @@ OPS: Final = (
         help="torch.mm of the first halves of K, plus torch.mm of the second halves",
         constant_b=False,
         summands=2,
+        derived=_halves,
         check=_check_mm_plus_mm,
         flags=("b.argument", "r0.alias", "program.multi_output", "program.mixed_layouts", "math.tf32"),
     ),

@@ -130,7 +130,7 @@ class Op:
         absmax: whether scales can be largest magnitudes.
         pack: the N x K weight in the form that the op takes, of the program's tensors, where a user packs it once;
             ``None`` for no packing.
-        derived: what a compiler makes of several constants of the program, by what it makes it of.
+        derived: what a compiler makes of constants of the program, by what it makes it of.
         check: complaints about a problem that only this op has.
         outside: whether a hook has registered it; then its exact product is that of ``around``.
     """

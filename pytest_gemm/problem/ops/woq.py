@@ -63,7 +63,7 @@ def _int4(torch: Any, p: Problem, t: Tensors) -> Tensor:
 
 
 def _packed(torch: Any, p: Problem, t: Tensors) -> Tensors:
-    return {"b:packed": _pack(torch, p, t)} if "b" in t else {}
+    return {"b:packed": _pack(torch, p, t), ":group": torch.tensor(p.group_size)} if "b" in t else {}
 
 
 def check_groups(p: Problem) -> Complaints:
