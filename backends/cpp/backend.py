@@ -178,8 +178,10 @@ class CppBackend(InductorBackend):
 
         Each then waits for its :meth:`prepare`; nothing of it has run.  One that cannot be generated is left to that.
         """
+        from pytest_gemm.backends.inductor import torch_compat
         from pytest_gemm.backends.inductor.together import Batch
 
+        torch_compat.ask_levels(str(cache_dir()))
         batch, waiting = Batch(), self._recent.waiting
         with batch.collecting():
             for problem, operands, request in jobs:

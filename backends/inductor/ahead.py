@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
 
 from pytest_gemm.storage import cache
@@ -31,9 +29,7 @@ def start() -> subprocess.Popen[bytes] | None:
 
 
 def main() -> None:
-    """Ask for every instruction set at once and import Inductor meanwhile, then compile one kernel."""
-    from torch._inductor import cpu_vec_isa
-
+    """Ask for every instruction set at once, then compile one kernel."""
     from pytest_gemm.backends.cpp.backend import CppBackend
     from pytest_gemm.backends.inductor import torch_compat
     from pytest_gemm.backends.inductor.backend import cache_dir
@@ -41,10 +37,7 @@ def main() -> None:
     from pytest_gemm.operands.distributions import distributions_for
     from pytest_gemm.problem.problem import Problem
 
-    with torch_compat.loads_remembered(str(cache_dir())), ThreadPoolExecutor() as pool:
-        asked = pool.map(bool, cpu_vec_isa.supported_vec_isa_list)
-        import_module("torch._inductor.compile_fx")
-        list(asked)
+    torch_compat.ask_levels(str(cache_dir()))
     problem = Problem.parse(_LINE)
     CppBackend().prepare(problem, tensors.make(problem, distributions_for(problem)[0], 0))
 

@@ -17,6 +17,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -180,13 +181,19 @@ def cache_dir_set(directory: str) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def loads_remembered(directory: str) -> Iterator[None]:
-    """Let answers about instruction sets be remembered in ``directory``, as they are in a :func:`session`."""
+def ask_levels(directory: str) -> None:
+    """Ask at once for the instruction sets of this CPU: Inductor compiles for one after the other.
+
+    Args:
+        directory: where the answers are remembered, that of a :func:`session`.
+    """
+    from torch._inductor import cpu_vec_isa
+
     names = ("cpu_vec_isa:VecISA.check_build", "cpp_builder:CppBuilder.get_target_file_path")
     hooks = {where: _FASTER[where] for where in (f"torch._inductor.{name}" for name in names)}
-    with cache_dir_set(directory), hooked(hooks):
-        yield
+    here = {*cpu_vec_isa.x86_isa_checker()}
+    with cache_dir_set(directory), hooked(hooks), ThreadPoolExecutor() as pool:
+        list(pool.map(bool, (one for one in cpu_vec_isa.supported_vec_isa_list if {*str(one).split()} <= here)))
 
 
 @contextlib.contextmanager
