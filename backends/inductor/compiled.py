@@ -191,7 +191,10 @@ def compile_once(
                 after_failure(problem, spec, seen, error, pruned)
                 # Inductor drops such a candidate when it benchmarks; the next one takes its place.
                 assert isinstance(candidate, int)
+                assert isinstance(spec.candidate, int)
                 candidate += 1
+                if candidate - spec.candidate >= len(set(seen.choices)):  # an impossible one never fails
+                    raise _all_pruned(pruned) from error
     if isinstance(spec.candidate, str) and not torch_compat.sees_selections():
         text = f"no candidate can be selected: torch {torch.__version__} has no selection that can be watched"
         raise Unsupported("selection-unseen", text)
@@ -236,7 +239,7 @@ def after_failure(
 
     Raises:
         Unsupported: when Inductor has no candidate, or its code cannot be executed here.
-        Pruned: when there is none left that could be tried.
+        Pruned: when Inductor has tried them all, or this one was requested by name.
         Exception: what the candidate has failed with, when autotuning has no reason to drop it.
     """
     if refusal := next((one for one in causes(error) if isinstance(one, Unsupported)), None):
@@ -265,8 +268,6 @@ def after_failure(
     if not isinstance(spec.candidate, int):
         raise Pruned(reason.code, reason.text) from error
     pruned[seen.candidate] = reason
-    if len(pruned) >= len(set(seen.choices)):
-        raise _all_pruned(pruned) from error
 
 
 def _all_pruned(pruned: Mapping[str, Reason]) -> Pruned:

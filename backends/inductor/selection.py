@@ -63,9 +63,16 @@ class _Unrendered:
     Args:
         template: name of the template, ``mm`` for instance.
         kwargs: what its ``generate`` was given.
+        make: makes the candidate, or ``None`` where Inductor finds it impossible.
+
+    Attributes:
+        annotations: Inductor's, on every candidate that it has asked for.
     """
 
-    def __init__(self, template: str, kwargs: Mapping[str, Any]) -> None:
+    annotations: dict[str, Any]
+
+    def __init__(self, template: str, kwargs: Mapping[str, Any], make: Callable[[], Any]) -> None:
+        self._make = make
         self.name = f"triton_{template}_0"
         self.log_info = {
             "tile_shape": tuple(kwargs.get(f"BLOCK_{d}", -1) for d in "MKN"),
@@ -73,6 +80,20 @@ class _Unrendered:
             "num_warps": kwargs.get("num_warps"),
         }
         self.description = ", ".join(f"{key}={kwargs[key]!r}" for key in sorted(kwargs) if key[:1].isupper())
+
+    def rendered(self) -> Any:
+        """The candidate, or ``None`` where it is impossible."""
+        try:
+            made = self._make()
+        except NotImplementedError:  # so Inductor takes it, too
+            return None
+        if made is not None and hasattr(self, "annotations"):
+            made.annotations = self.annotations
+        return made
+
+
+def _rendered(choice: Any) -> Any:
+    return choice.rendered() if isinstance(choice, _Unrendered) else choice
 
 
 def nth(candidate: int, count: int) -> int:
@@ -130,7 +151,7 @@ class _Selection:
             found["torch._inductor.graph:GraphLowering.compile_to_module"] = self.end
             found["torch._inductor.codecache:AotCodeCompiler.compile"] = self.end
             found["torch._inductor.codegen.cpp_gemm_template:create_micro_gemm"] = partial(self.create, "")
-        if self.listing or isinstance(self.candidate, str):
+        if self.listing or self.candidate is not None:
             found["torch._inductor.select_algorithm:TritonTemplate.generate"] = self.generate
         return found
 
@@ -138,7 +159,9 @@ class _Selection:
 
     def select(self, call: Any, selector: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
         """Note the candidates of a selection, and leave those that are wanted."""
-        if not self.depth:
+        if self.depth:
+            choices[:] = filter(None, map(_rendered, choices))
+        else:
             self._enter(selector, name, choices)
         self.depth += 1
         try:
@@ -178,17 +201,11 @@ class _Selection:
         raise Listed
 
     def generate(self, call: Any, template: Any, *args: Any, **kwargs: Any) -> Any:
-        """Where a candidate is requested by name, make no other one's Triton code; for a list of them, make none.
+        """Make no Triton code before it is known which candidate is wanted; for a list of them, make none.
 
         It takes milliseconds each, at every compile, and the exhaustive search space has thousands of them.
         """
-        outline = _Unrendered(template.name, kwargs)
-        if self.listing:
-            return outline
-        (base,) = choice_names([outline])
-        if self.candidate != base and not str(self.candidate).startswith((f"{base},", f"{base}@")):
-            return None  # as for a candidate that Inductor itself finds impossible
-        return call(template, *args, **kwargs)
+        return _Unrendered(template.name, kwargs, partial(call, template, *args, **kwargs))
 
     def create(self, suffix: str, call: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the micro-kernel that a C++ template requests; for a list, every one that it could be given."""
@@ -218,10 +235,14 @@ class _Selection:
             raise Listed
         if self.candidate is not None and choices:
             index = self._index(names)
-            seen.candidate = names[index]
+            # The next one takes the place of one that Inductor finds impossible.
+            turned = ((names[i], _rendered(choices[i])) for i in (*range(index, len(names)), *range(index)))
+            found = next(((called, choice) for called, choice in turned if choice is not None), None)
+            if found is None:
+                seen.empty.append(name)
             # In place: an epilogue's lowering may hold the same list.
-            choices[:] = [choices[index]]
-            names = (seen.candidate,)
+            names, choices[:] = ((found[0],), [found[1]]) if found else ((), [])
+            seen.candidate = "".join(names)
         for choice, called in zip(choices, names, strict=True):
             self.named[id(choice)] = choice, called
             choice.output_node = self._noting_node(choice, choice.output_node)

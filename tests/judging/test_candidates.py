@@ -95,6 +95,36 @@ def test_what_tells_candidates_apart_is_in_their_names_and_nothing_else() -> Non
     )
 
 
+@pytest.mark.parametrize(("wanted", "impossible", "made", "chosen"), [
+    (1, (), [128], 128), (1, (128,), [128, 16], 16), ("triton_mm-32x128x32,s4,w8", (), [32], 32),
+    (2, (16, 32, 64, 128), [64, 128, 16, 32], None),
+])  # fmt: skip
+def test_code_is_made_of_the_wanted_candidate_alone(
+    wanted: int | str, impossible: tuple[int, ...], made: list[int], chosen: int | None
+) -> None:
+    rendered: list[int] = []
+
+    def generate(_: object, *, BLOCK_M: int, **facts: object) -> Any:  # noqa: N803  # Inductor's name
+        rendered.append(BLOCK_M)
+        if BLOCK_M in impossible:
+            raise NotImplementedError
+        return SimpleNamespace(**vars(triton_caller(0, BLOCK_M)), output_node=lambda: None)
+
+    seen = compilation.Session()
+    watch = selection._Selection(seen, wanted, listing=False)
+    facts = {"BLOCK_N": 128, "BLOCK_K": 32, "num_stages": 4, "num_warps": 8}
+    template = SimpleNamespace(name="mm")
+    choices = [watch.generate(generate, template, BLOCK_M=m, **facts) for m in (16, 32, 64, 128)]
+    for choice in choices:
+        choice.annotations = {"size": choice.name}  # as Inductor does with what it was given
+    watch.select(lambda *_: None, None, "mm", choices)
+    assert rendered == made
+    assert seen.candidate == (f"triton_mm-{chosen}x128x32,s4,w8" if chosen else "")
+    assert [choice.annotations for choice in choices] == [{"size": "triton_mm_0"}] * bool(chosen)
+    assert len(seen.choices) == 4
+    assert bool(seen.empty) is (chosen is None)
+
+
 def test_every_kind_of_candidate_has_a_name_that_a_shell_and_a_pattern_take_as_it_is() -> None:
     blocking = SimpleNamespace(block_m=8, block_n=48, block_k=1)
     template = SimpleNamespace(name="CppMicroGemmFP32Vec", register_blocking=blocking)
