@@ -78,7 +78,7 @@ class Sample:
     tolerance: Tensor
 
     @classmethod
-    def of(cls, wrong: Wrong, *, good: bool = False, most: int = _SAMPLE) -> Sample | None:
+    def of(cls, wrong: Wrong, *, good: bool = False) -> Sample | None:
         """Bad (or good) finite elements, spread over all of them; ``None`` for too few."""
         problem, operands, interval = wrong.problem, wrong.operands, wrong.interval
         width = interval.hi - interval.lo
@@ -88,7 +88,7 @@ class Sample:
         several_went_in = problem.op.ragged in {"n", "k"} or problem.op.routed or problem.step("gated")
         if len(index) < FEW or several_went_in or one_of_several:
             return None  # no single product went into an element, or another epilogue into each
-        index = index[torch.linspace(0, len(index) - 1, min(most, len(index))).round().long()]
+        index = index[_spread(len(index), _SAMPLE)]
         at = tuple(index.unbind(1))
         a, b = _lines(*as_multiplied(operands.problem, operands), at, operands.groups)
 
@@ -107,6 +107,15 @@ class Sample:
             tolerance += gauge * (problem.terms * u)
         bias = chosen(added) if problem.op.addend or problem.op.own_bias else None
         return cls(wrong, at, x, value, a, b, problem.alpha, problem.beta, bias, scale, steps, tolerance)
+
+    def few(self) -> Sample:
+        """Some of these elements."""
+        some = _spread(len(self.x), _NARROW)
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        changes: dict[str, Any] = {name: x[some] for name, x in own.items() if isinstance(x, Tensor)}
+        changes["at"] = tuple(x[some] for x in self.at)
+        changes["steps"] = tuple((step, None if x is None else x[some]) for step, x in self.steps)
+        return dataclasses.replace(self, **changes)
 
     @functools.cached_property
     def sums(self) -> Tensor:
@@ -148,6 +157,11 @@ class Sample:
         return fits.sum(1) >= COVER * fits.shape[1]
 
 
+def _spread(count: int, most: int) -> Tensor:
+    """Places of so many of ``count`` elements, spread over all of them."""
+    return torch.linspace(0, count - 1, min(most, count)).round().long()
+
+
 def _lines(a: Tensor, b: Tensor, at: tuple[Tensor, ...], groups: tuple[tuple[int, int], ...]) -> tuple[Tensor, Tensor]:
     """The rows of A and the columns of B that meet in the elements ``at``, each (S, K), float64."""
     a, b = a.detach().cpu(), b.detach().cpu()
@@ -172,9 +186,10 @@ def _group_of(rows: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
 def groups(s: Sample) -> Hypotheses:
     """Rows of a grouped product, or of a batch, that met the B of another one."""
     given = s.wrong.operands
-    ends, b = given.groups, as_multiplied(given.problem, given)[1].detach().cpu().mT
-    if not ends and not (b.dim() == len(s.at) == 3):
+    ends = given.groups
+    if not ends and not (given.b.dim() == len(s.at) == 3):
         return
+    b = as_multiplied(given.problem, given)[1].detach().cpu().mT
     name, what = ("group", "rows") if ends else ("batch", "batches")
     mine = _group_of(s.at[0], ends) if ends else s.at[0]
     for which, other in ((f"{name} 0", 0 * mine), (f"the {name} before", mine - 1), (f"the {name} after", mine + 1)):
@@ -301,9 +316,9 @@ def ranges_of_k(s: Sample) -> Hypotheses:
     """Products of a contiguous range of k left out or added twice: the smallest such range."""
     k, operands, zeros = s.wrong.problem.shape.k, s.wrong.operands, bool((s.x == 0).all())
     # Among some 10 K ranges one fits a few elements by chance, sooner where all products are small integers.
-    narrow, is_sparse = Sample.of(s.wrong, most=_NARROW), operands.distribution in FEW_K
-    if narrow is None or (operands.quantum > 0 and len(s.x) < 4 * FEW):
+    if operands.quantum > 0 and len(s.x) < 4 * FEW:
         return
+    narrow, is_sparse = s.few(), operands.distribution in FEW_K
     good = Sample.of(s.wrong, good=True) if is_sparse else None  # where all k show, only some tiles may lack products
     # Where few k show, many ranges fit: the shortest end of K first.
     for kind, n, first, last in sorted(_ranges(k), key=lambda one: is_sparse and one[1] > 0):
