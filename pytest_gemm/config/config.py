@@ -210,6 +210,12 @@ class GemmConfig:
         return self.candidates or by_level.get(self.level, "all")
 
     @property
+    def judged_by(self) -> str:
+        """``reference``; where the level has chosen the problems and is no more than quick, ``quick`` for ``auto``."""
+        is_short = self.level in {"smoke", "quick"} and not self.problems
+        return "quick" if self.reference == "auto" and is_short else self.reference
+
+    @property
     def isas(self) -> tuple[str, ...]:
         """Instruction sets, "" for the CPU's own, for which cpp generates; empty: its own."""
         return (self.machine.isa,) if self.machine and self.machine.isa else self.isa[0]

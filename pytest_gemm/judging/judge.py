@@ -100,7 +100,7 @@ class Judge:
 
     Attributes:
         eager: why eager ATen does not run a problem on a device; "" where its results are set beside.
-        reference: ``full``, ``sampled`` or ``auto``, see ``sampled.applies``.
+        reference: which results are judged by sample, see ``sampled.applies``.
         pages: where a worker has operands and results, ``None`` for ordinary memory.
         stream: ``default``, or ``side`` to run on a CUDA stream of its own, see ``streams``.
         statements: names the known wrong answers that a wrong result is compared with, see ``imitations``.

@@ -36,6 +36,8 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 
+# Elements that quick judges all.
+_QUICK: Final = 1 << 21
 # Rows that a check suspects and that are then judged in full.
 _SUSPECTS: Final = 64
 # Vectors of signs.  A single wrong element shows in each of them; several may cancel in one.
@@ -51,7 +53,7 @@ def applies(problem: Problem, mode: str) -> bool:
 
     Args:
         problem: what was computed.
-        mode: ``full``, ``sampled``, or ``auto`` for large problems only.
+        mode: ``full``, ``sampled``, or ``auto`` for large problems only; ``quick`` for results of 2^21 elements, too.
     """
     op, is_batched = problem.op, problem.shape.batch is not None
     # Each row is one of a group, unless columns or K are divided, and flags of linears are about one of them.
@@ -63,7 +65,9 @@ def applies(problem: Problem, mode: str) -> bool:
     changed = scaled or problem.has("program.chained") or problem.prologues("ab") or problem.reduction is not None
     if several or changed or 0 in problem.result_shape or problem.shape.k == 0:
         return False  # nothing is large about nothing
-    return mode == "sampled" or (mode == "auto" and is_large(problem))
+    if mode == "quick" and math.prod(problem.result_shape) > _QUICK:
+        return True
+    return mode == "sampled" or (mode != "full" and is_large(problem))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,6 +77,20 @@ def spoiling(spoil: Callable[[torch.Tensor], None]) -> Matmul:
     return matmul
 
 
+@pytest.mark.parametrize(("mode", "shape", "by_sample"), [
+    ("quick", "1500x1450x2", True), ("quick", "1400x1450x2", False), ("auto", "1500x1450x2", False),
+])  # fmt: skip
+def test_quick_judges_a_long_result_by_sample_and_misses_no_tile(
+    mode: str, shape: str, by_sample: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_gemm.operands.integers.LARGE", 1 << 33)
+    for spoil, status in ((lambda c: c, Status.PASSED), (lambda c: c[640:704, 832:896].neg_(), Status.INCORRECT)):
+        (found,) = of(spoiling(spoil), f"mm:f32:nn:{shape}", ("rand",), mode)
+        assert found.status is status
+        assert ("by sample" in found.sampled) is by_sample
+
+
+
 # -- the arithmetic --------------------------------------------------------------------------------------
 
 
