@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from pytest_gemm.numerics.interval import Interval
+from pytest_gemm.numerics.reference import as_multiplied
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class Wrong:
     def expected(self) -> torch.Tensor:
         """What the wrong elements should be: the correctly rounded reference, (C,)."""
         return self.interval.expected[self.bad]
+
+    @functools.cached_property
+    def multiplied(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """A and B as they were multiplied."""
+        return as_multiplied(self.operands.problem, self.operands)
 
     @functools.cached_property
     def specials(self) -> dict[str, torch.Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pytest_gemm.judging.locate import COVER, FEW, Wrong, mostly
 from pytest_gemm.numerics.epilogue import evaluate
-from pytest_gemm.numerics.reference import as_added, as_multiplied, widened
+from pytest_gemm.numerics.reference import as_added, widened
 from pytest_gemm.numerics.rounding import round_to, ulp_of
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.steps import Step, StepKind
@@ -30,6 +30,8 @@ FEW_K: Final = frozenset({"k-cover", "one-hot", "tile-map"})
 # Elements on which hypotheses are tried; most ranges of k fail on a few of them already.
 _SAMPLE: Final = 64
 _NARROW: Final = 8
+# Elements of A or B that are copied in another order.
+_COPIED: Final = 1 << 22
 
 
 class Cause(NamedTuple):
@@ -90,7 +92,7 @@ class Sample:
             return None  # no single product went into an element, or another epilogue into each
         index = index[_spread(len(index), _SAMPLE)]
         at = tuple(index.unbind(1))
-        a, b = _lines(*as_multiplied(operands.problem, operands), at, operands.groups)
+        a, b = _lines(*wrong.multiplied, at, operands.groups)
 
         def chosen(t: Tensor | None) -> Tensor | None:
             return None if t is None else t.detach().cpu().expand(problem.result_shape)[at].to(torch.float64)
@@ -189,7 +191,7 @@ def groups(s: Sample) -> Hypotheses:
     ends = given.groups
     if not ends and not (given.b.dim() == len(s.at) == 3):
         return
-    b = as_multiplied(given.problem, given)[1].detach().cpu().mT
+    b = s.wrong.multiplied[1].detach().cpu().mT
     name, what = ("group", "rows") if ends else ("batch", "batches")
     mine = _group_of(s.at[0], ends) if ends else s.at[0]
     for which, other in ((f"{name} 0", 0 * mine), (f"the {name} before", mine - 1), (f"the {name} after", mine + 1)):
@@ -409,7 +411,9 @@ def _integers(s: Sample) -> Hypotheses:
 
 def transposed_operands(s: Sample) -> Hypotheses:
     """A or B whose elements were taken in the order of its transpose."""
-    a, b = as_multiplied(s.wrong.operands.problem, s.wrong.operands)
+    a, b = s.wrong.multiplied
+    if max(a.numel(), b.numel()) > _COPIED:
+        return
     for name, own in (("A", a), ("B", b)):
         for other in (own.mT.reshape(own.shape), own.reshape(own.mT.shape).mT):
             given = (other, b) if name == "A" else (a, other)
