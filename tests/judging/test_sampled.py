@@ -90,7 +90,6 @@ def test_quick_judges_a_long_result_by_sample_and_misses_no_tile(
         assert ("by sample" in found.sampled) is by_sample
 
 
-
 # -- the arithmetic --------------------------------------------------------------------------------------
 
 
