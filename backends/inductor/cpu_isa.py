@@ -70,7 +70,11 @@ def loads(call: Callable[[Any, str], bool], vectors: Any, code: str) -> bool:
     """
     key = hashlib.sha256(repr((code, vectors.build_arch_flags())).encode()).hexdigest()
     remembered = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "loads" / key
-    with _LOADING[key]:  # levels build on each other, and several threads may ask for one
+    # Levels build on each other, and several threads and processes may ask for one.
+    with _LOADING[key], contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # where nothing can be written
+            remembered.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(files.locked(remembered.with_suffix(".lock"), mode=0o666))
         if remembered.exists():
             return True
         with stored.probing():
