@@ -117,6 +117,14 @@ def inner_sessions_are_like_a_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search for the causes of failures, for tests that ask for none: it takes longer than the judgement."""
+    from pytest_gemm.judging import explain, verdict
+
+    monkeypatch.setattr(verdict, "cause_of", lambda *_: explain.NOTHING)
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """Threads of torch that wait for one another on a shared machine cost more than small products."""
     import torch
