@@ -76,7 +76,8 @@ def serve(descriptor: int, modules: list[str]) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not live in a copy
-    select.select([0, listening], [], [])  # a run may launch nothing
+    asked: list[Any] = [0, listening]
+    select.select(asked, [], [])  # a run may launch nothing
     with contextlib.suppress(Exception):  # the first test says what is wrong
         for name in modules:
             importlib.import_module(name)
