@@ -64,6 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--studies", action="store_true", help="run the studies, too, which the nightly workflow runs")
 
 
+@pytest.hookimpl(trylast=True)  # of those that are selected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip studies, and keep what is loaded by now out of all garbage collections."""
     shared = _shared(config)

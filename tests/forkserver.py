@@ -77,7 +77,8 @@ def serve(descriptor: int, modules: list[str]) -> None:
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not live in a copy
     asked: list[Any] = [0, listening]
-    select.select(asked, [], [])  # a run may launch nothing
+    if 0 in select.select(asked, [], [])[0]:
+        return  # the run launches nothing
     with contextlib.suppress(Exception):  # the first test says what is wrong
         for name in modules:
             importlib.import_module(name)
