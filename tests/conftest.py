@@ -1,11 +1,13 @@
 """Settings of the project's own tests."""
 
+import contextlib
 import functools
 import gc
 import importlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ def _read_once(path: Path, backends: Collection[str] | None) -> tuple[Entry, ...
 
 
 reader.read = _read_once
+_PROGRAMS = pytest.StashKey[Programs]()
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 # Files and a folder with something that takes long to make: the tests of each share a worker that makes it once.  They
@@ -61,8 +64,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--studies", action="store_true", help="run the studies, too, which the nightly workflow runs")
 
 
+@pytest.hookimpl(trylast=True)  # of those that are selected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip studies, and keep what is loaded by now out of all garbage collections."""
+    shared = _shared(config)
+    if shared and any({"programs", "pytester"} & {*getattr(item, "fixturenames", ())} for item in items):
+        shared.wake()
     for item in items:
         if item.get_closest_marker("study") and not config.getoption("--studies", default=False):
             item.add_marker(pytest.mark.skip(reason="a study: run it with --studies"))
@@ -111,6 +118,14 @@ def inner_sessions_are_like_a_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search for the causes of failures, for tests that ask for none: it takes longer than the judgement."""
+    from pytest_gemm.judging import explain, verdict
+
+    monkeypatch.setattr(verdict, "cause_of", lambda *_: explain.NOTHING)
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """Threads of torch that wait for one another on a shared machine cost more than small products."""
     import torch
@@ -121,9 +136,29 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """One server of warm processes for all workers."""
+    if _PROGRAMS not in node.config.stash:
+        shared = contextlib.ExitStack()
+        node.config.add_cleanup(shared.close)
+        folder = Path(shared.enter_context(tempfile.TemporaryDirectory(prefix="warm-")))
+        node.config.stash[_PROGRAMS] = shared.enter_context(warm_processes.programs(folder / "bin"))
+    node.workerinput["programs"] = str(node.config.stash[_PROGRAMS].folder)
+
+
+def _shared(config: pytest.Config) -> Programs | None:
+    """Those of the controller, in a worker."""
+    folder = getattr(config, "workerinput", {}).get("programs")
+    return Programs(Path(folder)) if folder else None
+
+
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
     """``pytest``, ``pytest-gemm`` and ``python -m`` that begin where PyTorch is imported."""
+    if shared := _shared(request.config):
+        yield shared
+        return
     with warm_processes.programs(tmp_path_factory.mktemp("warm") / "bin") as found:
         yield found
 

@@ -1,8 +1,9 @@
 """Workers that are forks of one process, which has imported torch: a program of its own, without the package.
 
-``serve`` is started once.  Each worker is started as a script with :func:`launch`, which hands its files and its
-environment over a socket.  The server forks, and the copy goes on as the Python that was asked for.  ``launch`` stays,
-and ends as the copy does; it returns where a fork would not be safe, or there is no server.
+``serve`` is started once, and imports when it is asked first.  Each worker is started as a script with :func:`launch`,
+which hands its files and its environment over a socket.  The server forks, and the copy goes on as the Python that was
+asked for.  ``launch`` stays, and ends as the copy does; it returns where a fork would not be safe, or there is no
+server.
 """
 
 # ``launch`` runs for each worker while others wait for it, so each part imports what it needs.
@@ -66,6 +67,7 @@ def serve(descriptor: int, modules: list[str]) -> None:
     import select
     import signal
     import socket
+    import weakref
 
     listening = socket.socket(fileno=descriptor)
     awake, waking = os.pipe()
@@ -74,9 +76,14 @@ def serve(descriptor: int, modules: list[str]) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not live in a copy
+    asked: list[Any] = [0, listening]
+    if 0 in select.select(asked, [], [])[0]:
+        return  # the run launches nothing
     with contextlib.suppress(Exception):  # the first test says what is wrong
         for name in modules:
             importlib.import_module(name)
+    for one in weakref.finalize._registry:  # type: ignore[attr-defined]
+        one.atexit = False  # what is loaded ends with its process
     gc.collect()
     gc.freeze()
     copies: dict[int, socket.socket] = {}
@@ -118,6 +125,9 @@ def _fork(launched: Any, listening: Any, copies: dict[int, Any], interrupted: An
 
     launched.settimeout(10.0)
     head, streams, _, _ = socket.recv_fds(launched, 4, 16)
+    if not head:  # imports were all that was wanted
+        launched.close()
+        return
     size, told = int.from_bytes(head, "big"), b""
     while len(told) < size:
         told += launched.recv(size - len(told)) or b"?" * size

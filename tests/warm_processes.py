@@ -1,4 +1,4 @@
-"""Processes that begin where Python has imported PyTorch: most of what a short command takes is that import.
+"""Processes that begin where Python has imported what they need: most of what a short command takes is that.
 
 The server of ``forkserver`` imports once, and forks for each command.  ``pytest``, ``pytest-gemm`` and
 ``python`` of :class:`Programs` are scripts that hand it their arguments, folder, variables and streams, and end as its
@@ -27,7 +27,12 @@ import forkserver
 
 _IMPORTS: Final = (
     "torch", "torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm", "scipy.stats",
-    "msgspec", "pytest", "tabulate", "torch.utils.cpp_extension", "sympy.tensor.tensor",
+    "msgspec", "pytest", "tabulate", "torch.utils.cpp_extension", "sympy.tensor.tensor", "execnet", "matplotlib.figure",
+    "matplotlib.backends.backend_agg", "xdist.dsession", "xdist.plugin", "pytest_benchmark.plugin",
+    "pytest_gemm.plugin.plugin", "pytest_gemm.plugin.hooks", "pytest_gemm.plugin.xdist", "pytest_gemm.run.check",
+    "pytest_gemm.failures.artifacts", "pytest_gemm.conformance.matrix", "pytest_gemm.backends.builtin",
+    "pytest_gemm.backends.cpp.backend", "pytest_gemm.worker.process", "pytest_gemm.worker.inline",
+    "pytest_gemm.report.terminal", "pytest_gemm.report.github",
 )  # fmt: skip
 
 # Python that is given a file starts as usual.
@@ -50,13 +55,17 @@ os.execv(program, [program, *arguments])
 _RUN: Final = """
 def _run(script, program, arguments):
     import gc, os, runpy, site, sys, tempfile
+    from _pytest.assertion.rewrite import AssertionRewritingHook
     gc.unfreeze = gc.freeze  # a run ends with collections of all that it has
     tempfile.tempdir = None  # read again
     folder, name = os.path.split(program)
     sys.executable = os.path.join(os.path.dirname(script), "python")
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    AssertionRewritingHook._warn_already_imported = lambda *_: None  # plugins are
     prefix = os.path.dirname(folder)
     if prefix != sys.prefix:
+        for module in [one for one in sys.modules if one.partition(".")[0] == "pytest_gemm"]:
+            del sys.modules[module]
         sys.prefix = sys.exec_prefix = prefix
         site.addsitedir(site.getsitepackages([prefix])[0])
     try:
@@ -80,16 +89,24 @@ class Programs:
 
     Attributes:
         folder: of them, as the environment's ``bin``.
-        address: of the server.
     """
 
     folder: Path
-    address: str
+
+    @property
+    def address(self) -> str:
+        """Of the server."""
+        return str(self.folder / "socket")
 
     @property
     def python(self) -> str:
         """In place of ``sys.executable``."""
         return str(self.folder / "python")
+
+    def wake(self) -> None:
+        """Have the server import, which it does when it is asked first."""
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(self.address)
 
     def write(self, script: Path, program: Path) -> None:
         """Write a script that stands for a program, of any environment with the packages of this one."""
@@ -113,7 +130,7 @@ def programs(folder: Path) -> Iterator[Programs]:
         folder: a new folder with a short path, for the address of a socket has 100 characters at most.
     """
     folder.mkdir()
-    found = Programs(folder, str(folder / "socket"))
+    found = Programs(folder)
     for name in ("pytest", "pytest-gemm", "python", "python3"):
         found.write(folder / name, Path(sys.executable).parent / name)
     with socket.socket(socket.AF_UNIX) as listening:

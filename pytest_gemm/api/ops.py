@@ -30,7 +30,7 @@ class OpRegistry:
         for name in _CASES:
             del OPS[name]
         _CASES.clear()
-        shapes.read.cache_clear()
+        shapes.forget()
 
     def add(self, op: Op, cases: str | os.PathLike[str]) -> None:
         """Register an operation.

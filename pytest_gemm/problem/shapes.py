@@ -98,7 +98,11 @@ class ProblemSet:
     problems: tuple[Problem, ...]
 
 
-@functools.lru_cache(maxsize=64)
+# What has been read: a level has the sets of those below it.
+_READ: Final[dict[tuple[Path, str], ProblemSet]] = {}
+
+
+@functools.lru_cache(maxsize=256)
 def read(path: Path, level: str = LEVELS[-1]) -> tuple[ProblemSet, ...]:
     """The sets of a file, up to a level, or those of one of :data:`~pytest_gemm.problem.axes.APART`.
 
@@ -112,10 +116,23 @@ def read(path: Path, level: str = LEVELS[-1]) -> tuple[ProblemSet, ...]:
         name = file.read({key: value for key, value in table.items() if key in _KEYS}, _KEYS)["name"]
         if name in found:
             raise file.fail(f"two sets are called {name!r}", "names are unique", "name")
-        found[name] = _set(file, table) if table.get("level", QUICK) in levels else None
+        found[name] = _read_once(file, table) if table.get("level", QUICK) in levels else None
     if not found:
         raise ShapeError(path, 0, "has no sets", "a file of problems consists of [[set]] tables")
     return tuple(one for one in found.values() if one is not None)
+
+
+def forget() -> None:
+    """Read files again that have been read."""
+    read.cache_clear()
+    _READ.clear()
+
+
+def _read_once(file: TableFile, table: Mapping[str, Any]) -> ProblemSet:
+    key = (file.path, table["name"])
+    if key not in _READ:
+        _READ[key] = _set(file, table)
+    return _READ[key]
 
 
 def _set(file: TableFile, table: Mapping[str, Any]) -> ProblemSet:

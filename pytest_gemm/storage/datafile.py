@@ -7,6 +7,7 @@ its keys and finds the line of a key, which no TOML library tells: ``tomllib`` a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import stat
 import sys
@@ -179,12 +180,16 @@ class TableFile:
         """1-based number of the first line that begins with a key of the whole file; 0 when none does."""
         return self._find(rf"\s*(\[\[?\s*)?[\"']?{re.escape(key)}\b", range(len(self._lines)))
 
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        """Where its tables begin, from 0."""
+        header = re.compile(rf"\s*\[\[\s*{re.escape(self.table)}\s*\]\]")
+        return [number for number, text in enumerate(self._lines) if header.match(text)]
+
     def line(self, *keys: str) -> int:
         """1-based line of a key of the current table, or of the table itself, in the usual layout of such files."""
-        header = re.compile(rf"\s*\[\[\s*{re.escape(self.table)}\s*\]\]")
-        starts = [number for number, text in enumerate(self._lines) if header.match(text)]
-        first, end = [*starts, len(self._lines), len(self._lines)][self.index : self.index + 2]
-        if not starts:  # one list of inline tables
+        first, end = [*self._starts, len(self._lines), len(self._lines)][self.index : self.index + 2]
+        if not self._starts:  # one list of inline tables
             return self.place(self.table)
         nearest = first + 1
         for key in keys:  # one inside the other

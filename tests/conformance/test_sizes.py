@@ -63,6 +63,7 @@ def drawn_at_full() -> tuple[sizes.Drawn, ...]:
     return tuple(sizes.drawn(matrix.CASES, "full"))
 
 
+@pytest.mark.usefixtures("unexplained")
 @pytest.mark.parametrize(
     ("op", "is_wrong"),
     [

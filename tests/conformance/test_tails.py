@@ -116,6 +116,7 @@ def test_the_smoke_level_has_a_tail_of_k_for_each_of_its_ops() -> None:
     assert ops - tails == {op for op, dimension in REFUSED if dimension == "k"} & ops
 
 
+@pytest.mark.usefixtures("unexplained")
 @pytest.mark.parametrize("op", sorted({problem.op.name for problem in matrix.products("smoke")}))
 def test_a_kernel_that_drops_the_rest_of_k_is_caught_at_smoke(op: str) -> None:
     backend = CallableBackend("tailless", without_tail, dtypes=DTYPES)

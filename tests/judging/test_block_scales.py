@@ -93,6 +93,7 @@ def judged(
     return [outcome for outcome in found if outcome.status.is_failure]
 
 
+@pytest.mark.usefixtures("unexplained")
 @pytest.mark.parametrize("reference", ["full", "sampled"])
 @pytest.mark.parametrize("first_release", [False, True])
 @pytest.mark.parametrize("tile", [(64, 32, 256), (128, 64, 64)])

@@ -95,6 +95,7 @@ def test_every_mutant_is_caught_by_a_named_tier(judge: Judge, line: str, names: 
         assert_named(catch, name)
 
 
+@pytest.mark.usefixtures("unexplained")
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "name"), BEGINNING.items())
 def test_a_bug_that_begins_at_a_size_is_caught_by_sample(line: str, name: str) -> None:

@@ -237,6 +237,7 @@ CAUGHT = (
 )  # fmt: skip
 
 
+@pytest.mark.usefixtures("unexplained")
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "line"), in_turn({name: MUTANTS[name] for name in CAUGHT}))
 def test_a_mutant_is_caught(name: str, line: str) -> None:

@@ -124,6 +124,7 @@ WRONG: dict[str, tuple[Plant, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.usefixtures("unexplained")
 @pytest.mark.parametrize(
     ("name", "line"), [(name, line) for name, (_, lines) in WRONG.items() for line in lines], ids=lambda x: x
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gemm.api.ops import OpRegistry
 from pytest_gemm.problem import axes, shapes
 from pytest_gemm.problem.axes import TemplateError
 from pytest_gemm.problem.shapes import ShapeError
@@ -234,3 +235,11 @@ def test_a_file_that_is_absent_ends_a_run_with_workers_before_it_begins(pytester
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert len(result.errlines) < 4, "one message and no traceback"
     result.stderr.fnmatch_lines(["ERROR: --gemm-shapes: *none.toml: cannot be read (No such file or directory); *"])
+
+
+def test_a_new_run_in_this_process_reads_files_again(tmp_path: Path) -> None:
+    text = '[[set]]\nname = "a"\nproblem = "mm:f32:nn:{m}x8x4"\nm = [1]\n'
+    for m in ("1", "2"):
+        (one,) = shapes.read(written(tmp_path, text.replace("[1]", f"[{m}]")))
+        assert [p.line for p in one.problems] == [f"mm:f32:nn:{m}x8x4"]
+        OpRegistry()

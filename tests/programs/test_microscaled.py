@@ -126,6 +126,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.usefixtures("unexplained")
 @every_format
 @pytest.mark.parametrize(("mistake", "distribution"), [*zip(MISTAKES, ["rand", "int-2"] * 3, strict=True)])
 def test_each_mistake_is_found(text: str, mistake: str, distribution: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -16,20 +15,6 @@ from pytest_gemm.worker.keeper import Keeper
 from pytest_gemm.worker.process import Process
 
 pytestmark = pytest.mark.slow
-
-KERNEL = """
-    import os
-    import psutil
-
-    def mine(a, b):
-        keeper = psutil.Process().parents()[1].pid
-        with open({path!r}, "a") as file:
-            print(os.environ["PYTEST_XDIST_WORKER"], keeper, file=file)
-        return a @ b
-
-    def pytest_gemm_register_backends(registry):
-        registry.add_callable("mine", mine)
-"""
 
 
 def environment(_: object, name: str) -> str:
@@ -97,15 +82,3 @@ def test_a_worker_has_the_environment_of_its_judge(shared: Keeper, monkeypatch: 
     monkeypatch.setenv("NO_TEXT", "\udcff")
     with contextlib.closing(Process(shared, (20.0, 20.0))) as worker:
         assert worker.call(str, "environment", "CUDA_VISIBLE_DEVICES") == "1"
-
-
-def test_the_workers_of_xdist_share_the_keeper_of_their_controller(pytester: pytest.Pytester) -> None:
-    path = pytester.path / "keepers"
-    pytester.makeconftest(KERNEL.format(path=str(path)))
-    problems = ",".join(f"mm:f32:nn:{m}x64x64" for m in range(16, 24))
-    suite = (sys.executable, "-m", "pytest", "--pyargs", "pytest_gemm.conformance")
-    run = pytester.run(*suite, "-n2", "--gemm-backends=mine", f"--gemm-problem={problems}")
-    run.assert_outcomes(passed=8)
-    found = {tuple(line.split()) for line in path.read_text().splitlines()}
-    assert {worker for worker, _ in found} == {"gw0", "gw1"}
-    assert len({keeper for _, keeper in found}) == 1

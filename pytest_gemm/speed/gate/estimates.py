@@ -459,10 +459,12 @@ def _needed(scale: float, df: float, stored: int, day: float, beside: int, polic
         recurs = special.bdtr(_misses(confirm), confirm, below(change, stray))
         return float(np.mean(passes * np.minimum(tested, recurs)))
 
-    most = 1000.0 * scale
-    if power(most) < POWER:
-        return most
-    return float(optimize.brentq(lambda beyond: power(beyond) - POWER, 0.0, most, xtol=1e-6))
+    least, most, end = 0.0, 4.0 * scale, 1000.0 * scale
+    while power(most) < POWER:
+        if most >= end:
+            return end
+        least, most = most, min(4.0 * most, end)
+    return float(optimize.brentq(lambda beyond: power(beyond) - POWER, least, most, xtol=1e-6))
 
 
 def takes_slowest(sessions: int) -> bool:
