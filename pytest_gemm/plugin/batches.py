@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
 
 # Problems of a batch at most: with more of them little is gained, and their results come late.
-_MOST: Final = 48
+_MOST: Final = 32
 # Elements of A, B and result of a problem beyond which it is alone: those of a batch are in memory together.
 _LARGE: Final = 1 << 22
 
