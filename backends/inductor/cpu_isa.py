@@ -74,7 +74,7 @@ def loads(call: Callable[[Any, str], bool], vectors: Any, code: str) -> bool:
     with _LOADING[key], contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # where nothing can be written
             remembered.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(files.locked(remembered.with_suffix(".lock"), mode=0o666))
+            held.enter_context(files.locked(remembered.with_suffix(".lock"), stored.PATIENCE, mode=0o666))
         if remembered.exists():
             return True
         with stored.probing():

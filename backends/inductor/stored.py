@@ -11,7 +11,7 @@ from typing import Any, Final
 from pytest_gemm.storage import digests, files
 
 # Seconds to wait for another process that compiles the same, as Inductor does.
-_PATIENCE: Final = 600.0
+PATIENCE: Final = 600.0
 
 
 @contextlib.contextmanager
@@ -23,7 +23,7 @@ def whole(paths: Sequence[Path], lock: Path) -> Iterator[None]:
         lock: that Inductor holds while it makes them.
     """
     if any(path.exists() for path in paths):
-        with files.locked(lock, _PATIENCE, mode=0o666):
+        with files.locked(lock, PATIENCE, mode=0o666):
             for path in paths:
                 digests.is_whole(path)
     yield

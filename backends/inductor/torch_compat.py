@@ -191,7 +191,7 @@ def ask_levels(directory: str) -> None:
 
     names = ("cpu_vec_isa:VecISA.check_build", "cpp_builder:CppBuilder.get_target_file_path")
     hooks = {where: _FASTER[where] for where in (f"torch._inductor.{name}" for name in names)}
-    here = {*cpu_vec_isa.x86_isa_checker()}
+    here = {*getattr(cpu_vec_isa, "x86_isa_checker", list)()}  # none where a release does not tell
     with cache_dir_set(directory), hooked(hooks), ThreadPoolExecutor() as pool:
         list(pool.map(bool, (one for one in cpu_vec_isa.supported_vec_isa_list if {*str(one).split()} <= here)))
 

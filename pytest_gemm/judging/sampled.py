@@ -53,7 +53,8 @@ def applies(problem: Problem, mode: str) -> bool:
 
     Args:
         problem: what was computed.
-        mode: ``full``, ``sampled``, or ``auto`` for large problems only; ``quick`` for results of 2^21 elements, too.
+        mode: ``full``, ``sampled``, or ``auto`` for large problems only; ``quick`` for results of more than
+            2^21 elements, too.
     """
     op, is_batched = problem.op, problem.shape.batch is not None
     # Each row is one of a group, unless columns or K are divided, and flags of linears are about one of them.
