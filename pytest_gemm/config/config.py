@@ -209,10 +209,9 @@ class GemmConfig:
         by_level = {"full": "half", **dict.fromkeys(("smoke", "quick", *APART), "")}
         return self.candidates or by_level.get(self.level, "all")
 
-    @property
-    def judged_by(self) -> str:
-        """``reference``; where the level has chosen the problems and is no more than quick, ``quick`` for ``auto``."""
-        is_short = self.level in {"smoke", "quick"} and not self.problems
+    def judged_by(self, *, of_level: bool) -> str:
+        """``reference``; ``quick`` in place of ``auto`` for a problem that the level smoke or quick has chosen."""
+        is_short = of_level and self.level in {"smoke", "quick"} and not self.problems
         return "quick" if self.reference == "auto" and is_short else self.reference
 
     @property

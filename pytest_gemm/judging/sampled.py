@@ -36,7 +36,7 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 
-# Elements that quick judges all.
+# Elements of a result up to which quick judges each.
 _QUICK: Final = 1 << 21
 # Rows that a check suspects and that are then judged in full.
 _SUSPECTS: Final = 64

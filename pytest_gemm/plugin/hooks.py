@@ -303,7 +303,7 @@ class GemmRun:
 
             self._guarded = GuardedJudge(settings, workers)
         eager = known.eager_refusal(settings.ledger)
-        yield Judge(eager, settings.judged_by, None, settings.stream, settings.ledger.statements, workers)
+        yield Judge(eager, settings.reference, None, settings.stream, settings.ledger.statements, workers)
         if workers is not None:
             workers.close()
         gc.set_threshold(*before)
@@ -337,6 +337,7 @@ class GemmRun:
             "gemm_speed" in node.fixturenames,
         )
         node.stash[_JUDGED] = check.judged
+        judge.reference = self.settings.judged_by(of_level=selection.is_of_level(node))
         if announced := self._batches.announced(node):
             judge.announced = announced
         yield check

@@ -99,6 +99,12 @@ def read_marker(marker: pytest.Mark | None) -> Request:
     return Request(**kwargs)
 
 
+def is_of_level(item: pytest.Item) -> bool:
+    """Whether the problems of a test are those of the level: its marker has a function of it."""
+    marker = item.get_closest_marker("gemm")
+    return marker is not None and callable(marker.kwargs.get("problems"))
+
+
 def _are(kinds: type | tuple[type, ...]) -> Callable[[object], bool]:
     """Whether a value is a list or a tuple of these."""
     return lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, kinds) for one in value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +15,6 @@ from studies import mutant_study
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.api.registry import Registry
-from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.failures import findings
 from pytest_gemm.judging import lines as lines_module
@@ -91,14 +88,6 @@ def test_quick_judges_a_long_result_by_sample_and_misses_no_tile(
         (found,) = of(spoiling(spoil), f"mm:f32:nn:{shape}", ("rand",), mode)
         assert found.status is status
         assert ("by sample" in found.sampled) is by_sample
-
-
-@pytest.mark.parametrize(("asked", "mode"), [
-    ({}, "quick"), ({"level": "smoke"}, "quick"), ({"level": "full"}, "auto"), ({"reference": "full"}, "full"),
-    ({"problems": (Problem.parse("mm:f32:nn:4x4x4"),)}, "auto"),
-])  # fmt: skip
-def test_a_problem_that_was_asked_for_is_judged_in_full_at_quick(asked: dict[str, Any], mode: str) -> None:
-    assert GemmConfig(Registry(), **asked).judged_by == mode
 
 
 # -- the arithmetic --------------------------------------------------------------------------------------

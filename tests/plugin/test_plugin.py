@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,6 +116,24 @@ def test_the_level_decides_the_number_of_distributions(project: pytest.Pytester)
     run(project, *case, "--gemm-level=models", "--gemm-output=models")
     found = [r["distribution"] for r in records(project.path / "models" / "run.jsonl")]
     assert (len(found), found[1]) == (2, "rand")  # one that is exact, and one that rounds
+
+
+LONG = "mm:f32:nn:1500x1450x2"
+
+
+@pytest.mark.parametrize(("options", "by_sample"), [
+    ((), True), (("--gemm-level=full",), False), (("--gemm-reference=full",), False),
+    ((f"--gemm-problem={LONG}",), False),
+])  # fmt: skip
+def test_quick_judges_a_long_result_of_its_own_by_sample(
+    pytester: pytest.Pytester, options: tuple[str, ...], by_sample: bool
+) -> None:
+    pytester.makeconftest(MINE)
+    own, of_level = PRODUCT.format(problems=f"'{LONG}'"), PRODUCT.format(problems="").replace("[]", "chosen")
+    pytester.makepyfile(test_own=own, test_of_level=f"def chosen(level):\n    return ['{LONG}']\n{dedent(of_level)}")
+    run(pytester, "--gemm-backends=mine", "--gemm-distributions=rand", "--gemm-output=.", "-v", *options)
+    said = [(record["status"], bool(record["sampled"])) for record in records(pytester.path / "run.jsonl")]
+    assert said == [("passed", by_sample), ("passed", False)]  # test_of_level comes before test_own
 
 
 # -- how a case ends -------------------------------------------------------------------------------
