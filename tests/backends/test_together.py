@@ -79,28 +79,23 @@ def result(backend: CppBackend, line: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @needs_compiler
-def test_kernels_of_several_problems_are_one_call_of_the_compiler(compiled: Callable[[], list[str]]) -> None:
+def test_kernels_of_several_problems_are_one_call_of_the_compiler_and_a_library_has_its_own_alone(
+    compiler: Path, compiled: Callable[[], list[str]]
+) -> None:
     right, wrong = [*alike(), f"bmm:bf16:nn:2x{next(_SIZES)}x48x33"], f"mm:f32:nn:0x{next(_SIZES)}x16"
     backend = together([*right, wrong])
     assert [Path(path).name for path in compiled()] == ["kernels.cpp"] * 2, "once more without what g++ refuses"
     for line in right:
         torch.testing.assert_close(*result(backend, line))
     assert len(compiled()) == 2, "nothing is left to compile"
-    with pytest.raises(Exception, match="division by zero"):  # as alone
-        result(backend, wrong)
-    assert compiled()[2].endswith(".main.cpp")
-
-
-@needs_compiler
-@pytest.mark.skipif(shutil.which("objdump") is None, reason="there is no objdump")
-def test_a_library_has_its_own_kernel_alone(compiler: Path, compiled: Callable[[], list[str]]) -> None:
-    together([*alike(), f"bmm:bf16:nn:2x{next(_SIZES)}x48x33"])
-    assert len(compiled()) == 1
     linked = re.findall(r"/(\w+\.main\.so)", (compiler / "log").read_text(encoding="utf-8"))
     libraries = [path for name in linked for path in cache_dir().rglob(name)]
     texts = [subprocess.check_output(["objdump", "-dC", path], text=True) for path in libraries]
     assert ["BFloat16" in text for text in texts].count(True) == 1
     assert [len({*re.findall(r"\bkernel_(\d+)\b", text)}) for text in texts] == [1] * 3
+    with pytest.raises(Exception, match="division by zero"):  # as alone
+        result(backend, wrong)
+    assert compiled()[2].endswith(".main.cpp")
 
 
 @needs_compiler
@@ -109,10 +104,18 @@ def test_what_no_compiler_takes_is_left_to_inductor(
 ) -> None:
     monkeypatch.setattr("pytest_gemm.backends.inductor.together._SECTIONS", ("-c", "--no-such-option"))
     lines = alike()
-    backend = together(lines)
-    for line in lines:
-        torch.testing.assert_close(*result(backend, line))
-    assert [path.endswith(".main.cpp") for path in compiled()] == [False, True, True]
+    torch.testing.assert_close(*result(together(lines), lines[0]))
+    assert [path.endswith(".main.cpp") for path in compiled()] == [False, True]
+
+
+@needs_compiler
+def test_a_linker_that_fails_gives_way_to_the_compilers_own(
+    compiled: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_gemm.backends.inductor.together._LINKER", ("-fuse-ld=no-such-linker",))
+    lines = alike()
+    torch.testing.assert_close(*result(together(lines), lines[0]))
+    assert [Path(path).name for path in compiled()] == ["kernels.cpp"]
 
 
 # -- which problems ------------------------------------------------------------------------------------------------
