@@ -54,9 +54,8 @@ os.execv(program, [program, *arguments])
 # In the fork: as Python runs a script of its environment, a module, or code.
 _RUN: Final = """
 def _run(script, program, arguments):
-    import gc, os, runpy, site, sys, tempfile
+    import os, runpy, site, sys, tempfile
     from _pytest.assertion.rewrite import AssertionRewritingHook
-    gc.unfreeze = gc.freeze  # a run ends with collections of all that it has
     tempfile.tempdir = None  # read again
     folder, name = os.path.split(program)
     sys.executable = os.path.join(os.path.dirname(script), "python")

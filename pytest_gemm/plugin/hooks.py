@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from pytest_gemm.run.guarded import GuardedJudge
     from pytest_gemm.worker.process import Workers
 
-# Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
+# Allocations between two collections of young objects; an import of torch makes hundreds of thousands that stay, and a
+# compile as many that do not.
 _GC_THRESHOLD: Final = 50_000
 _JUDGED = pytest.StashKey[OfTest]()
 _VERDICTS = pytest.StashKey[list[str]]()
@@ -102,6 +103,8 @@ class GemmRun:
             config.pluginmanager.register(self._review, "gemm-review")
             self._termination = Termination()
             self._closing.callback(self._termination.close)
+        self._closing.callback(gc.set_threshold, *gc.get_threshold())
+        gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
 
     def pytest_unconfigure(self) -> None:
         """End what was started for this run."""
@@ -294,8 +297,6 @@ class GemmRun:
         torch.set_num_threads(self.settings.threads)
         # What is loaded by now stays: torch and a compiler are millions of objects that every collection would visit.
         gc.freeze()
-        before = gc.get_threshold()
-        gc.set_threshold(_GC_THRESHOLD, *before[1:])
         settings, workers = self.settings, self._workers()
         self._judging = workers
         if settings.guard == "pages" and workers is not None:
@@ -306,9 +307,6 @@ class GemmRun:
         yield Judge(eager, settings.reference, None, settings.stream, settings.ledger.statements, workers)
         if workers is not None:
             workers.close()
-        gc.set_threshold(*before)
-        if not self._is_worker:  # which ends: pytest would collect all of these objects again
-            gc.unfreeze()
 
     def _workers(self) -> Workers | None:
         """The processes of the kernels, which do not run yet; ``None`` where kernels run in this process."""
