@@ -236,7 +236,9 @@ def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candi
     # A wrong element is never of the colour of a right one; what is beyond the top is no number.
     colour = torch.where(matrix > 1, matrix.clamp(1.2, top), matrix.clamp(_NEAR, 1.0))
     shown, cell = _pooled(colour.masked_fill(no_number, 2 * top))
-    figure = Figure(figsize=(8, 6.5 if rows > _FEW else 3), dpi=100, layout="constrained")
+    height = 6.5 if rows > _FEW else 3
+    figure = Figure(figsize=(8, height), dpi=100)  # matplotlib's layouts draw all text several times, for 0.3 s
+    figure.subplots_adjust(left=0.1, right=0.98, bottom=0.55 / height, top=1 - 0.5 / height)
     FigureCanvasAgg(figure)
     axes: Any = figure.add_subplot()
     image = axes.imshow(
@@ -252,7 +254,7 @@ def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candi
     axes.set_ylim(rows - 0.5, -0.5)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
-    figure.colorbar(image, ax=axes, label="error / bound (above 1: wrong)")
+    figure.colorbar(image, ax=axes, label="error / bound (above 1: wrong)", format="%g").minorticks_off()
     if found_tile := tile(candidate):
         for size, extent, line in ((found_tile[0], rows, axes.axhline), (found_tile[1], columns, axes.axvline)):
             if extent / size <= _LINES:
@@ -261,7 +263,8 @@ def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candi
     axes.plot([column], [row], marker="o", markersize=14, markerfacecolor="none", markeredgecolor="green", mew=2)
     batch = f"matrix {which} of {len(matrices)}, " if len(matrices) > 1 else ""
     wrong = f"{int(counts[which])} of {matrix.numel()} elements are wrong, the worst at ({row}, {column})"
-    axes.set_xlabel(f"column; {batch}{wrong}" + "; blue: NaN or infinity" * bool(no_number.any()))
+    blue = "; blue: NaN or infinity" * bool(no_number.any())
+    axes.set_xlabel(f"column; {batch}{wrong}{blue}", fontsize=9)
     axes.set_ylabel("row")
     axes.set_title("\n".join(filter(None, (title, candidate))), fontsize=9)
     figure.savefig(path, metadata={"Software": None})
