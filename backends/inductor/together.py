@@ -169,6 +169,7 @@ def _compile(kernels: Sequence[_Kernel]) -> None:
         source.write_text("".join(_text(kernels, numbers)), encoding="utf-8")
         exported.write_text("{ global: PyInit_kernel; local: *; };", encoding="utf-8")
         first.run(source, made, *_SECTIONS)
+        # Each library would have the debug lines of all kernels, which nothing reads.
         linking = ["-Wl,--strip-debug", "-Wl,--gc-sections", f"-Wl,--version-script={exported}"]
         for kernel in kernels:
             library, named = Path(folder, kernel.target.name), f"PyInit_kernel_{numbers[kernel.target]}"
