@@ -5,18 +5,28 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from pytest_gemm.plugin import xdist
 from pytest_gemm.run import timeline
 
-# A backend that notes when it is asked for which problem, and what its process is like.
+# A backend that notes when it is asked for which problem, and what its process is like; its last call may take long.
 CONFTEST = """
     import os, pathlib, psutil, sys, time
+
+    def pytest_runtest_protocol():
+        with open(pathlib.Path(__file__).with_name("loaded.txt"), "a") as file:
+            file.write(f"{'torch' in sys.modules}\\n")
 
     def mine(a, b):
         time.sleep(float(os.environ.get("SLEEP", "0")))
@@ -26,8 +36,11 @@ CONFTEST = """
         threads = len({*before}.intersection(os.listdir("/proc/self/task")))
         facts = [os.environ["PYTEST_XDIST_WORKER"], str(a.shape[0]), os.environ.get("OMP_WAIT_POLICY", "none")]
         keeper = psutil.Process().parents()[1].pid
-        with open(pathlib.Path(__file__).with_name("begun.txt"), "a") as file:
-            file.write(" ".join([*facts, str(threads), str(keeper)]) + "\\n")
+        with open(pathlib.Path(__file__).with_name("begun.txt"), "a+", buffering=1) as file:
+            file.write(" ".join([*facts, str(threads), str(keeper), str(os.getpid())]) + "\\n")
+            file.seek(0)
+            is_last = len({line.split()[1] for line in file}) == 16
+        time.sleep(60 * (is_last and "STAYS" in os.environ))
         return (a.float() @ b.float()).to(a.dtype)
 
     def pytest_gemm_register_backends(registry):
@@ -177,31 +190,57 @@ def test_the_longest_recorded_case_starts_first(pytester: pytest.Pytester, monke
 # -- the start -------------------------------------------------------------------------------------------------------
 
 
+def until(is_so: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def lives(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.mark.slow
-def test_workers_import_torch_before_their_tests_share_a_keeper_and_have_no_more_threads_than_there_are_cores(
+def test_workers_import_torch_first_share_a_keeper_have_no_more_threads_than_cores_and_end_with_the_run(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pytester, "_getpytestargs", lambda: (sys.executable, "-m", "pytest"))  # without torch
+    """All processes of the run get the signal; that pytest alone gets it is tried in ``test_exit_codes.py``."""
+    scratch = pytester.mkdir("scratch")
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setenv("STAYS", "yes")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    pytester.makepyfile(
-        noting="""
-        import os, pathlib, sys
-
-        def pytest_runtest_protocol():
-            with open(pathlib.Path.cwd() / "loaded.txt", "a") as file:
-                file.write(f"{os.environ['PYTEST_XDIST_WORKER']} {'torch' in sys.modules}\\n")
-        """
-    )
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_it=TEST)
     cores = max(2, len(os.sched_getaffinity(0)))
-    found = run(pytester, f"-n{cores}", "-p", "noting")
-    noted = (pytester.path / "loaded.txt").read_text(encoding="utf-8").splitlines()
-    assert {line.split()[1] for line in noted} == {"True"}
-    assert len(noted) == len(LINES)
-    assert {policy for _, _, policy, *_ in found} == {"passive"}  # the judge's process waits meanwhile
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--gemm-backends=mine", "--gemm-output=."]
+    begun, loaded, record, log = (pytester.path / name for name in ("begun.txt", "loaded.txt", "run.jsonl", "log"))
+    with log.open("wb") as file:  # without the server, for they begin without torch and are one group
+        run = subprocess.Popen([*command, f"-n{cores}"], stdout=file, stderr=file, start_new_session=True)
+        until(lambda: begun.exists() and len({*re.findall(r" (\d+) p", begun.read_text())}) == len(LINES), 200.0)
+        until(lambda: record.exists() and record.read_text().count("\n") > 1, 10.0)  # the first test is over
+        time.sleep(0.5)
+        os.killpg(run.pid, signal.SIGTERM)
+        status = run.wait(60)
+    said = log.read_text()
+    assert status == 143, said
+    assert "SIGTERM" in said
+    assert "INTERNALERROR" not in said
+    assert "totals" in json.loads(record.read_text().splitlines()[-1])
+    lines = map(str.split, begun.read_text().splitlines())
+    workers, _, policies, threads, keepers, processes = zip(*lines, strict=True)
+    until(lambda: not any(lives(int(one)) for one in processes), 15.0)
+    assert not list(scratch.glob("pytest-gemm-*"))
+
+    assert loaded.read_text().split() == ["True"] * len(LINES)
+    assert {*policies} == {"passive"}  # the judge's process waits meanwhile
     # Besides its own: that of execnet, that of the watch, and the pool of PyTorch where a worker has several.
-    assert max(int(threads) for _, _, _, threads, _ in found) <= 1 + 3
-    assert len({worker for worker, *_ in found}) > 1
-    assert len({keeper for *_, keeper in found}) == 1, "that of their controller"
+    assert max(map(int, threads)) <= 1 + 3
+    assert len({*workers}) > 1
+    assert len({*keepers}) == 1, "that of their controller"
 
 
 @pytest.mark.slow
