@@ -94,7 +94,7 @@ def _shown(value: Any) -> str:
 @pytest.fixture(autouse=True)
 def _one_stream_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key of a stream has the problem's line: without this every token would change the values."""
-    monkeypatch.setattr(operands, "_keys", lambda *_: lambda name: Stream("any problem", name))
+    monkeypatch.setattr(operands, "_keys", lambda *key: lambda name: Stream("any problem", name, str(key[-1])))
 
 
 def _values(tensor: torch.Tensor) -> list[Any]:
@@ -104,7 +104,7 @@ def _values(tensor: torch.Tensor) -> list[Any]:
 
 
 @functools.cache
-def observed(line: str) -> tuple[Any, ...]:
+def observed(line: str, seed: int = 0) -> tuple[Any, ...]:
     """All that a backend is given for a problem, and all that its program does; () where it has no operands."""
     problem = Problem.parse(line)
     request = (
@@ -114,7 +114,7 @@ def observed(line: str) -> tuple[Any, ...]:
         problem.has("program.v2"),  # which function multiplies, and the product is replaced here
     )
     try:
-        given = operands.make(problem, "rand", 0)
+        given = operands.make(problem, "rand", seed)
     except Unsupported:
         return ()
     tensors = program.args(problem, given)
@@ -168,7 +168,9 @@ def ignored(found: Iterator[Problem]) -> list[str]:
         for problem in dict.fromkeys(found)
         for token, rest in shorter(problem)
         # What has one row, column or matrix may be dense however it lies.
-        if not (token == "dense" and 1 in problem.result_shape) and observed(problem.line) == observed(rest.line) != ()
+        if not (token == "dense" and 1 in problem.result_shape)
+        # Two groups may end at one place by chance, crowded or not, though not with each seed.
+        and all(observed(problem.line, seed) == observed(rest.line, seed) != () for seed in range(8))
     ]
 
 
