@@ -116,7 +116,7 @@ class GemmRun:
     # -- collection
 
     def pytest_sessionstart(self) -> None:
-        """Start gathering.  Backends that are missing are found here: with xdist this process collects nothing."""
+        """Start gathering."""
         settings, config = self.settings, self._config
         if settings.fuzz:
             self.totals.narrowed = True  # a drawn case does not show that an entry of the ledger is stale
@@ -126,8 +126,12 @@ class GemmRun:
         if self._runs_tests() and (keeper := startup.keeper(settings, config)) is not None:
             config.stash[KEEPER] = keeper
             self._closing.callback(keeper.close)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Find the backends that are missing: with xdist this process collects nothing, and its workers start by now."""
         if not self._is_worker:
-            self.totals.missing = selection.missing(settings)
+            self.totals.missing = selection.missing(self.settings)
 
     def _runs_tests(self) -> bool:
         return not self._config.option.collectonly

@@ -99,6 +99,7 @@ def run_of(config: pytest.Config) -> GemmRun:
         config.pluginmanager.register(found, RUN)
         if config.stash.get(_STARTED, False):
             found.pytest_sessionstart()
+            found.pytest_collection()
     return found
 
 

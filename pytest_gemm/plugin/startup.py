@@ -7,8 +7,10 @@ these seconds decide how long a run takes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -28,6 +30,8 @@ from pytest_gemm.worker.keeper import ALONE, KEEPER, Keeper, cuda_has_started
 
 # As many workers leave no core for a process beside them, on a machine of so many.
 _FEW: Final = 2
+# How many queues of work a process has on a device, eight without it.
+_QUEUES: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 # What the first case of a process imports; where kernels run in it, too, that is more.
 _JUDGING: Final = ("torch", "pytest_gemm.judging.judge")
 # What the first question to a worker imports.
@@ -83,7 +87,10 @@ def keeper(settings: GemmConfig, config: pytest.Config) -> Keeper | None:
         if shared:
             made.load()
         elif address:  # the process begins while this one imports torch and collects
-            made.prepare(cuda="cuda" in settings.devices.values())
+            cuda = "cuda" in settings.devices.values()
+            made.prepare(cuda=cuda)
+            if cuda:
+                threading.Thread(target=_start_driver, daemon=True).start()
     return made
 
 
@@ -98,6 +105,22 @@ def before_workers(settings: GemmConfig, config: pytest.Config, specs: Sequence[
     generates = is_any_given(config) and settings.generates and not any(settings.isas)
     if generates and sum(spec.popen is not None for spec in specs) > _FEW and (process := ahead.start()):
         config.add_cleanup(process.kill)
+
+
+def _start_driver() -> None:
+    """Make the context that PyTorch will use, before it is imported: the driver makes those of all processes in turn.
+
+    Nothing here needs work queues beside each other, and a context with one of them takes a third of the time.
+    """
+    if not (is_given := _QUEUES in os.environ):
+        os.putenv(_QUEUES, "1")  # for the driver alone: what has ``os.environ`` is a user's kernel, too
+    with contextlib.suppress(OSError, AttributeError):  # without a driver, or with another one
+        driver, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+        driver.cuInit(0)
+        driver.cuDeviceGet(ctypes.byref(device), 0)
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), device)
+    if not is_given:
+        os.unsetenv(_QUEUES)
 
 
 def _start_cuda(*, profiled: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -17,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_gemm.plugin import xdist
+from pytest_gemm.plugin import startup, xdist
 from pytest_gemm.run import timeline
 
 # A backend that notes when it is asked for which problem, and what its process is like; its last call may take long.
@@ -241,6 +242,27 @@ def test_workers_import_torch_first_share_a_keeper_have_no_more_threads_than_cor
     assert max(map(int, threads)) <= 1 + 3
     assert len({*workers}) > 1
     assert len({*keepers}) == 1, "that of their controller"
+
+
+@pytest.mark.parametrize("given", [None, "4"])
+def test_a_worker_s_context_has_one_queue_unless_that_is_set_and_its_kernels_have_what_the_user_has(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    name, seen = "CUDA_DEVICE_MAX_CONNECTIONS", []
+    look = ctypes.CDLL(None).getenv
+    look.restype = ctypes.c_char_p
+    monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv(name, given)
+
+    class Driver:
+        def __getattr__(self, _: str) -> Callable[..., None]:
+            return lambda *_: seen.append((look(name.encode()), os.environ.get(name)))
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
+    startup._start_driver()
+    assert {*seen} == {((given or "1").encode(), given)}
+    assert look(name.encode()) == (given.encode() if given else None)
 
 
 @pytest.mark.slow
