@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Problems of a batch at most: with more of them little is gained, and their results come late.
 _MOST: Final = 32
 # Elements of A, B and result of a problem beyond which it is alone: those of a batch are in memory together.
-_LARGE: Final = 1 << 22
+_LARGE: Final = 1 << 24
 
 
 def batches(cases: Iterable[CaseId], settings: GemmConfig, count: int) -> dict[str, str]:
@@ -47,7 +47,7 @@ def batches(cases: Iterable[CaseId], settings: GemmConfig, count: int) -> dict[s
         if isinstance(backend := settings.registry[case.backend], Together):
             problem = Problem.parse(case.problem)
             with contextlib.suppress(Exception):
-                if _size(problem) <= _LARGE and unsupported(backend, problem, DEFAULT) is None:
+                if _fits(problem) and unsupported(backend, problem, DEFAULT) is None:
                     found.add((str(problem.dtypes), problem.at_hints.line))
     lines = [line for _, line in sorted(found)]
     parts = count * max(2, -(-len(lines) // (count * _MOST)))  # as many for each worker
@@ -55,9 +55,11 @@ def batches(cases: Iterable[CaseId], settings: GemmConfig, count: int) -> dict[s
     return {line: lines[begin] for begin, end in itertools.pairwise(ends) for line in lines[begin:end]}
 
 
-def _size(problem: Problem) -> int:
+def _fits(problem: Problem) -> bool:
+    """Whether it is small, and has no size 0: what a compiler refuses costs its batch another compile."""
     shape = problem.shape
-    return (shape.batch or 1) * (shape.m * shape.k + shape.k * shape.n + shape.m * shape.n)
+    batch, m, n, k = shape.batch or 1, shape.m, shape.n, shape.k
+    return m * n * k > 0 and batch * (m * k + k * n + m * n) <= _LARGE
 
 
 class Batches:
