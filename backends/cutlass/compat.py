@@ -101,12 +101,26 @@ def stored(store: Store, setup: Toolchain) -> Iterator[None]:
             renamed(made, entry_of(source_code), place)
         return str(place), key, text_path
 
+    hooks: dict[str, Callable[..., Any]] = {
+        "torch._inductor.codecache:CUDACodeCache.compile": compile_kernel,
+        "torch._inductor.codegen.cutlass.utils:_gen_ops_cached": _operations,
+    }
     share_cuda_package()
     try:
-        with hooked({"torch._inductor.codecache:CUDACodeCache.compile": compile_kernel}):
+        with hooked(hooks):
             yield
     finally:
         share_cuda_package()
+
+
+@functools.cache
+def _operations(call: Any, *asked: Any) -> list[Any]:
+    """All of CUTLASS's operations, without those that Inductor would leave out anew for each product."""
+    from torch._inductor.codegen.cutlass.gemm_template import CUTLASSGemmTemplate
+    from torch.utils import _pytree
+
+    found: list[Any] = CUTLASSGemmTemplate.global_filter_ops(_pytree.tree_leaves(call(*asked)))
+    return found
 
 
 # -- generation without a device -------------------------------------------------------------------------
