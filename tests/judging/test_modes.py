@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from oracle import judged
+from warm_processes import Programs
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import unsupported
@@ -132,7 +132,7 @@ def test_a_ledger_entry_may_speak_of_modes(tmp_path: Path, patterns: str, explai
 
 
 @pytest.mark.slow
-def test_a_loaded_package_is_let_go_of_when_the_process_ends() -> None:
+def test_a_loaded_package_is_let_go_of_when_the_process_ends(programs: Programs) -> None:
     text = """
 import ctypes
 from pytest_gemm.backends.inductor import torch_compat
@@ -143,5 +143,5 @@ program = torch_compat.until_exit(Package())
 program()
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(program))  # whom nobody destroys
 """
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    done = subprocess.run([programs.python, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n") == ["called", "folder removed", ""]
