@@ -101,13 +101,13 @@ def stored(store: Store, setup: Toolchain) -> Iterator[None]:
             renamed(made, entry_of(source_code), place)
         return str(place), key, text_path
 
-    hooks: dict[str, Callable[..., Any]] = {
-        "torch._inductor.codecache:CUDACodeCache.compile": compile_kernel,
-        "torch._inductor.codegen.cutlass.utils:_gen_ops_cached": _operations,
-    }
+    faster = {"torch._inductor.codegen.cutlass.utils:_gen_ops_cached": _operations}
     share_cuda_package()
     try:
-        with hooked(hooks):
+        with (
+            hooked({"torch._inductor.codecache:CUDACodeCache.compile": compile_kernel}),
+            hooked(faster, optional=True),
+        ):
             yield
     finally:
         share_cuda_package()

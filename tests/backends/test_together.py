@@ -109,8 +109,9 @@ def test_what_no_compiler_takes_is_left_to_inductor(
     monkeypatch.setattr("pytest_gemm.backends.inductor.together._SECTIONS", ("-c", "--no-such-option"))
     lines = alike()
     backend = together(lines)
-    torch.testing.assert_close(*result(backend, lines[0]))
-    assert [path.endswith(".main.cpp") for path in compiled()] == [False, True]
+    for line in lines:
+        torch.testing.assert_close(*result(backend, line))
+    assert [path.endswith(".main.cpp") for path in compiled()] == [False, True, True]
 
 
 # -- which problems ------------------------------------------------------------------------------------------------
@@ -122,12 +123,12 @@ def test_problems_of_the_same_types_are_a_batch_and_workers_share_them_out() -> 
         registry.add(backend)
     settings = GemmConfig(registry)
     lines = [f"mm:{dtype}:nn:16x{n}x16" for n in range(8, 72, 8) for dtype in ("f32", "bf16")]
-    without = ["int_mm:i8-i8-i32:nn:32x32x32", "mm:f32:nn:4096x4096x4096"]
+    without = ["int_mm:i8-i8-i32:nn:32x32x32", "mm:f32:nn:4096x4096x4096", "mm:f32:nn:0x16x16"]
     found = batches([CaseId("cpp", line) for line in (*lines, *without)], settings, 2)
     groups = {tuple(line for line in found if found[line] == name) for name in found.values()}
     assert sorted(map(len, groups)) == [4, 4, 4, 4]
     assert all(len({line.split(":")[1] for line in group}) == 1 for group in groups)
-    assert not found.keys() & {*without}, "cpp has no int_mm, and a large one is alone"
+    assert not found.keys() & {*without}, "cpp has no int_mm, and a large one and an empty one are alone"
     assert batches([CaseId("aten", line) for line in lines], settings, 2) == {}
 
 
