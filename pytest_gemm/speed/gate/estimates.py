@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -185,8 +184,8 @@ def location(values: Sequence[float], floor: float) -> Location:
     """
     count = len(values)
     middle = statistics.median(values)
-    pairs = itertools.combinations_with_replacement(values, 2)  # each value with itself too
-    centre = middle if count < _FEW else statistics.median((a + b) / 2 for a, b in pairs)
+    sums = [a + b for i, a in enumerate(values) for b in values[i:]]  # of two, each value with itself too
+    centre = middle if count < _FEW else statistics.median(sums) / 2
     if count >= 3:
         mad = _MAD * statistics.median(abs(v - middle) for v in values)
         variance = mad * mad / _MAD_BIAS.get(count, 1 - 0.5 / count)
@@ -447,6 +446,7 @@ def _needed(scale: float, df: float, stored: int, day: float, beside: int, polic
         usual, strays = (special.stdtr(df, -(distance - off) / scale) for off in (0.0, policy.stray_by))
         return (1 - lost) * usual + lost * strays
 
+    @functools.cache
     def power(beyond: float) -> float:
         change = beyond + common
         if takes_slowest(screen) and stored:
@@ -459,12 +459,15 @@ def _needed(scale: float, df: float, stored: int, day: float, beside: int, polic
         recurs = special.bdtr(_misses(confirm), confirm, below(change, stray))
         return float(np.mean(passes * np.minimum(tested, recurs)))
 
+    def missing(beyond: float) -> float:  # nearly a straight line, unlike the power itself
+        return float(special.logit(POWER) - special.logit(min(max(1e-9, power(beyond)), 1 - 1e-9)))
+
     least, most, end = 0.0, 4.0 * scale, 1000.0 * scale
     while power(most) < POWER:
         if most >= end:
             return end
         least, most = most, min(4.0 * most, end)
-    return float(optimize.brentq(lambda beyond: power(beyond) - POWER, least, most, xtol=1e-6))
+    return float(optimize.brentq(missing, least, most, xtol=1e-6))
 
 
 def takes_slowest(sessions: int) -> bool:
