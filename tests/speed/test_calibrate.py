@@ -52,17 +52,17 @@ def test_the_gate_is_not_red_and_finds_what_is_planted(tmp_path: Path, capsys: p
     some[0] = replace(some[0], samples=(*some[0].samples, rare))
     for session in some:
         (tmp_path / f"{session.index:03}.jsonl").write_text(session_text(session))
-    calibrate.main([str(tmp_path), "--runs=8"])
+    calibrate.main([str(tmp_path), "--runs=4"])
     page = re.sub(" +", " ", capsys.readouterr().out)
     for expected in (
-        "6 cases, 48 sessions of the same code on `cpu-x`; 8 runs",
+        "6 cases, 48 sessions of the same code on `cpu-x`; 4 runs",
         "Left out for missing estimates: cpp-mm:f32:nn:99x64x64 (1 of 48).",
     ):
         assert expected in page
     assert re.search(r"\| `cpp-mm:f32:nn:1x64x64` \| 0.1\d* ms \|( [\d.]+%? \|){5}", page)
     for rule in (STORED, SUITE, AGAINST):
         # 0 of n: the exact bound is 1 - 0.05^(1/n).
-        assert f"| {rule} | 0 | 0.0% (0 of 8) | < {100 * (1 - 0.05 ** (1 / 8)):.1f}% |" in page
+        assert f"| {rule} | 0 | 0.0% (0 of 4) | < {100 * (1 - 0.05 ** (1 / 4)):.1f}% |" in page
         if rule != SUITE:
             rows = re.findall(rf"(?m)^\| {re.escape(rule)} \|((?: [0-9.]+% \|){{{len(PLANTED) + 1}}})$", page)
             assert len(rows) == len(CLASSES)

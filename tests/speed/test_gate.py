@@ -49,9 +49,12 @@ class Lab:
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
+        self._drawn: list[float] = []
 
     def _draw(self, scale: float) -> float:
-        return scale * float(self._rng.standard_t(4)) / math.sqrt(2)
+        if not self._drawn:  # many at once, unless strays are drawn between them
+            self._drawn = self._rng.standard_t(4, 1 if self.strays else 500).tolist()[::-1]
+        return scale * self._drawn.pop() / math.sqrt(2)
 
     def sessions(
         self,
@@ -331,18 +334,20 @@ def detected(device: str, lab: Lab, day: float, machine: float) -> float:
         calm, first, more = (
             lab.sessions(count, subject=today, comparator=moved) for count in (policy.screen_sessions, *policy.sessions)
         )
-        for case, one in Design(policy, then).screen({}, calm).judgements.items():
+        gate = Design(policy, then)
+        for case, one in gate.screen({}, calm).judgements.items():
             for some in (first, more):
                 scaled(some[case], range(len(some[case])), 1 + (one.minimum_effect or math.inf))
-        for case in CASES:  # each alone beside calm ones: the screen of a case does not depend on the others' subjects
-            screened = Design(policy, then).screen({}, {**calm, case: first[case]})
-            alone = dataclasses.replace(screened, slower=tuple(c for c in screened.slower if c == case), faster=())
-            judgements = Design(policy, then).confirm(
-                alone,
-                lambda cases, count: ({}, {c: more[c][:count] for c in cases}),  # noqa: B023  # called at once
-            )
-            found += judgements[case].verdict is Verdict.SLOWER
-            planted += 1
+        for turn in range(4):  # screened three at a time beside calm ones, on which a case's screen does not depend
+            screened = gate.screen({}, {**calm, **{case: first[case] for case in CASES[turn::4]}})
+            for case in CASES[turn::4]:
+                alone = dataclasses.replace(screened, slower=tuple(c for c in screened.slower if c == case), faster=())
+                judgements = gate.confirm(
+                    alone,
+                    lambda cases, count: ({}, {c: more[c][:count] for c in cases}),  # noqa: B023  # called at once
+                )
+                found += judgements[case].verdict is Verdict.SLOWER
+                planted += 1
     return found / planted
 
 
@@ -407,14 +412,16 @@ def busy(*parts: Readings, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     for some in parts:
         for case, readings in some.items():
-            for i, r in enumerate(readings):
-                slowness, unlike = np.exp(rng.uniform((-0.35, -1.0), (1.7, 1.0)))
-                some[case][i] = dataclasses.replace(
-                    r,
-                    subject=slowness * unlike * r.subject,
-                    comparator=None if r.comparator is None else slowness * r.comparator,
-                    disturbed="its threads waited for 0.90 cores that others kept busy",
+            drawn = np.exp(rng.uniform((-0.35, -1.0), (1.7, 1.0), (len(readings), 2))).tolist()
+            some[case][:] = [
+                Reading(
+                    slowness * unlike * r.subject,
+                    None if r.comparator is None else slowness * r.comparator,
+                    "its threads waited for 0.90 cores that others kept busy",
+                    r.session,
                 )
+                for r, (slowness, unlike) in zip(readings, drawn, strict=True)
+            ]
 
 
 BUSY: dict[Mode, Callable[..., None]] = {
@@ -437,12 +444,10 @@ def test_what_is_45_times_slower_is_found_on_a_busy_machine(mode: Mode, device: 
 
 @pytest.mark.parametrize("mode", [judge, judge_pair])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("slower", [1.0, 1.5])
-def test_a_load_alone_makes_nothing_slower(mode: Mode, device: str, slower: float) -> None:
+def test_a_load_makes_nothing_slower_that_is_not_far_slower(mode: Mode, device: str) -> None:
     for seed in range(40):
-        _, judgements = mode(
-            Lab(seed=seed, raw=CASES[9:]), policy=Policy.for_device(device), subject=slower, edit=BUSY[mode]
-        )
+        lab = Lab(seed=seed, raw=CASES[9:])
+        _, judgements = mode(lab, policy=Policy.for_device(device), subject=1.5, edit=BUSY[mode])
         assert words(judgements) == {("undecided", "disturbed")}
 
 
