@@ -257,7 +257,7 @@ def _side() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-@_planted(*LATER)
+@_planted(*LATER, alone=True)  # its thread may still work when the next kernel is timed
 def lazy(a: Tensor, b: Tensor, kept: Kept) -> Tensor:
     if not kept.is_timed:
         return _computed(a, b, kept)
