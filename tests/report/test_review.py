@@ -213,7 +213,7 @@ def obeyed(log: str) -> list[str]:
     [
         ("--gemm-backends=raises,wrong,dies,naming --gemm-candidates=all -rA", 4),
         ("--gemm-backends=raises,wrong,dies -n1 -v", 3),
-        ("--gemm-backends=hangs --gemm-timeout=1", 1),
+        ("--gemm-backends=hangs --gemm-timeout=0.3", 1),
     ],
 )
 def test_no_word_of_a_kernel_is_a_command_to_github(project: pytest.Pytester, arguments: str, cases: int) -> None:

@@ -459,10 +459,10 @@ def test_two_runs_of_a_machine_do_not_time_at_once_nor_wait_for_ever(
 ) -> None:
     with contextlib.ExitStack() as holding:
         holding.enter_context(files.locked(lock_of(project.path / "tmp", "cpu")))
-        result = project.run(programs.python, *_TIMED, "--gemm-set=speed.wait=1")
+        result = project.run(programs.python, *_TIMED, "--gemm-set=speed.wait=0.2")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines(
-            [f"ERROR: speed: process {os.getpid()} holds * for more than 1 s: * raise --gemm-set=speed.wait *"]
+            [f"ERROR: speed: process {os.getpid()} holds * for more than 0.2 s: * raise --gemm-set=speed.wait *"]
         )
         waiting = project.popen(
             [programs.python, *_TIMED], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
