@@ -411,17 +411,12 @@ def busy(*parts: Readings, seed: int = 0) -> None:
     """
     rng = np.random.default_rng(seed)
     for some in parts:
-        for case, readings in some.items():
+        for readings in some.values():
             drawn = np.exp(rng.uniform((-0.35, -1.0), (1.7, 1.0), (len(readings), 2))).tolist()
-            some[case][:] = [
-                Reading(
-                    slowness * unlike * r.subject,
-                    None if r.comparator is None else slowness * r.comparator,
-                    "its threads waited for 0.90 cores that others kept busy",
-                    r.session,
-                )
-                for r, (slowness, unlike) in zip(readings, drawn, strict=True)
-            ]
+            for i, (r, (slowness, unlike)) in enumerate(zip(readings, drawn, strict=True)):
+                beside = None if r.comparator is None else slowness * r.comparator
+                why = "its threads waited for 0.90 cores that others kept busy"
+                readings[i] = Reading(slowness * unlike * r.subject, beside, why, r.session)
 
 
 BUSY: dict[Mode, Callable[..., None]] = {
