@@ -1,17 +1,17 @@
 """Settings of the project's own tests."""
 
 import contextlib
-import functools
 import gc
 import importlib
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import asked_once  # noqa: F401
 import known_cpu
 import pytest
 import warm_processes
@@ -19,8 +19,6 @@ from hypothesis import settings
 from warm_processes import Programs
 
 import pytest_gemm.plugin.hooks  # noqa: F401  # before an inner run loads it: pytester forgets what is imported later
-from pytest_gemm.ledger import reader
-from pytest_gemm.ledger.entry import Entry
 
 # Eager ATen is a control in many tests.  oneDNN's AMX kernels have a defect, which the ledger knows
 # (aten-amx-nan-in-the-row-before); without them a control is right on every machine.  Read when torch is imported.
@@ -33,22 +31,6 @@ settings.register_profile("pytest-gemm", deadline=None)
 settings.load_profile("pytest-gemm")
 
 
-_read = reader.read
-_SUITE = Path(__file__).parents[1] / "conformance"
-
-
-@functools.cache
-def _entries_of_the_suite(path: Path, backends: frozenset[str]) -> tuple[Entry, ...]:
-    return _read(path, backends)
-
-
-def _read_once(path: Path, backends: Collection[str] | None) -> tuple[Entry, ...]:
-    """The suite's ledger takes a tenth of a second to read, and nearly every inner run reads it."""
-    is_suite = path.parent == _SUITE and backends is not None
-    return _entries_of_the_suite(path, frozenset(backends or ())) if is_suite else _read(path, backends)
-
-
-reader.read = _read_once
 _PROGRAMS = pytest.StashKey[Programs]()
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 

@@ -59,11 +59,12 @@ def serve(descriptor: int, modules: list[str]) -> None:
 
     Args:
         descriptor: of the socket that launches connect to.
-        modules: by name.
+        modules: by name or by path.
     """
     import contextlib
     import gc
     import importlib
+    import runpy
     import select
     import signal
     import socket
@@ -81,7 +82,7 @@ def serve(descriptor: int, modules: list[str]) -> None:
         return  # the run launches nothing
     with contextlib.suppress(Exception):  # the first test says what is wrong
         for name in modules:
-            importlib.import_module(name)
+            runpy.run_path(name) if name.endswith(".py") else importlib.import_module(name)
     for one in weakref.finalize._registry:  # type: ignore[attr-defined]
         one.atexit = False  # what is loaded ends with its process
     gc.collect()

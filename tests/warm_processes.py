@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import asked_once
 import forkserver
 
 _IMPORTS: Final = (
@@ -135,7 +136,7 @@ def programs(folder: Path) -> Iterator[Programs]:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(found.address)
         listening.listen(64)
-        command = [sys.executable, forkserver.__file__, str(listening.fileno()), *_IMPORTS]
+        command = [sys.executable, forkserver.__file__, str(listening.fileno()), *_IMPORTS, asked_once.__file__]
         server = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, pass_fds=(listening.fileno(),))
     try:
         yield found
