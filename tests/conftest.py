@@ -160,9 +160,10 @@ def pytester(
 ) -> pytest.Pytester:
     """pytest's own, whose ``runpytest_subprocess`` begins where PyTorch is imported.
 
-    The processes leave Hypothesis alone, whose plugin would take a second to load.
+    The runs leave alone what takes long to begin with: Hypothesis, and pytest-benchmark where nothing is timed.
     """
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
+    benchmark = "" if request.path.parent.name == "speed" else "-p no:benchmark"  # it asks git and hg for a name
+    monkeypatch.setenv("PYTEST_ADDOPTS", f"-p no:hypothesispytest {benchmark}")
 
     def command() -> tuple[str, ...]:
         known_cpu.copy_to(known_cpu.of_home())  # in the home that pytester has made
