@@ -252,21 +252,22 @@ def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candi
     )
     axes.set_xlim(-0.5, columns - 0.5)
     axes.set_ylim(rows - 0.5, -0.5)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    for axis in (axes.xaxis, axes.yaxis):  # with few ticks, for each takes a millisecond
+        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     figure.colorbar(image, ax=axes, label="error / bound (above 1: wrong)", format="%g").minorticks_off()
     if found_tile := tile(candidate):
-        for size, extent, line in ((found_tile[0], rows, axes.axhline), (found_tile[1], columns, axes.axvline)):
+        spans = (rows, columns, axes.hlines), (columns, rows, axes.vlines)
+        for size, (extent, across, lines) in zip(found_tile, spans, strict=True):
             if extent / size <= _LINES:
-                for place in range(size, extent, size):
-                    line(place - 0.5, color="deepskyblue", linewidth=0.6)
+                places = [place - 0.5 for place in range(size, extent, size)]
+                lines(places, -0.5, across - 0.5, color="deepskyblue", linewidth=0.6)
     axes.plot([column], [row], marker="o", markersize=14, markerfacecolor="none", markeredgecolor="green", mew=2)
     batch = f"matrix {which} of {len(matrices)}, " if len(matrices) > 1 else ""
     wrong = f"{int(counts[which])} of {matrix.numel()} elements are wrong, the worst at ({row}, {column})"
     blue = "; blue: NaN or infinity" * bool(no_number.any())
     axes.set_xlabel(f"column; {batch}{wrong}{blue}", fontsize=9)
     axes.set_ylabel("row")
-    axes.set_title("\n".join(filter(None, (title, candidate))), fontsize=9)
+    axes.set_title("\n".join(filter(None, (title, candidate))), fontsize=9, y=1.0)
     figure.savefig(path, metadata={"Software": None})
 
 
