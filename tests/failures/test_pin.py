@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -65,6 +66,14 @@ def judged(
     return found, case, path
 
 
+def saved(folder: Path, found: list[Judged], case: Case, warm: str = "") -> Path:
+    """The folder of what was found, without the picture, which takes longer than the rest."""
+    with patch.object(artifacts, "draw"):
+        artifacts.save(folder / "kept", found, case, Rerun("tests"), warm)
+    (place,) = (folder / "kept").iterdir()
+    return place
+
+
 def run(script: Path) -> int:
     """Its exit status; in this process, for torch takes seconds to start."""
     threads = torch.get_num_threads()
@@ -114,8 +123,7 @@ def test_a_script_of_a_compiled_program_has_the_function_in_it(
     module = importlib.import_module("mine")
     backend = GraphBackend("mine", module.mine, graph="of_a_script::cut")
     case = Case(backend, Problem.parse("mm:f32:nn:8x16x33:relu"), ("rand",), 0, Device.CPU, mode=Mode.STATIC)
-    artifacts.save(tmp_path / "kept", list(Judge().judge(case)), case, Rerun("tests"))
-    (place,) = (tmp_path / "kept").iterdir()
+    place = saved(tmp_path, list(Judge().judge(case)), case)
     text = (place / "repro.py").read_text()
     assert "torch.compile(functools.partial(program, matmul=mine), fullgraph=True)" in text
     module.lib._destroy()  # the script defines the operator again
@@ -155,6 +163,7 @@ def test_a_full_folder_gets_reports_alone_and_what_is_written_is_measured_once(
         return is_file(path)
 
     monkeypatch.setattr(Path, "is_file", noted)
+    monkeypatch.setattr(artifacts, "draw", lambda *_: None)
     for seed in range(4):  # a cause of its own each
         outcomes = [dataclasses.replace(one.outcome, seed=seed, cause=f"cause {seed}") for one in found]
         again = [Judged(outcome, one.evidence) for outcome, one in zip(outcomes, found, strict=True)]
@@ -180,8 +189,7 @@ def bind(problem, t, candidate=""):
 @pytest.mark.parametrize("text", [OF_SEVERAL, OF_SEVERAL + WITH_BIND])
 def test_a_script_and_a_rerun_name_the_candidate(tmp_path: Path, line: str, text: str) -> None:
     found, case, source = judged(tmp_path, Problem.parse(line), "rand", text, candidate="128x64")
-    artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
-    (place,) = (tmp_path / "kept").iterdir()
+    place = saved(tmp_path, found, case)
     assert re.search(r"Candidate 128x64.*Needs torch and pytest-gemm", (place / "repro.py").read_text(), re.DOTALL)
     assert "--gemm-candidates=128x64" in (place / "report.txt").read_text()
     assert run(place / "repro.py") == 1
@@ -209,8 +217,7 @@ mine = decorated(plain)
         patched.syspath_prepend(str(tmp_path))
         found, case, path = judged(tmp_path, Problem.parse(line), "rand", source, activations=("relu",))
     monkeypatch.delitem(sys.modules, "decorators_beside")
-    artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
-    (place,) = (tmp_path / "kept").iterdir()
+    place = saved(tmp_path, found, case)
     assert run(place / "repro.py") == 1
     path.write_text(source.replace("= decorated(plain)", "= plain"))
     assert run(place / "repro.py") == 0
@@ -229,8 +236,7 @@ def test_a_result_that_cannot_be_drawn_leaves_the_other_files(tmp_path: Path, wh
 def test_a_script_of_zeros_of_the_wrong_sign_fails_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     signed = "import torch\n\n\ndef mine(a, b):\n    c = a @ b\n    return torch.where(c == 0, -c.abs(), c)\n"
     found, case, source = judged(tmp_path, MM, "int-1", signed)
-    artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
-    (place,) = (tmp_path / "kept").iterdir()
+    place = saved(tmp_path, found, case)
     assert run(place / "repro.py") == 1
     assert re.search(r"elements are wrong.*\nexpected 0, actual -0, bound 0", capsys.readouterr().out)
     source.write_text(RIGHT)
@@ -369,16 +375,14 @@ def test_a_failure_that_no_script_can_show_says_so(tmp_path: Path) -> None:
     backend = CallableBackend("lambda", lambda a, b: a @ b + 1, frozenset({"f32"}), True, None, True)
     case = Case(backend, MM, ("rand",), 0, Device.CPU)
     found = list(Judge().judge(case))
-    artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
-    (place,) = (tmp_path / "kept").iterdir()
+    place = saved(tmp_path, found, case)
     assert not (place / "repro.py").exists()
     assert "no script: a script loads a function of a file by its name" in (place / "report.txt").read_text()
 
 
 def test_what_fails_only_after_other_programs_has_no_script(tmp_path: Path) -> None:
     found, case, _ = judged(tmp_path, MM, "rand")
-    artifacts.save(tmp_path / "kept", found, case, Rerun("tests"), "others")
-    (place,) = (tmp_path / "kept").iterdir()
+    place = saved(tmp_path, found, case, "others")
     assert "no script: it fails after other programs were compiled" in (place / "report.txt").read_text()
 
 
