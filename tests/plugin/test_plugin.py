@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_gemm.config import options
+from pytest_gemm.judging import sampled
 from pytest_gemm.plugin import selection
 
 pytestmark = pytest.mark.slow
@@ -118,7 +119,7 @@ def test_the_level_decides_the_number_of_distributions(project: pytest.Pytester)
     assert (len(found), found[1]) == (2, "rand")  # one that is exact, and one that rounds
 
 
-LONG = "mm:f32:nn:1500x1450x2"
+LONG = "mm:f32:nn:40x30x2"
 
 
 @pytest.mark.parametrize(("options", "by_sample"), [
@@ -126,8 +127,9 @@ LONG = "mm:f32:nn:1500x1450x2"
     ((f"--gemm-problem={LONG}",), False),
 ])  # fmt: skip
 def test_quick_judges_a_long_result_of_its_own_by_sample(
-    pytester: pytest.Pytester, options: tuple[str, ...], by_sample: bool
+    pytester: pytest.Pytester, options: tuple[str, ...], by_sample: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sampled, "_QUICK", 1000)  # tests/judging/test_sampled.py has the real limit
     pytester.makeconftest(MINE)
     own, of_level = PRODUCT.format(problems=f"'{LONG}'"), PRODUCT.format(problems="").replace("[]", "chosen")
     pytester.makepyfile(test_own=own, test_of_level=f"def chosen(level):\n    return ['{LONG}']\n{dedent(of_level)}")
