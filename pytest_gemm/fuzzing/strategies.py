@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 try:
@@ -256,22 +256,28 @@ def _problem(draw: st.DrawFn, form: Form, work: int) -> Problem:
     m, n, k = (draw(st.sampled_from(SIZES)) for _ in range(3))
     batches = _BATCHES[1:-1] if op.one_a else _BATCHES
     batch = draw(st.sampled_from({"never": (None,), "optional": (None, *batches), "always": batches}[op.batch]))
+    problem = _plain(op, form.dtypes, layout, _fitting(form, _within(m, n, k, batch, work)))
+    for some in _changes(op):
+        for change in draw(some):
+            problem = _with(problem, change)
+    return problem
+
+
+@functools.cache  # Hypothesis looks through each new strategy, which takes as long as the draw
+def _changes(op: Op) -> tuple[st.SearchStrategy[Sequence[Step | str]], ...]:
+    """Steps and flags: of each group of steps one at most, of the others a chain."""
     groups: dict[str, list[Step]] = {}
     for step in _STEPS:
         if takes(op, step.name):
             groups.setdefault(_group(op, step), []).append(step)
-    problem = _plain(op, form.dtypes, layout, _fitting(form, _within(m, n, k, batch, work)))
     passes = groups.pop("")
-    changes: list[Step | str] = [
-        step for group in groups.values() for step in draw(st.lists(st.sampled_from(group), max_size=1))
-    ]
-    changes += draw(st.lists(st.sampled_from(passes), max_size=_LONGEST_CHAIN))
     flags = [name for name, flag in FLAGS.items() if flag.every or name in op.flags]
     flags.remove("device.second")  # most machines have one
-    changes += draw(st.lists(st.sampled_from(flags), max_size=_MOST_FLAGS))
-    for change in changes:
-        problem = _with(problem, change)
-    return problem
+    return (
+        *(st.lists(st.sampled_from(group), max_size=1) for group in groups.values()),
+        st.lists(st.sampled_from(passes), max_size=_LONGEST_CHAIN),
+        st.lists(st.sampled_from(flags), max_size=_MOST_FLAGS),
+    )
 
 
 def _fitting(form: Form, shape: Shape) -> Shape:
