@@ -163,7 +163,7 @@ def test_a_planted_bug_is_found_and_shrunk_to_its_smallest_line(name: str, line:
 
 @pytest.mark.slow
 def test_a_correct_backend_has_no_defect() -> None:
-    found = fuzz(Clock(), seconds=20)
+    found = fuzz(Clock(), seconds=12)
     assert not found.defects, summary(found)
     assert found.cases[Status.PASSED] > 25
 
