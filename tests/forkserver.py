@@ -80,8 +80,8 @@ def serve(descriptor: int, modules: list[str]) -> None:
     asked: list[Any] = [0, listening]
     if 0 in select.select(asked, [], [])[0]:
         return  # the run launches nothing
-    with contextlib.suppress(Exception):  # the first test says what is wrong
-        for name in modules:
+    for name in modules:
+        with contextlib.suppress(Exception):  # the first test says what is wrong
             runpy.run_path(name) if name.endswith(".py") else importlib.import_module(name)
     for one in weakref.finalize._registry:  # type: ignore[attr-defined]
         one.atexit = False  # what is loaded ends with its process

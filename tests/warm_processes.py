@@ -25,6 +25,7 @@ from typing import Final
 
 import asked_once
 import forkserver
+from _pytest.config import default_plugins
 
 _IMPORTS: Final = (
     "torch", "torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm", "scipy.stats",
@@ -33,7 +34,9 @@ _IMPORTS: Final = (
     "pytest_gemm.plugin.plugin", "pytest_gemm.plugin.hooks", "pytest_gemm.plugin.xdist", "pytest_gemm.run.check",
     "pytest_gemm.failures.artifacts", "pytest_gemm.conformance.matrix", "pytest_gemm.backends.builtin",
     "pytest_gemm.backends.cpp.backend", "pytest_gemm.worker.process", "pytest_gemm.worker.inline",
-    "pytest_gemm.report.terminal", "pytest_gemm.report.github",
+    "pytest_gemm.report.terminal", "pytest_gemm.report.github", "pytest_gemm.api.callable", "pytest_gemm.speed.report",
+    "pdb", "xdist.looponfail", "platformdirs.pytest_plugin", "pytest_rerunfailures",
+    *(f"_pytest.{name}" for name in default_plugins),
 )  # fmt: skip
 
 # Python that is given a file starts as usual.
