@@ -36,8 +36,16 @@ def _once(name: str) -> property:
 reader.read = _read_once
 for _name in ("entry_points", "files", "metadata"):
     setattr(metadata.PathDistribution, _name, _once(_name))
-# The copies of a server of warm processes have them, too.
-_entries()
-for _one in metadata.distributions():
-    if any(entry.group == "pytest11" for entry in _one.entry_points):
-        _known = _one.files, _one.metadata
+if __name__ == "<run_path>":  # in the server of warm processes, whose copies have all this, too
+    from pytest_gemm.failures import artifacts, repro
+    from pytest_gemm.report import model
+
+    _entries()
+    for _one in metadata.distributions():
+        if any(entry.group == "pytest11" for entry in _one.entry_points):
+            _known = _one.files, _one.metadata
+    repro._TEMPLATES._environment.get_template("repro.py.jinja")
+    for _name in ("summary.txt.jinja", "review.md.jinja"):
+        model.TEMPLATES._environment.get_template(_name)
+    # A picture takes a tenth of a second; tests/failures looks at some.
+    artifacts.draw = lambda path, *_: path.touch()
