@@ -85,17 +85,14 @@ def test_a_good_callable_passes_and_a_refusal_is_not_a_skip(project: pytest.Pyte
     assert "skipped" not in outcomes
 
 
-def test_problem_runs_just_that_even_when_no_test_lists_it(project: pytest.Pytester) -> None:
+def test_problem_runs_just_that_even_when_no_test_lists_it_and_a_test_with_its_own_list_is_left_out_quietly(
+    project: pytest.Pytester,
+) -> None:
+    project.makepyfile(test_own=PRODUCT.format(problems="'mm:f32:nn:8x16x32'").replace(", any_problem=True", ""))
     result = run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:5x6x7:relu", "-v")
     assert result.ret == 0
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*test_product[[]mine-mm:f32:nn:5x6x7:relu]*"])
-
-
-def test_a_test_with_its_own_list_is_left_out_quietly(project: pytest.Pytester) -> None:
-    project.makepyfile(test_own=PRODUCT.format(problems="'mm:f32:nn:8x16x32'").replace(", any_problem=True", ""))
-    result = run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:5x6x7", "-v")
     result.assert_outcomes(passed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*test_product[[]mine-mm:f32:nn:5x6x7:relu]*"])
 
 
 def test_ini_twins_and_the_command_line_wins(project: pytest.Pytester) -> None:
@@ -141,8 +138,12 @@ def test_quick_judges_a_long_result_of_its_own_by_sample(
 # -- how a case ends -------------------------------------------------------------------------------
 
 
-def test_an_incorrect_result_answers_what_where_how_far_and_how_to_rerun(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=off", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-seed=3")
+def test_an_incorrect_result_answers_what_where_how_far_and_how_to_rerun_and_junit_says_it_too(
+    project: pytest.Pytester,
+) -> None:
+    path = project.path / "junit.xml"
+    options = ("--gemm-problem=mm:f32:nn:8x16x32", "--gemm-seed=3", f"--junit-xml={path}")
+    result = run(project, "--gemm-backends=off", *options)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
@@ -154,6 +155,11 @@ def test_an_incorrect_result_answers_what_where_how_far_and_how_to_rerun(project
     )
     assert "Traceback" not in result.stdout.str()
     assert "pytest_gemm/" not in result.stdout.str()
+    found = {p.get("name"): p.get("value") for p in ET.parse(path).iter("property")}
+    assert found["gemm_backend"] == found["gemm_kernel"] == "off"
+    assert (found["gemm_status"], found["gemm_code"]) == ("incorrect", "outside-bound")
+    assert "of 128 elements" in (found["gemm_reason"] or "")
+    assert float(found["gemm_error_over_bound"] or "nan") > 1.0
 
 
 def test_a_rerun_line_names_the_suite_as_a_module_where_the_virtual_environment_lies_in_the_folder(
@@ -186,16 +192,6 @@ def test_an_exception_is_one_crashed_case_and_the_run_goes_on(project: pytest.Py
     assert result.stdout.str().count('raise RuntimeError("out of registers")') == 1  # one finding
     by_backend = {(r["backend"], r["status"]) for r in records(record)}
     assert by_backend == {("crash", "crashed"), ("mine", "passed")}
-
-
-def test_junit_says_backend_kernel_status_error_and_why(project: pytest.Pytester) -> None:
-    path = project.path / "junit.xml"
-    run(project, "--gemm-backends=off", "--gemm-problem=mm:f32:nn:8x16x32", f"--junit-xml={path}")
-    found = {p.get("name"): p.get("value") for p in ET.parse(path).iter("property")}
-    assert found["gemm_backend"] == found["gemm_kernel"] == "off"
-    assert (found["gemm_status"], found["gemm_code"]) == ("incorrect", "outside-bound")
-    assert "of 128 elements" in (found["gemm_reason"] or "")
-    assert float(found["gemm_error_over_bound"] or "nan") > 1.0
 
 
 # -- the ledger ------------------------------------------------------------------------------------
