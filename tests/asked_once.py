@@ -1,10 +1,10 @@
 """What each inner run asks again, and gets the same answer to: what is installed, and the ledger of the suite."""
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.ledger import reader
@@ -12,25 +12,16 @@ from pytest_gemm.ledger.entry import Entry
 
 _LEDGER: Final = Path(__file__).parents[1] / "conformance" / "known_failures.toml"
 _read: Final = reader.read
-
-
-@functools.cache
-def _entries() -> tuple[Entry, ...]:
-    return _read(_LEDGER, [backend().name for backend in BUILTIN])
+_entries: Final = functools.cache(lambda: _read(_LEDGER, [backend().name for backend in BUILTIN]))
 
 
 def _read_once(path: Path, backends: Collection[str] | None) -> tuple[Entry, ...]:
-    return _read(path, backends) if path != _LEDGER or backends is None else _entries()
-
-
-@functools.cache
-def _of_installed(path: Path, ask: Callable[[metadata.PathDistribution], Any]) -> Any:
-    return ask(metadata.PathDistribution(path))
+    return _entries() if path == _LEDGER and backends is not None else _read(path, backends)
 
 
 def _once(name: str) -> property:
-    ask = getattr(metadata.Distribution, name).fget
-    return property(lambda self: _of_installed(self._path, ask))
+    ask = functools.cache(lambda path: getattr(metadata.Distribution, name).fget(metadata.PathDistribution(path)))
+    return property(lambda self: ask(self._path))
 
 
 reader.read = _read_once

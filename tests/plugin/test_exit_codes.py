@@ -208,6 +208,7 @@ HERE = [
     (0, "--gemm-backends=off --gemm-known-failures=known.toml", "known failure off-by-one: 2 problem(s)"),
     (0, "--gemm-backends=refusing --gemm-allow=unjudged", "refusing does not support 2: nothing is taken"),
     (0, "--gemm-backends=mine,absent --gemm-allow=missing", "absent did not run: there is no board"),
+    (0, "--gemm-backends=mine --gemm-known-failures=stale.toml --gemm-ops=mm", "*2 passed*"),  # it is narrowed
     (0, "--gemm-backends=mine,refusing -k mine", "*2 passed, 2 deselected*"),
     (1, "--gemm-backends=off", "incorrect: * on off: *"),
     (1, "--gemm-backends=crash", "crashed: RuntimeError in run: * on crash: out of registers"),

@@ -194,23 +194,6 @@ def test_an_exception_is_one_crashed_case_and_the_run_goes_on(project: pytest.Py
     assert by_backend == {("crash", "crashed"), ("mine", "passed")}
 
 
-# -- the ledger ------------------------------------------------------------------------------------
-
-LEDGER = """
-[[known-failure]]
-id = "off-by-one-rows"
-backend = "mine"
-reason = "rows from 4 on are one too large"
-where = { op = "mm", m = ">=5" }
-"""
-
-
-def test_a_narrowed_run_cannot_call_an_entry_stale(project: pytest.Pytester) -> None:
-    ledger = project.path / "known.toml"
-    ledger.write_text(LEDGER)
-    assert run(project, "--gemm-backends=mine", f"--gemm-known-failures={ledger}", "--gemm-ops=mm").ret == 0
-
-
 # -- wrong input -----------------------------------------------------------------------------------
 
 
