@@ -77,7 +77,7 @@ class Part(NamedTuple):
     def facts(self) -> frozenset[tuple[str, ...]]:
         """What a problem of this part covers."""
         op, _, _, shape, *_ = self.template.split(":")
-        *_, n, k = map(int, shape.format(**self._asdict()).split("x"))
+        *_, n, k = map(int, shape.format(e=self.e, m=self.m, n=self.n, k=self.k).split("x"))
         found = {(self.model, self.kind), (self.form, self.kind), (self.form, self.tokens), (str(self.devices),)}
         return frozenset(found | {(op, "large")} if min(n, k) >= LARGE else found)
 

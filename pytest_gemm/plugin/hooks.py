@@ -129,7 +129,7 @@ class GemmRun:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        """Find the backends that are missing: with xdist this process collects nothing, and its workers start by now."""
+        """Find the backends that are missing: with xdist this process collects nothing, and its workers have begun."""
         if not self._is_worker:
             self.totals.missing = selection.missing(self.settings)
 
