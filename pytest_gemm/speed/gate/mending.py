@@ -61,8 +61,8 @@ def _is_off(moves: Iterable[tuple[float, float]], policy: Policy) -> bool:
 def mended_baselines(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[CaseId, Stored]:
     """The same of baselines, whose sessions are in one order in all cases."""
     numbered = {
-        case: [Reading(one.subject, one.comparator, one.disturbed, i) for i, one in enumerate(known.readings)]
-        for case, known in stored.items()
+        case: [dataclasses.replace(reading, session=number) for number, reading in enumerate(one.readings)]
+        for case, one in stored.items()
     }
     found = mended(numbered, usual(numbered), policy)
     return {case: dataclasses.replace(one, readings=tuple(found[case])) for case, one in stored.items()}
