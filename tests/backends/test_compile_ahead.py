@@ -509,10 +509,8 @@ def under(inline: object, environment: Mapping[str, str], *asked: Any) -> Any:
     os.environ.update(environment)
     # What was found out for somebody else: which compiler there is, and which candidates.
     cutlass._setup.cache_clear()
-    if inductor := sys.modules.get("torch._inductor.utils"):
-        kept = inductor._registered_caches  # but for the list of all of CUTLASS's kernels, which takes a second to make
-        kept[:] = [one for one in kept if getattr(one, "__name__", "") != "_gen_ops_cached"]
-        inductor.clear_caches()
+    if "torch._inductor.utils" in sys.modules:
+        sys.modules["torch._inductor.utils"].clear_caches()
     return precompile._ask(inline, *asked)
 
 
