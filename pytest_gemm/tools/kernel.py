@@ -22,11 +22,12 @@ import torch
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.request import DEFAULT, BuildRequest
-from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.core.outcome import Phase, Unsupported
 from pytest_gemm.core.text import described
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.worker import faults
 
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
@@ -279,12 +280,15 @@ class KernelBackend(CallableBackend):
 
         Raises:
             Unsupported: where it raises what a function raises for arguments that it does not take.
+            Exception: whatever else it raises.
         """
         try:
             prepared = super().prepare(problem, operands, request)
             prepared.bind(operands)()
         except Exception as error:
-            of_torch = type(error) is RuntimeError and "CUDA" not in str(error)
+            no_memory = faults.out_of_memory(error, Phase.PREPARE, operands.device)
+            of_torch = type(error) is RuntimeError and no_memory is None and "CUDA" not in str(error)
             if isinstance(error, _REFUSALS) or of_torch:
                 raise Unsupported("refused", described(error)) from None
+            raise
         return prepared
