@@ -47,7 +47,7 @@ NEEDS: Final = {
     r"-p nvmath_backend": "a CUDA device and nvmath-python; tests/examples runs it where they are",
     r"^python examples/results\.py": "records of libraries; tests/examples makes a page of some",
     r"pytest-gemm merge": "the shards of its page; tests/plugin/test_merge.py has some",
-    r"^git grep -lz": "it changes files of this repository",
+    r"^git ls-files -z": "it changes files of this repository; test_installation.py runs it",
     r"-candidates='CppMicro\*,": "half a minute of compilation; tests/backends/test_micro_kernels.py has such patterns",
     r"pytest tests": "minutes: .ci/run runs these tests",
     r"python tests/\w+\.py$": "what it writes anew, files of this repository that tests compare",
