@@ -12,6 +12,7 @@ import torch
 
 from pytest_gemm.judging import sampled, verdict
 from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.inherited import Theirs
 from pytest_gemm.judging.results import words
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
@@ -39,12 +40,14 @@ class Truth:
         digest: of the operands, as they were made.
         spoiled: a backend has taken the memory of an operand away.
         product: what A @ B is taken for, float64; ``None``: what it is.
+        pytorch: what PyTorch's own product gave, by the numbers of CPU threads.
     """
 
     operands: Operands
     digest: str
     spoiled: bool = False
     product: torch.Tensor | None = None
+    pytorch: dict[tuple[int, int], Theirs] = dataclasses.field(default_factory=dict)
     # Of the contract that came last: the candidates of a backend mostly share one.
     _intervals: tuple[Contract, tuple[interval_module.Interval, ...]] | None = None
     _eager: tuple[torch.Tensor, ...] | str | None = None

@@ -77,6 +77,9 @@ class GuardedJudge:
 
     def _blamed(self, case: Case, side: str, outcome: Outcome) -> Outcome:
         """The outcome of a case that has killed its process, with the operands that alone are enough for it."""
+        from pytest_gemm.backends.aten import AtenBackend
+        from pytest_gemm.judging.case import Case
+        from pytest_gemm.judging.inherited import inheriting, is_pytorch
         from pytest_gemm.operands import tensors
 
         distribution = outcome.distribution or case.distributions[0]
@@ -92,8 +95,12 @@ class GuardedJudge:
         what = " and of ".join(named) or "an operand (none of them alone, when it was tried again)"
         kernel = ", ".join(outcome.kernels) or case.backend.name
         how = outcome.reason.text.rpartition(": ")[2] if outcome.reason else ""
-        text = f"{kernel} touches memory {where} {what}: {how} at a guard page"
-        return dataclasses.replace(outcome, reason=Reason("page-guard", text))
+        touched = f"memory {where} {what}: {how} at a guard page"
+        outcome = dataclasses.replace(outcome, reason=Reason("page-guard", f"{kernel} touches {touched}"))
+        aten = Case(AtenBackend(), case.problem, case.distributions, case.seed, case.device, threads=case.threads)
+        if is_pytorch(case) or not self._dies(aten, dataclasses.replace(at_pages, only=frozenset(named))):
+            return outcome
+        return inheriting(outcome, f"touches {touched}", f"touches {touched.partition(':')[0]}")
 
 
 def _refusal(case: Case) -> Reason | None:
