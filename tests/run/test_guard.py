@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 from collections import Counter
@@ -10,7 +11,7 @@ import pytest
 import torch
 from oracle import judged
 
-from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
 from pytest_gemm.core.outcome import Status
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import guard_pages, tensors
@@ -116,3 +117,23 @@ def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_a_corre
     )
     begun = [o["status"] for o in outcomes if o["backend"] == "reads-on" and o["guard"] == "begin"]
     assert begun == ["passed"] * 8  # before the beginning it touches nothing
+
+
+@pytest.mark.slow
+def test_what_pytorchs_own_product_reads_past_too_is_said_to_be_its_fault(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reads_on(prepared: AtenPrepared, given: tensors.Operands) -> torch.Tensor:
+        ctypes.string_at(given.a.data_ptr() + given.a.numel() * given.a.element_size(), 1)
+        return prepared.bind(given)()
+
+    monkeypatch.setattr(AtenPrepared, "run", reads_on)
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_it=TEST.replace(', "mm:f32:nn:17x65x127"', ""))
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--gemm-guard=pages", "--gemm-backends=reads-on")
+    result.stdout.fnmatch_lines(
+        [
+            "crashed: PyTorch's own product: touches memory past the end of a: mm:*: reads_on touches memory past *",
+            "  PyTorch's own product touches memory past the end of a: SIGSEGV* inherits it if it calls PyTorch's",
+        ]
+    )
