@@ -63,7 +63,8 @@ class _Bench:
 _benches: dict[int, _Bench] = {}
 # The block of a window whose calls are still being looked at.
 _open: Final = contextlib.ExitStack()
-# By thread or child that began before a case was kept, and after the one before it: the backend of the case.
+# By thread or child that began before a case was kept, and after the one before it: the backend of the case; or "" of
+# what was there before any.
 _owners: dict[int, str] = {}
 
 
@@ -76,26 +77,32 @@ def _check(timer: paired.Timer) -> None:
     """Restore the clocks and the caches.
 
     Raises:
-        Misconduct: for a clock that was replaced, and for L2 that is kept.
+        Misconduct: for a clock that was replaced, and for another part of L2 that is kept than before.
     """
     names = clock.restored()
-    if isinstance(timer, cuda.CudaTimer) and (kept := timer.runtime.persisting()):
-        text = f"the kernel keeps {kept / 1e6:.3g} MB of L2 for its data from call to call"
+    if isinstance(timer, cuda.CudaTimer) and (sizes := timer.runtime.l2_changed()):
+        before, now = (f"{size / 1e6:.3g} MB" for size in sizes)
+        text = f"the kernel sets {now} of L2 aside for data to stay from call to call, and {before} were before it"
         raise Misconduct("l2-persists", text, "reset the limit of persisting L2 before returning")
     if names:
         text = f"functions that time were replaced: {', '.join(names)}"
         raise Misconduct("clock-replaced", text, "leave the clocks of Python, of PyTorch and of pytest-gemm alone")
 
 
-def begin(_: Inline, device: str) -> list[str]:
-    """Before the first case of a process: names of PyTorch's functions that time, where others stand in their place."""
+def begin(_: object, device: str) -> list[str]:
+    """Note, before a kernel is loaded or called, what is there without it: threads, clocks, and the L2 set aside.
+
+    Returns:
+        Names of PyTorch's functions that time, where others stand in their place.
+    """
+    _owners.update(dict.fromkeys(processor.worked().keys() - _owners.keys(), ""))
     timer = _timer(device)
     if not isinstance(timer, cuda.CudaTimer):
         return []
     import torch
 
     torch.zeros(1, device=device)  # a context
-    timer.runtime.persisting()  # the driver's own default is not zero
+    timer.runtime.l2_changed()
     owners: Mapping[Any, tuple[str, ...]] = {
         torch.cuda: ("synchronize", "Event", "CUDAGraph"),
         torch.cuda.Event: ("record", "elapsed_time", "synchronize"),

@@ -78,7 +78,7 @@ class Kept:
                     raise Misconduct("clock-disagrees", text, "leave the clocks alone, and compute in every call")
                 again.append(self._window(short, stays=True))
                 outside = self._outside(again[-1])
-        disturbed = f"{others}, of another case, worked all the time" if others else readings.disturbed
+        disturbed = f"{others}, not of this case, worked all the time" if others else readings.disturbed
         telemetry = {**readings.telemetry, "threads": threads}
         return dataclasses.replace(readings, telemetry=telemetry, disturbed=disturbed)
 

@@ -27,6 +27,7 @@ from pytest_gemm.core.text import described
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.speed import bench
 from pytest_gemm.worker import faults
 
 if TYPE_CHECKING:
@@ -203,6 +204,8 @@ def c_parameters(signature: str) -> dict[str, Any]:
 
 # -- asked of the worker -----------------------------------------------------------------------------------------
 
+_begin = functools.cache(functools.partial(bench.begin, None))
+
 
 def parameters(_: object, kernel: Kernel) -> list[str]:
     """Names of the positional parameters without a default, and of a bias with one; empty where they are unknown.
@@ -210,6 +213,8 @@ def parameters(_: object, kernel: Kernel) -> list[str]:
     Raises:
         TypeError: for a function that cannot be called by itself.
     """
+    _begin.cache_clear()  # in the process of a user another kernel may have been judged
+    _begin("cuda" if kernel.is_for_gpus and torch.cuda.is_available() else "cpu")
     function = kernel.load()
     if type(function).__module__.startswith("triton."):
         raise TypeError("a @triton.jit function is started on a grid: name the Python function that starts it")
@@ -229,6 +234,7 @@ def first_call(_: object, kernel: Kernel, dtype: str, shape: Sequence[int], devi
         0 and the dtypes of a problem line for a result as a product has it: of the same type, i32 of i8, f32 of a half
         but in a linear.  Else what is wrong, after 1 for a product in a wider type, 2 for anything else.
     """
+    _begin(device)
     *batch, m, n, k = shape
     given, kind = DTYPES[dtype], torch_dtype(DTYPES[dtype])
     a, b = (torch.ones(*batch, *sizes, dtype=kind, device=device) for sizes in ((m, k), (k, n)))
@@ -282,6 +288,7 @@ class KernelBackend(CallableBackend):
             Unsupported: where it raises what a function raises for arguments that it does not take.
             Exception: whatever else it raises.
         """
+        _begin(operands.device)  # in a process after one that a kernel has ended
         try:
             prepared = super().prepare(problem, operands, request)
             prepared.bind(operands)()

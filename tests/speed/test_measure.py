@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shlex
 import tempfile
 from collections.abc import Sequence
@@ -17,13 +18,16 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Candidates, Prepared
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
+from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.config.config import GemmConfig, SpeedConfig
 from pytest_gemm.config.options import BY_NAME
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
-from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.core.outcome import Misconduct, Outcome, Status
 from pytest_gemm.judging.case import Case
 from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Environment, Globs
 from pytest_gemm.ledger.ledger import Ledger
+from pytest_gemm.machine import processor
+from pytest_gemm.operands import tensors
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import known
@@ -36,8 +40,11 @@ from pytest_gemm.speed.data import Peaks, Sample, Session, read_session
 from pytest_gemm.speed.kept import _same
 from pytest_gemm.speed.report.rows import Run
 from pytest_gemm.speed.request import SESSION, Group, Project, Request, TimedCase
+from pytest_gemm.speed.timing import paired
 from pytest_gemm.speed.worker import Meter
 from pytest_gemm.tools import cli
+from pytest_gemm.worker.inline import Inline
+from pytest_gemm.worker.messages import Job
 
 MM = Problem.parse("mm:f32:nn:4x8x8")
 SEVERAL, COMPILER = CaseId("several", MM.line), CaseId("compiler", MM.line)
@@ -173,6 +180,29 @@ def test_a_case_that_has_been_timed_keeps_no_operands(tmp_path: Path) -> None:
     meter.close()
     assert all(sample.subject for sample in read_session(tmp_path / SESSION).samples)
     assert not bench._benches
+
+
+def test_what_worked_before_a_kernel_came_is_not_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    busy = 1 << 30  # no process has this number
+    monkeypatch.setattr(processor, "worked", lambda: {0: 0, busy: next(seconds) * 1_000_000_000})
+    monkeypatch.setattr(bench, "_owners", {})
+    given, worker = tensors.make(MM, "rand", 0), Inline()
+    number = worker.prepare(Job(AtenBackend(), MM, DEFAULT), given).number
+
+    def working() -> str:
+        bench.keep(worker, number, 0, "aten", given)
+        try:
+            bench.window(worker, number, paired.Plan(blocks=1, warm_seconds=0.0, max_seconds=0.1), stays=True)
+            return bench.working(worker, number)[1]
+        finally:
+            bench.drop(worker, number)
+
+    assert bench.begin(None, "cpu") == []
+    assert working() == f"child {busy}"
+    bench._owners.clear()
+    with pytest.raises(Misconduct, match=f"child {busy} worked while no call was being made"):
+        working()
 
 
 @pytest.mark.parametrize(("again", "disturbed"), [(1e15, False), (1.0, True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import gc
@@ -27,6 +28,7 @@ from pytest_gemm.core.outcome import Misconduct
 from pytest_gemm.machine import processor
 from pytest_gemm.operands.tensors import Operands, make
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.speed import bench
 from pytest_gemm.speed.timing import cpu, paired
 from pytest_gemm.speed.timing import cuda as cuda_module
 from pytest_gemm.speed.timing.changing import Changing
@@ -451,6 +453,27 @@ class FakeCuda(cuda_module.CudaRuntime):
         self.recovered += 1
 
 
+class FakeDriver:
+    """CUDA's driver with a limit of persisting L2, which it takes in whole pages."""
+
+    def __init__(self, l2: int, status: int = 0) -> None:
+        self.l2, self.status, self.resets = l2, status, 0
+
+    def cuCtxGetLimit(self, size: Any, limit: int) -> int:  # noqa: N802  # the driver's name
+        assert limit == 6
+        size._obj.value = self.l2
+        return self.status
+
+    def cuCtxSetLimit(self, limit: int, size: ctypes.c_size_t) -> int:  # noqa: N802  # as above
+        assert limit == 6
+        self.l2 = size.value // 4096 * 4096
+        return 0
+
+    def cuCtxResetPersistingL2Cache(self) -> int:  # noqa: N802  # as above
+        self.resets += 1
+        return 0
+
+
 @dataclasses.dataclass
 class Counted:
     cuda: FakeCuda
@@ -514,6 +537,35 @@ def test_one_call_that_cannot_be_captured_takes_the_graph_from_both(who: str) ->
     assert readings.subject == pytest.approx((1e-3,) * 6)
     assert cuda.replays == []
     assert cuda.recovered == 1
+
+
+# That of one H100 before anything has run, that of GPUs without one, and one that the driver does not take.
+@pytest.mark.parametrize("default", [9_830_400, 0, 1_000_001])
+def test_l2_that_was_set_aside_before_the_kernel_came_is_not_its_fault(
+    monkeypatch: pytest.MonkeyPatch, default: int
+) -> None:
+    driver = FakeDriver(default)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
+    bench._timer.cache_clear()  # that of an earlier test knows another default
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    assert bench.begin(None, "cuda") == []
+    timer = bench._timer("cuda")
+    bench._check(timer)
+    driver.l2 = 16 << 20  # by a kernel
+    with pytest.raises(Misconduct, match=f"sets 16.8 MB of L2 aside .*, and {default / 1e6:.3g} MB were before it"):
+        bench._check(timer)
+    assert driver.l2 == default // 4096 * 4096
+    bench._check(timer)  # the next kernel has not done it
+    assert driver.resets == 4
+
+
+def test_a_gpu_without_the_limit_has_none_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(1, status=215)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
+    runtime = cuda_module.CudaRuntime()
+    assert runtime.l2_changed() is None
+    driver.l2 = 2
+    assert runtime.l2_changed() is None
 
 
 def test_a_later_case_has_its_graphs_again() -> None:

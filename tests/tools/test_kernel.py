@@ -40,7 +40,7 @@ def raising(error: Exception, call: int, device: str = "cpu") -> KernelBackend:
 
 
 @pytest.mark.parametrize("call", [0, 1])
-@pytest.mark.parametrize("error", (*CRASHES, *REFUSALS), ids=repr)
+@pytest.mark.parametrize("error", [*CRASHES, *REFUSALS], ids=repr)
 def test_what_a_kernel_raises_is_a_refusal_or_a_crash_by_its_name(error: Exception, call: int) -> None:
     (found,) = Judge().outcomes(Case(raising(error, call), MM, ("rand",), 0, Device.CPU))
     assert found.reason is not None
@@ -53,7 +53,7 @@ def test_what_a_kernel_raises_is_a_refusal_or_a_crash_by_its_name(error: Excepti
     assert memory or str(error) in found.reason.text
 
 
-@pytest.mark.parametrize("error", (*CRASHES, *REFUSALS), ids=repr)
+@pytest.mark.parametrize("error", [*CRASHES, *REFUSALS], ids=repr)
 def test_on_a_gpu_the_first_call_is_one_that_compiles(error: Exception) -> None:
     """It is made by :class:`CallableBackend`, before there is anything to return."""
     with pytest.raises(Unsupported if error in REFUSALS else type(error)):

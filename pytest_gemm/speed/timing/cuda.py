@@ -100,6 +100,7 @@ class CudaRuntime:
     def __init__(self) -> None:
         # Of the last readings, whether the device went on: half of them are the comparator's.
         self._went_on: collections.deque[bool] = collections.deque(maxlen=4 * _OFTEN)
+        self._l2: int | None = None
 
     def warm(self, calls: Sequence[Call]) -> None:
         """Run everything twice on another stream: capture must not meet a first call, which allocates and compiles."""
@@ -168,18 +169,22 @@ class CudaRuntime:
             raise Misconduct("written-after-return", text, _JOIN)
         return found
 
-    def persisting(self) -> int:
-        """Bytes of L2 that are set aside for data to stay there; none are afterwards."""
-        try:
-            driver = ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            return 0
-        found = ctypes.c_size_t()
-        driver.cuCtxGetLimit(ctypes.byref(found), _PERSISTING)
-        if found.value:
-            driver.cuCtxSetLimit(_PERSISTING, ctypes.c_size_t(0))
-        driver.cuCtxResetPersistingL2Cache()
-        return int(found.value)
+    def l2_changed(self) -> tuple[int, int] | None:
+        """Bytes of L2 for data that stays there: how many there were at the first call, and the others that are now.
+
+        They are as many as at the first call again, and no data stays.  ``None`` where they were, and without a driver.
+        """
+        with contextlib.suppress(OSError):
+            driver, size = ctypes.CDLL("libcuda.so.1"), ctypes.c_size_t()
+            if driver.cuCtxGetLimit(ctypes.byref(size), _PERSISTING) == 0:
+                self._l2 = size.value if self._l2 is None else self._l2  # each GPU has a default of its own
+                driver.cuCtxResetPersistingL2Cache()
+                if (sizes := (self._l2, size.value)) != (size.value,) * 2:
+                    driver.cuCtxSetLimit(_PERSISTING, ctypes.c_size_t(self._l2))
+                    driver.cuCtxGetLimit(ctypes.byref(size), _PERSISTING)  # which may round it
+                    self._l2 = size.value
+                    return sizes
+        return None
 
     def recover(self) -> None:
         """Wait for the device after a capture that failed."""
