@@ -21,12 +21,12 @@ def test_a_gradient_is_the_one_that_backward_gives(line: str) -> None:
     inner = given.problem.op.name == "linear_dgrad"
     gradient = given.a if inner else given.a.mT
     rows = gradient.shape[0]
-    x = torch.zeros(rows, given.b.shape[1], dtype=given.a.dtype) if inner else given.b
-    weight = given.b if inner else torch.zeros(gradient.shape[1], given.b.shape[1], dtype=given.a.dtype)
+    x = torch.zeros(rows, given.b.shape[1], dtype=torch.float64) if inner else given.b.double()
+    weight = given.b.double() if inner else torch.zeros(gradient.shape[1], given.b.shape[1], dtype=torch.float64)
     leaf = (x if inner else weight).detach().clone().requires_grad_()
-    torch.nn.functional.linear(*((leaf, weight) if inner else (x, leaf))).backward(gradient)
+    torch.nn.functional.linear(*((leaf, weight) if inner else (x, leaf))).backward(gradient.double())
     assert leaf.grad is not None
-    assert torch.equal(leaf.grad, computed(given))
+    assert torch.equal(leaf.grad.to(given.a.dtype), computed(given))
 
 
 @pytest.mark.slow

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mutants import Mutant, Planted, whole
-from oracle import computed, is_right, judged, make
+from oracle import computed, exact, is_right, judged, make
 
+from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import DEFAULT, BuildRequest
-from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.core.case_id import Mode
 from pytest_gemm.core.outcome import Status
@@ -80,8 +80,8 @@ def test_a_step_that_another_product_has_too_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("text", ["linears:f16:nt:2x17x65x97:gated-relu", PLAIN, SILU])
-def test_eager_is_right_on_every_kind_of_values(text: str) -> None:
-    outcomes = judged(AtenBackend(), text)
+def test_an_exact_product_is_right_on_every_kind_of_values(text: str) -> None:
+    outcomes = judged(CallableBackend("mine", exact), text)
     assert {outcome.status for outcome in outcomes} == {Status.PASSED}, outcomes
 
 

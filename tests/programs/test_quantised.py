@@ -213,7 +213,6 @@ def test_three_weights_are_three_products_side_by_side() -> None:
     contract, tensors = Contract("f32", "eager"), args(operands.problem, operands)
     assert tensors["b1"].data_ptr() - tensors["b0"].data_ptr() == 64 * 128  # a view of B: nothing is copied
     assert agrees(operands, computed(operands), contract)
-    assert agrees(operands, computed(operands, torch.mm), contract)
     for one, other in (("b0", "b1"), ("scale1", "scale2")):
         exchanged = {one: tensors[other], other: tensors[one]}
         assert not agrees(operands, computed(operands, **exchanged), contract)
