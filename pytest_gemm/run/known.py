@@ -75,6 +75,19 @@ def eager_refusal(ledger: Ledger) -> Callable[[Problem, str], str]:
     return refusal
 
 
+def inherited(outcome: Outcome, problem: Problem, ledger: Ledger, env: Environment) -> Outcome:
+    """A failure that PyTorch's own product has too, with the entry that knows it; any other one as it is."""
+    from pytest_gemm.judging.inherited import PRODUCT, of_pytorch
+
+    entry = ledger.match(of_pytorch(outcome), problem, env) if outcome.inherited else None
+    if entry is None:
+        return outcome
+    lines = outcome.details.split("\n")
+    place = 1 + next(place for place, line in enumerate(lines) if PRODUCT in line)
+    lines.insert(place, f"  known failure of PyTorch {entry.id}: {entry.reason}{entry.link and f' ({entry.link})'}")
+    return dataclasses.replace(outcome, details="\n".join(lines))
+
+
 def explain(
     outcomes: Sequence[Outcome], problem: Problem, ledger: Ledger, env: Environment
 ) -> tuple[list[Outcome], Use]:
@@ -87,7 +100,7 @@ def explain(
             others = [one.id for one in ledger.covering(outcome, problem, env) if outcome.status in one.status]
             text = f"  the known failure {others[0]} has this case, and states another failure" if others else ""
             details = "\n".join(filter(None, (outcome.details, text)))
-            explained.append(dataclasses.replace(outcome, details=details))
+            explained.append(inherited(dataclasses.replace(outcome, details=details), problem, ledger, env))
         else:
             known = dataclasses.replace(outcome, status=Status.KNOWN_FAILURE, failed_as=outcome.status)
             explained.append(dataclasses.replace(known, known_failure=entry.id))
