@@ -20,17 +20,18 @@ from torch import Tensor
 
 from pytest_gemm.backends.inductor.bindings import stand_in
 from pytest_gemm.judging import verdict
-from pytest_gemm.judging.locate import inside
+from pytest_gemm.judging.recompute import toward_zero
 from pytest_gemm.judging.sampled import ResultVerdict, Sample
 from pytest_gemm.judging.truth import Truth
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.numerics.interval import Interval
+from pytest_gemm.numerics.interval import Interval, passed
 from pytest_gemm.numerics.precision import TF32_BITS, TF32_ERROR
-from pytest_gemm.numerics.reference import as_added, as_multiplied, widened
+from pytest_gemm.numerics.product import Bounding, product_of
+from pytest_gemm.numerics.reference import as_added, as_multiplied, reference, widened
 from pytest_gemm.numerics.rounding import round_to, ulp_of
 from pytest_gemm.operands import tensors
 from pytest_gemm.operands.magnitudes import Grid
-from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import BLOCK_K
 from pytest_gemm.programs.program import args
@@ -40,6 +41,8 @@ _REGISTER_BLOCKS: Final = (16, 32, 48, 64)
 _CACHE_BLOCKS: Final = range(2, 65)
 # M, N and K of a tile in the name of a Triton template's candidate.
 _TILE: Final = re.compile(r"-(\d+)x(\d+)x(\d+)\b")
+# Register blocks of K of a cache block in the name of a candidate of the C++ templates that was asked for it.
+_BLOCKS_OF_K: Final = re.compile(r",cache=\d+\.\d+\.(\d+)")
 # Slices into which K is cut.
 _SLICES: Final = range(2, 65)
 
@@ -69,6 +72,12 @@ class Failure:
         """What was computed."""
         return self.given.problem
 
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """M, N and K of the register block or tile of the candidate, (1, 1, 1) where its name has none."""
+        m, n, k = next(((*map(int, tile.groups()),) for tile in map(_TILE.search, self.candidates) if tile), (1, 1, 1))
+        return m, n, k
+
     @functools.cached_property
     def x(self) -> Tensor:
         """The result, or the lines of it that were judged, in float64."""
@@ -84,10 +93,16 @@ class Failure:
         """Whether something holds for each wrong element."""
         return bool(which.expand(self.bad.shape)[self.bad].all())
 
+    def answer_if(
+        self, product: Tensor | None = None, contract: Contract | None = None, **changes: Any
+    ) -> tuple[Problem, tensors.Operands, Interval]:
+        """As :meth:`interval_if`, with the problem that it answers and its operands."""
+        truth = Truth(self.with_operands(**changes), "", product=product)
+        return next(itertools.islice(truth.answers(self.results, contract or self.contract), self.place, None))
+
     def interval_if(self, product: Tensor | None = None, contract: Contract | None = None, **changes: Any) -> Interval:
         """What a right kernel may return for other operands; arguments as of :meth:`as_if`."""
-        answers = Truth(self._other(changes), "", product=product).answers(self.results, contract or self.contract)
-        return next(itertools.islice(answers, self.place, None))[-1]
+        return self.answer_if(product, contract, **changes)[-1]
 
     def as_if(self, product: Tensor | None = None, contract: Contract | None = None, **changes: Any) -> bool:
         """Whether the wrong elements are those of a right kernel on other operands.
@@ -99,8 +114,14 @@ class Failure:
         """
         if self.judged.note:
             output, result = self.problem.outputs[self.place], self.results[self.place]
-            return Sample(self._other(changes)).judge(output, result, contract or self.contract).comparison.ok
+            return Sample(self.with_operands(**changes)).judge(output, result, contract or self.contract).comparison.ok
         return not bool(verdict.rejected(self.x, self.interval_if(product, contract, **changes))[self.bad].any())
+
+    def on(self, **changes: Any) -> Failure:
+        """The same result, judged by other operands."""
+        given = self.with_operands(**changes)
+        judged = dataclasses.replace(self.judged, operands=given, interval=self.interval_if(**changes))
+        return dataclasses.replace(self, given=given, judged=judged)
 
     def parts(self) -> Iterator[tuple[Failure, Mapping[int, Tensor]]]:
         """The lines that were judged, each as a result of its own, with their places by dimension; or all elements."""
@@ -115,20 +136,33 @@ class Failure:
             judged = dataclasses.replace(self.judged, note="", operands=given, actual=x, interval=interval)
             yield dataclasses.replace(self, given=given, results=(x,), place=0, judged=judged), lines.index
 
-    def _other(self, changes: Mapping[str, Any]) -> tensors.Operands:
+    def with_operands(self, **changes: Any) -> tensors.Operands:
         """The operands with changes, of which nothing else is known."""
         return dataclasses.replace(self.given, zero_mean=False, finite=False, **vars(Grid()), **changes)
 
 
 # Whether a failure is a defect's.
 Imitation = Callable[[Failure], bool]
+# Changes of the operands, each of which makes those that a defective kernel may have read.
+Changes = Callable[[Failure], Iterator[dict[str, Any]]]
 
 
 def imitated(failure: Failure, names: Sequence[str]) -> tuple[str, ...]:
-    """Of these defects those whose wrong answer this is; () for what is not a result of the right shape and type."""
+    """Of these defects those whose wrong answer this is; () for what is not a result of the right shape and type.
+
+    Each alone; or else several at once, of which all but one change the operands.
+    """
     if not failure.judged.comparison.is_comparable:
         return ()
-    return tuple(name for name in names if IMITATIONS[name](failure))
+    alone = tuple(name for name in names if IMITATIONS[name](failure))
+    if alone or failure.judged.note:
+        return alone
+    for name in names if len(names) > 1 else ():
+        others = tuple(other for other in names if other != name)
+        for changes in _CHANGES[name](failure) if name in _CHANGES else ():
+            if rest := imitated(failure.on(**changes), others):
+                return (name, *rest)
+    return ()
 
 
 # -- another operand -------------------------------------------------------------------------------------
@@ -148,18 +182,18 @@ def _in_memory(f: Failure) -> Iterator[Tensor]:
         yield constant.as_strided(b.shape, b.stride(), offset)
 
 
-def _weight_from_storage_start(f: Failure) -> bool:
-    if f.problem.op.name == "mm_plus_mm":  # its second product has the other half of B
-        b = f.given.b
-        return f.as_if(b=torch.cat([b[: len(b) // 2]] * 2))
-    return any(f.as_if(b=b.as_strided(b.shape, b.stride(), 0)) for b in _in_memory(f))
+def _weight_from_storage_start(f: Failure) -> Iterator[dict[str, Any]]:
+    for b in _in_memory(f):
+        first = b.as_strided(b.shape, b.stride(), 0)
+        if f.problem.op.name == "mm_plus_mm":  # its products have a half of B each
+            first = torch.cat([first[: len(b) // 2]] * 2)
+        yield {"b": first}
 
 
-def _weight_before(f: Failure) -> bool:
-    if not f.problem.constant_b:
-        return False
+def _weight_before(f: Failure) -> Iterator[dict[str, Any]]:
     given = f.given
-    return f.as_if(b=tensors.make(given.problem, given.distribution, given.seed + 1, given.device).b)
+    if f.problem.constant_b:
+        yield {"b": tensors.make(given.problem, given.distribution, given.seed + 1, given.device).b}
 
 
 def _adjacent(x: Tensor) -> Tensor | None:
@@ -168,44 +202,57 @@ def _adjacent(x: Tensor) -> Tensor | None:
     return None if x.is_contiguous() or x.numel() == 0 else x.as_strided(x.shape, strides)
 
 
-def _rows_of_a_adjacent(f: Failure) -> bool:
+def _rows_of_a_adjacent(f: Failure) -> Iterator[dict[str, Any]]:
     a = _adjacent(f.given.a)
-    return a is not None and f.as_if(a=_without_nan(a) if f.problem.op.quantises_a else a)
+    if a is not None:
+        yield {"a": _without_nan(a) if f.problem.op.quantises_a else a}
 
 
-def _last_stride_of_a(f: Failure) -> bool:
-    a = f.given.a
+def _last_stride_of_a(f: Failure) -> Iterator[dict[str, Any]]:
+    """Each cache block of K is found by the right stride, and read with a stride of 1.
+
+    What a conversion to a half type writes for the kernel is A without gaps between its columns.
+    """
+    a, k = f.given.a, f.problem.shape.k
     if a.dim() != 2 or a.stride(1) == 1 or a.numel() == 0:
-        return False
-    return f.as_if(a=a.as_strided(a.shape, (a.stride(0), 1)))
+        return
+    memory = a.mT.contiguous().mT if f.problem.autocast else a
+    flat = memory.as_strided((memory.untyped_storage().nbytes() // a.element_size(),), (1,), 0)
+    row, column = torch.arange(len(a))[:, None] * memory.stride(0) + memory.storage_offset(), torch.arange(k)
+    count, wide = next(filter(None, map(_BLOCKS_OF_K.search, f.candidates)), None), f.tile[2]
+    # Without a request Inductor makes one block, or fits it to the L1 cache.
+    for block in (int(count[1]) * wide,) if count else (k, *range((k - 1) // wide * wide, 0, -wide)):
+        read = row + column // block * block * memory.stride(1) + column % block
+        if int(read.max()) < len(flat):
+            yield {"a": flat[read]}
 
 
 def _without_nan(a: Tensor) -> Tensor:
     """Numbers that a row is quantised as if a NaN stands in it.
 
-    ``std::min`` and ``std::max`` begin anew behind a NaN; with no number behind the last one the scale is 1, and 0 has
-    the largest of the 256 codes.  The code of NaN itself is the smallest integer of 32 bits plus the zero point, which
-    wraps to a large one where that is negative.
+    In f32 ``std::min`` and ``std::max`` begin anew behind a NaN, in bf16 the kernel passes it over.  With no number but
+    zero the scale is 1, and 0 has the largest of the 256 codes.  The code of NaN, and of what is too large for an
+    integer, is the smallest integer of 32 bits plus the zero point, which wraps to a large one where that is negative.
     """
-    behind = a.isnan().flip(-1).cumsum(-1).flip(-1) == 0
-    some = behind[..., -1:]
-    lowest = torch.where(some, torch.where(behind, a, 0.0).amin(-1, keepdim=True), -255.0)
-    highest = torch.where(behind, a, 0.0).amax(-1, keepdim=True)
-    zero = torch.round(-128.0 - lowest * 255.0 / (highest - lowest))
+    behind = ~a.isnan() if a.dtype == torch.bfloat16 else a.isnan().flip(-1).cumsum(-1).flip(-1) == 0
+    a = a.float()
+    lowest, highest = torch.where(behind, a, 0.0).aminmax(dim=-1, keepdim=True)
+    lowest, highest = lowest.clamp(max=0.0), highest.clamp(min=0.0)
+    lowest = torch.where(lowest == highest, -255.0, lowest)
+    scale = 255.0 / (highest - lowest)
+    lost = a.isnan() | ((a * scale).abs() >= 2.0**31)
     clamped = torch.minimum(torch.maximum(a, lowest), highest)
-    clamped = torch.where(some, clamped, clamped.round())
-    return torch.where(a.isnan(), torch.where(zero < 0.0, highest, lowest), clamped)
+    return torch.where(lost, torch.where(torch.round(-128.0 - lowest * scale) < 0.0, highest, lowest), clamped)
 
 
-def _rows_of_b_adjacent(f: Failure) -> bool:
-    if f.problem.layout.b_transposed:
-        found = (None if (x := _adjacent(b.mT)) is None else x.mT for b in _in_memory(f))
-    else:
-        found = (_adjacent(b) for b in _in_memory(f))
-    return any(b is not None and f.as_if(b=b) for b in found)
+def _rows_of_b_adjacent(f: Failure) -> Iterator[dict[str, Any]]:
+    for b in _in_memory(f):
+        turned = f.problem.layout.b_transposed
+        if (adjacent := _adjacent(b.mT if turned else b)) is not None:
+            yield {"b": adjacent.mT if turned else adjacent}
 
 
-def _columns_of_first_block(f: Failure) -> bool:
+def _columns_of_first_block(f: Failure) -> Iterator[dict[str, Any]]:
     n = f.problem.shape.n
     column = torch.arange(n)
     for wide in _REGISTER_BLOCKS:
@@ -213,45 +260,40 @@ def _columns_of_first_block(f: Failure) -> bool:
             if (count - 1) * wide >= n:
                 break
             read = column // (wide * count) * (wide * count) + column % wide
-            if not f.judged.note and bool(f.bad[..., read == column].any()):  # such columns are right
-                continue
-            if f.as_if(b=f.given.b[..., read.clamp(max=n - 1)]):
-                return True
-    return False
+            if f.judged.note or not bool(f.bad[..., read == column].any()):  # such columns are right
+                yield {"b": f.given.b[..., read.clamp(max=n - 1)]}
 
 
-def _strides_swapped(f: Failure) -> bool:
+def _strides_swapped(f: Failure) -> Iterator[dict[str, Any]]:
     """TMA reads strides of less than 16 bytes as 0."""
     for name, x in (("a", f.given.a), ("b", f.given.b)):
         storage = x.untyped_storage().nbytes() // x.element_size()
         for strides in ((0, 1), (1, 0), (x.stride(-1), x.stride(-2))):
             extent = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=False))
-            if x.dim() != 2 or x.stride() == strides or extent >= storage:
-                continue
-            changes: dict[str, Any] = {name: x.as_strided(x.shape, strides)}
-            if f.as_if(**changes):
-                return True
-    return False
+            if x.dim() == 2 and x.stride() != strides and extent < storage:
+                yield {name: x.as_strided(x.shape, strides)}
 
 
-def _no_product(f: Failure) -> bool:
-    return f.as_if(a=torch.zeros_like(f.given.a), b=torch.zeros_like(f.given.b))
+def _no_product(f: Failure) -> Iterator[dict[str, Any]]:
+    yield {"a": torch.zeros_like(f.given.a), "b": torch.zeros_like(f.given.b)}
 
 
-def _no_bias(f: Failure) -> bool:
+def _no_bias(f: Failure) -> Iterator[dict[str, Any]]:
     if f.given.bias is None:
-        return False
+        return
     bias, residuals = torch.zeros_like(f.given.bias), f.given.residuals
-    if f.as_if(bias=bias):
-        return True
-    turned = tuple(r.as_strided(r.shape, (1, r.shape[0])) if r.is_contiguous() else r for r in residuals)
-    return bool(residuals) and (f.as_if(bias=bias, residuals=turned) or f.as_if(residuals=turned))
+    yield {"bias": bias}
+    if residuals:
+        turned = tuple(r.as_strided(r.shape, (1, r.shape[0])) if r.is_contiguous() else r for r in residuals)
+        yield {"bias": bias, "residuals": turned}
+        yield {"residuals": turned}
 
 
-def _beta_ignored(f: Failure) -> bool:
+def _beta_ignored(f: Failure) -> Iterator[dict[str, Any]]:
     problem = f.problem
-    kept = tuple(step for step in problem.epilogue if step.name != "beta")
-    return problem.beta != 1.0 and f.as_if(problem=dataclasses.replace(problem, epilogue=kept))
+    if problem.beta != 1.0:
+        kept = tuple(step for step in problem.epilogue if step.name != "beta")
+        yield {"problem": dataclasses.replace(problem, epilogue=kept)}
 
 
 def _unscaled_result(f: Failure) -> bool:
@@ -259,9 +301,8 @@ def _unscaled_result(f: Failure) -> bool:
     scale, factor = f.given.scale_b, f.problem.result_factor(f.given.device)
     if scale is None or factor == 1.0:
         return False
-    interval = f.interval_if(scale_b=scale / factor)
-    once = inside(f.x, interval.lo, interval.hi)
-    return any(f.all_bad(once | _rounded_through(f, half, interval.value)) for half in ("bf16", "f16"))
+    unscaled = dataclasses.replace(f, given=f.with_operands(scale_b=scale / factor))
+    return unscaled.as_if() or _rounded_through("bf16", unscaled) or _rounded_through("f16", unscaled)
 
 
 def _block_scales_by_rows(f: Failure) -> bool:
@@ -272,10 +313,9 @@ def _block_scales_by_rows(f: Failure) -> bool:
     a scale for each row, where one of a square is all there is.
     """
     blocks, given, shape = f.problem.scale_blocks, f.given, f.problem.shape
-    tile = next(filter(None, map(_TILE.search, f.candidates)), None)
-    if not blocks or tile is None or given.scale_a is None or given.scale_b is None:
+    tall, wide, deep = f.tile
+    if not blocks or given.scale_a is None or given.scale_b is None:
         return False
-    tall, wide, deep = map(int, tile.groups())
     rounded = dataclasses.replace(f.contract, input_error=TF32_ERROR, input_bits=TF32_BITS)
     read = _read_in_epilogue if any("epilogue_scaling" in name for name in f.candidates) else _read_by_rows
     read_a = functools.partial(read, given.scale_a, (shape.m, tall), deep, shape.k)
@@ -337,7 +377,7 @@ def _from_its_start(scales: Tensor) -> Tensor:
     return scales.as_strided((scales.untyped_storage().nbytes() // 4 - scales.storage_offset(),), (1,)).cpu()
 
 
-def _block_scales_by_four(f: Failure) -> bool:
+def _block_scales_by_four(f: Failure) -> Iterator[dict[str, Any]]:
     changes: dict[str, Any] = {}
     for name, size in zip(("scale_a", "scale_b"), f.problem.scale_blocks or (), strict=False):
         scale: Tensor = getattr(f.given, name)
@@ -349,7 +389,17 @@ def _block_scales_by_four(f: Failure) -> bool:
         at = torch.arange(lines.shape[0])[:, None] * padded + torch.arange(lines.shape[1])
         read = flat[at.clamp(max=len(flat) - 1)]
         changes[name] = read if name == "scale_a" else read.mT
-    return bool(changes) and f.as_if(**changes)
+    if changes:
+        yield changes
+
+
+def _rows_of_out_adjacent(f: Failure) -> bool:
+    if f.given.out is None or f.judged.note:
+        return False
+    given = torch.empty_strided(f.x.shape, f.given.out.stride(), dtype=torch.float64).copy_(f.x)
+    read = given.as_strided(f.x.shape, torch.empty(f.x.shape, device="meta").stride())
+    as_written = dataclasses.replace(f, judged=dataclasses.replace(f.judged, actual=read))
+    return not bool(as_written.bad.any()) or _rounded_through("f16", as_written)  # as any result of fp8 may be
 
 
 # -- other arithmetic ------------------------------------------------------------------------------------
@@ -357,7 +407,7 @@ def _block_scales_by_four(f: Failure) -> bool:
 
 def _slice_of_k(f: Failure) -> bool:
     parts = [(part, *as_multiplied(part.problem, part.given)) for part, _ in f.parts()]
-    k = f.problem.shape.k
+    k, deep = f.problem.shape.k, f.tile[2]  # a slice is of whole register blocks
 
     def fits(lines: Failure, a: Tensor, b: Tensor, size: int) -> bool:
         a, b, left = widened(a), widened(b), lines.bad.clone()
@@ -366,11 +416,12 @@ def _slice_of_k(f: Failure) -> bool:
             left &= verdict.rejected(lines.x, lines.interval_if(part))
         return not bool(left.any())
 
-    return any(all(fits(*one, math.ceil(k / count)) for one in parts) for count in _SLICES)
+    sizes = dict.fromkeys(math.ceil(math.ceil(k / deep) / count) * deep for count in _SLICES)
+    return any(all(fits(*one, size) for one in parts) for size in sizes)
 
 
 def _pairs_saturate(f: Failure) -> bool:
-    if f.problem.dtypes.b.name != "i8" or f.problem.dtypes.a.name not in {"u8", "i8"} or f.given.a.dim() != 2:
+    if f.problem.dtypes.b.name != "i8" or f.problem.dtypes.a.name not in {"u8", "i8"}:
         return False
     shift = 128.0 if f.problem.dtypes.a.name == "i8" else 0.0
     a, b = widened(f.given.a) + shift, widened(f.given.b)
@@ -379,11 +430,11 @@ def _pairs_saturate(f: Failure) -> bool:
 
 def saturated(a: Tensor, b: Tensor) -> Tensor:
     """a @ b, float64, in pairs of products that saturate at 16 bits."""
-    odd = a.shape[1] % 2
+    odd = a.shape[-1] % 2
     a, b = torch.nn.functional.pad(a, (0, odd)), torch.nn.functional.pad(b, (0, 0, 0, odd))
-    total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
-    for k in range(0, a.shape[1], 2):
-        total += (a[:, k : k + 2] @ b[k : k + 2]).clamp_(-(2.0**15), 2.0**15 - 1)
+    total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.float64)
+    for k in range(0, a.shape[-1], 2):
+        total += (a[..., k : k + 2] @ b[..., k : k + 2, :]).clamp_(-(2.0**15), 2.0**15 - 1)
     return total
 
 
@@ -391,21 +442,22 @@ def _fast_accumulation(f: Failure) -> bool:
     return f.contract.promote_every > 0 and f.as_if(contract=dataclasses.replace(f.contract, promote_every=0))
 
 
-def _truncated(f: Failure) -> bool:
-    if not f.problem.result_dtype.is_float:
-        return False
-    interval, dtype = f.judged.interval, f.problem.result_dtype
-    up, down = interval.lo >= 0.0, interval.hi <= 0.0
-    lo = torch.where(up, interval.lo - ulp_of(interval.lo, dtype), interval.lo)
-    hi = torch.where(down, interval.hi + ulp_of(interval.hi, dtype), interval.hi)
-    return f.all_bad(inside(f.x, lo, hi))
+def _stored(store: Callable[[Tensor, DType], Tensor], f: Failure) -> bool:
+    """Whether each wrong element follows from a product that ``store`` has rounded; what passes make of it is right."""
+
+    def fits(lines: Failure) -> bool:
+        problem, given, _ = lines.answer_if()
+        bounding = Bounding(problem, given, reference(problem, given), lines.contract)
+        unrounded = dataclasses.replace(lines.contract, epilogue="fused")
+        product = product_of(dataclasses.replace(bounding, contract=unrounded))
+        span = product.span.map(lambda x: store(x, problem.dtypes.out))
+        return not bool((verdict.rejected(lines.x, passed(bounding, product._replace(span=span))) & lines.bad).any())
+
+    return f.problem.dtypes.out.is_float and all(fits(lines) for lines, _ in f.parts())
 
 
-def _rounded_through(f: Failure, half: str, value: Tensor) -> Tensor:
-    """Which elements are a sum near its exact value, within f32, that was rounded to a half type and then once more."""
-    near = 2.0**-22 * value.abs()
-    low, high = (round_to(round_to(v, DTYPES[half]), f.problem.result_dtype) for v in (value - near, value + near))
-    return (f.x == low) | (f.x == high)
+def _rounded_through(half: str, f: Failure) -> bool:
+    return _stored(lambda x, dtype: round_to(round_to(x, DTYPES[half]), dtype), f)
 
 
 def _within(f: Failure, relative: float) -> bool:
@@ -453,20 +505,30 @@ def _beyond_2_31(f: Failure) -> bool:
     return offset >= 1 << 31
 
 
-def _by_name(*imitations: Callable[[Failure], bool]) -> dict[str, Imitation]:
+def _by_name(*functions: Callable[[Failure], Any]) -> dict[str, Callable[[Failure], Any]]:
     """``_no_bias`` is the imitation "no-bias"."""
-    return {imitation.__name__[1:].replace("_", "-"): imitation for imitation in imitations}
+    return {function.__name__[1:].replace("_", "-"): function for function in functions}
 
 
-# In the order of ``COMPUTES``.
-IMITATIONS: Final[dict[str, Imitation]] = {
+def _on(changes: Changes) -> Imitation:
+    """Whether the wrong elements are those of a right kernel on operands with one of these changes."""
+    return lambda f: any(f.as_if(**change) for change in changes(f))
+
+
+_CHANGES: Final[dict[str, Changes]] = {
     **_by_name(_weight_from_storage_start, _weight_before, _rows_of_a_adjacent, _last_stride_of_a),
     **_by_name(_rows_of_b_adjacent, _columns_of_first_block, _strides_swapped, _no_product, _no_bias, _beta_ignored),
-    **_by_name(_unscaled_result, _block_scales_by_rows, _block_scales_by_four),
-    **_by_name(_slice_of_k, _pairs_saturate, _fast_accumulation, _truncated),
-    "rounded-through-f16": lambda f: f.all_bad(_rounded_through(f, "f16", f.judged.interval.value)),
+}
+_OTHERS: Final[dict[str, Imitation]] = {
+    **_by_name(_unscaled_result, _block_scales_by_rows),
+    "block-scales-by-four": _on(_block_scales_by_four),
+    **_by_name(_rows_of_out_adjacent),
+    **_by_name(_slice_of_k, _pairs_saturate, _fast_accumulation),
+    "truncated": functools.partial(_stored, toward_zero),
+    "rounded-through-f16": functools.partial(_rounded_through, "f16"),
     "flushed-to-zero": lambda f: f.all_bad((f.x == 0.0) & (f.judged.interval.expected.abs() < 2.0**-120)),
     "precision-of-f32": lambda f: _within(f, 2.0**-22),
     "precision-of-11-bits": lambda f: _within(f, 2.0**-10.9),
     **_by_name(_nan, _nan_of_next_row, _nan_of_bias, _number_for_nan, _first_block_right, _beyond_2_31),
 }
+IMITATIONS: Final[dict[str, Imitation]] = {**{name: _on(changes) for name, changes in _CHANGES.items()}, **_OTHERS}

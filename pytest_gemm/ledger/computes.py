@@ -23,6 +23,7 @@ COMPUTES: Final[Mapping[str, str]] = {
     "unscaled-result": "the scale of an fp8 result is left out",
     "block-scales-by-rows": "scales of blocks are read row by row, those of squares by the number of the tile",
     "block-scales-by-four": "the scales of a column of squares are read as if padded to a multiple of four",
+    "rows-of-out-adjacent": "the result is written as if the given tensor were contiguous",
     # -- other arithmetic --------------------------------------------------------------------------
     "slice-of-k": "each element has the products of one slice of K, of 2 to 64 equal ones",
     "pairs-saturate": "products of u8 and i8 (i8 shifted by 128) are added in pairs that saturate at 16 bits",

@@ -181,8 +181,8 @@ class Entry:
         link: an issue or a commit, "" for none.
         status: how it fails.
         computes: what its kernel computes instead, names of ``ledger.computes``: asked of a wrong result.
-        says: what the outcome's reason or details say: asked of any other failure, and of a wrong result where no
-            ``computes`` states it.
+        says: what the outcome's reason or details say: asked of any other failure, and of a wrong result that was not
+            compared, or where no ``computes`` states it.
         unstated: why it states neither, "" where it does or no one has looked.
         crashes: its cases can kill the process and are not run.
         line: 1-based line in its file.
@@ -208,7 +208,8 @@ class Entry:
         """Whether a failure of one of its cases is the one that it states."""
         if outcome.status not in self.status:
             return False
-        if outcome.status is Status.INCORRECT and not self.computes.is_open:
+        is_compared = outcome.imitates is not None or self.says.is_open
+        if outcome.status is Status.INCORRECT and not self.computes.is_open and is_compared:
             return self.computes.match(*(outcome.imitates or ()))
         reason = outcome.reason
         return self.says.match(outcome.code, reason.text if reason else "", outcome.details)

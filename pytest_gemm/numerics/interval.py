@@ -105,12 +105,17 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         return _of_one(given)
     if problem.op.routed:
         return _Passage(given, experts_product(given)).result()
-    found = _Passage(given, product_of(given)).result()
+    found = passed(given, product_of(given))
     return (
         found
         if problem.op.int8 or problem.a_rule != "" or problem.prologues("ab") or problem.reduction is not None
         else dataclasses.replace(found, signs=lambda: _signs_of(given))
     )
+
+
+def passed(given: Bounding, product: Product) -> Interval:
+    """What passes make of a product; of its enclosure they take no account of how it came about."""
+    return _Passage(given, product).result()
 
 
 def _signs_of(given: Bounding) -> tuple[torch.Tensor, torch.Tensor]:

@@ -56,6 +56,25 @@ def first_columns(b: Tensor) -> Tensor:
     return b[..., torch.arange(64) // 32 * 32 + torch.arange(64) % 16]
 
 
+def by_blocks_of_4(a: Tensor) -> Tensor:
+    """Each block of K begins where it does, and its columns are read with a stride of 1, of a copy without gaps."""
+    row, k = torch.arange(a.shape[0])[:, None], torch.arange(a.shape[1])
+    return a.mT.flatten()[row + k // 4 * 4 * a.shape[0] + k % 4]
+
+
+def in_rows(t: Tensors, _: Problem) -> Tensor:
+    """The result is written as if the given tensor were contiguous."""
+    t["out"].as_strided((17, 33), (33, 1)).copy_(exact(t["a"], t["b"]))
+    return t["out"]
+
+
+def of_adjacent_rows(problem: Problem) -> Callable[[Tensors], Any]:
+    """Pairs of products saturate, and a weight with gaps is read without."""
+    run = PROGRAMS["pairs-saturate"](problem)
+    return lambda t: run({**t, "b": strided(126, 1)(t["b"])})
+
+
+EAGER: Final = Contract(epilogue="eager")
 FAST: Final = Contract(alignment_bits=13, chunk=16, promote_every=128)
 # The name of a wrong answer, a problem, a program with that answer, distributions, and the contract where it matters.
 KNOWN: Final[list[tuple[str, str, Plant, tuple[str, ...], Contract | None]]] = [
@@ -69,6 +88,7 @@ KNOWN: Final[list[tuple[str, str, Plant, tuple[str, ...], Contract | None]]] = [
         ("weight-before", "linear:f32:nt:17x33x48", corrupted(of_the_next_seed), ("rand",)),
         ("rows-of-a-adjacent", "mm:f32:nn:17x33x48:a.padded", instead("a", strided(48, 1))),
         ("last-stride-of-a", "mm:f32:tn:17x33x48", instead("a", strided(1, 1))),
+        ("last-stride-of-a", "mm:f32-f32-bf16:tn:17x33x24:a.padded", instead("a", by_blocks_of_4)),
         ("rows-of-b-adjacent", "linear:f32:nt:17x33x48:b.padded", instead("b", strided(48, 1))),
         ("columns-of-first-block", "bmm:f32:nn:3x17x64x48", instead("b", first_columns)),
         ("strides-swapped", "mm:f32:nn:1x33x48", instead("a", strided(1, 0))),
@@ -93,9 +113,11 @@ KNOWN: Final[list[tuple[str, str, Plant, tuple[str, ...], Contract | None]]] = [
             "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x384x384:quant.blocks",
             instead("scale_b", strided(1, 4)),
         ),
+        ("rows-of-out-adjacent", "mm:f32:nn:17x33x48:out.given+transposed", whole(in_rows)),
         ("slice-of-k", "mm:f32:nn:17x33x96", product(lambda a, b: right(a[:, :48], b[:48]))),
         ("pairs-saturate", "int_mm:i8-i8-i32:nt:32x64x128", PROGRAMS["pairs-saturate"], ("int-2", "rand")),
         ("pairs-saturate", "qlinear:u8-i8-f32:nt:17x65x126:quant.static", PROGRAMS["pairs-saturate"], ("rand",)),
+        ("pairs-saturate", "da8w8:i8-i8-f32:nt:2x17x65x126:quant.rowwise", PROGRAMS["pairs-saturate"], ("rand",)),
         (
             "fast-accumulation",
             "scaled_mm:f8e4m3fn-f8e4m3fn-f32:nt:17x33x8192:quant.tensorwise",
@@ -103,8 +125,20 @@ KNOWN: Final[list[tuple[str, str, Plant, tuple[str, ...], Contract | None]]] = [
             ("rand-positive",),
             FAST,
         ),
-        ("truncated", "mm:bf16:nn:17x33x48", product(lambda a, b: cut_off(exact(a, b))), ("rand",)),
-        ("rounded-through-f16", "mm:bf16:nn:64x64x48", product(lambda a, b: exact(a, b).half().bfloat16()), ("rand",)),
+        *(
+            ("truncated", f"mm:bf16:nn:17x33x48{steps}", product(lambda a, b: cut_off(exact(a, b))), ("rand",), EAGER)
+            for steps in ("", ":gelu")
+        ),
+        *(
+            (
+                "rounded-through-f16",
+                f"mm:bf16:nn:64x64x48{steps}",
+                product(lambda a, b: exact(a, b).half().bfloat16()),
+                ("rand",),
+                EAGER,
+            )
+            for steps in ("", ":scale-3")
+        ),
         (
             "flushed-to-zero",
             "mixed_mm:bf16-i8-bf16:nn:40x33x1",
@@ -146,7 +180,7 @@ def judged(
     """The wrong results of a planted program, compared with one known wrong answer."""
     entry = Mutant("", plant, {"": line}) if contract is None else Control("", plant, {"": line}, contract)
     backend = Planted("planted", entry)
-    judge = Judge(reference=reference, statements=lambda *_: (name,))
+    judge = Judge(reference=reference, statements=lambda *_: tuple(name.split(" ")))
     case = Case(backend, Problem.parse(line), distributions, 0, Device.CPU)
     return [o for o in judge.outcomes(case) if o.status is Status.INCORRECT]
 
@@ -180,6 +214,20 @@ def test_a_slice_of_k_is_known_by_sample() -> None:
         assert [outcome.imitates for outcome in found] == [imitates] * 2
 
 
+def test_slices_of_k_are_of_whole_register_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imitations.Failure, "tile", (16, 16, 32), raising=False)
+    plant = product(lambda a, b: right(a[:, :64], b[:64]))  # three slices of four blocks: two of them are of two
+    assert [one.imitates for one in judged("slice-of-k", "mm:f32:nn:17x33x100", plant, ("rand",), None)] == [
+        ("slice-of-k",)
+    ]
+
+
+def test_two_defects_at_once_are_both_known() -> None:
+    names, line = "rows-of-b-adjacent pairs-saturate", "qlinear:u8-i8-f32:nt:17x65x126:quant.static:b.padded"
+    for plant, imitates in ((of_adjacent_rows, tuple(names.split(" "))), (afterwards(another), ())):
+        assert {one.imitates for one in judged(names, line, plant, ("int-2", "rand"), None)} == {imitates}
+
+
 def test_a_weight_that_is_no_constant_is_not_the_one_before() -> None:
     line, plant = "linear:f32:nt:17x33x48:b.argument", corrupted(of_the_next_seed)
     assert [one.imitates for one in judged("weight-before", line, plant, ("rand",), None)] == [()]
@@ -191,8 +239,27 @@ def test_pairs_saturate_at_16_bits_on_either_side() -> None:
 
 
 def test_a_row_is_quantised_by_the_numbers_behind_its_last_nan() -> None:
-    a = torch.tensor([[9.0, torch.nan, 1.0, -2.0], [5.0, torch.nan, 3.0, 4.0]])
-    assert imitations._without_nan(a).tolist() == [[1.0, -2.0, 1.0, -2.0], [4.0, 4.0, 3.0, 4.0]]
+    a = torch.tensor([[9.0, torch.nan, 1.0, -2.0], [5.0, torch.nan, 3.0, 4.0], [1e30, 5.0, torch.nan, torch.nan]])
+    assert imitations._without_nan(a).tolist() == [
+        [1.0, -2.0, 1.0, -2.0],
+        [4.0, 4.0, 3.0, 4.0],
+        [-255.0, 0.0, -255.0, -255.0],
+    ]
+
+
+def test_in_bf16_a_row_is_quantised_by_all_of_its_numbers() -> None:
+    a = torch.tensor([[9.0, torch.nan, 1.0, -2.0]], dtype=torch.bfloat16)
+    assert imitations._without_nan(a).tolist() == [[9.0, 9.0, 1.0, -2.0]]
+
+
+def test_a_wrong_result_that_was_not_compared_is_known_by_what_it_says() -> None:
+    (entry,) = (one for one in Ledger.load(SHIPPED).entries if one.id == "aten-scaled-mm-strided-out")
+    beside = Outcome(
+        CaseId("aten", "x"), "rand", 0, Status.INCORRECT, Reason("written-beside", "the kernel wrote beside")
+    )
+    assert entry.explains(beside)
+    assert not entry.explains(dataclasses.replace(beside, reason=Reason("nondeterministic", "")))
+    assert not entry.explains(dataclasses.replace(beside, imitates=()))
 
 
 def test_each_answer_has_a_name_a_sentence_and_a_test() -> None:
