@@ -269,7 +269,6 @@ def _prepare(place: Place, programs: Programs) -> None:
     for name in ("old-out", "new-out", "out-2.13", "out-2.15", "records/1", "records/2"):
         shutil.copytree(clone / "out", clone / name)
     shutil.copy(clone / "out" / "run.jsonl", clone / "more.jsonl")
-    shutil.copytree(clone / "baselines" / "torch-2.13", clone / "baselines" / "torch-2.12")
     (clone / "site").mkdir()  # the page makes it in its workflow
     (clone / "site" / ".gitkeep").touch()
     (clone / "mine.py").write_text("def matmul(a, b):\n    return a @ b\n")
