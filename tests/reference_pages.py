@@ -26,6 +26,8 @@ from pytest_gemm.config.config import ENGINE
 from pytest_gemm.config.effect import WANTS
 from pytest_gemm.core.outcome import Status, Verdict
 from pytest_gemm.fuzzing.strategies import _plain
+from pytest_gemm.ledger.entry import Entry
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine.machines import machines
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import make
@@ -42,6 +44,8 @@ from pytest_gemm.verdict import Red
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "docs" / "reference"
 ARCHITECTURE: Final = ROOT / "docs" / "explanation" / "architecture.md"
+DEFECTS: Final = ROOT / "docs" / "defects" / "README.md"
+NEWEST: Final = "2.15.0"  # the newest release of torch that the ledger was run with
 COMMAND: Final = "python tests/reference_pages.py"
 # An address of the repository, in which the account stands.
 _ACCOUNT: Final = re.compile(r"(?<=github\.com/)[\w-]+(?=/pytest-gemm\b)|(?<=uses: )[\w-]+(?=/pytest-gemm@)")
@@ -250,6 +254,33 @@ def _tensors(*, of_ops: bool) -> str:
     return table(("problem", "tensors"), rows)
 
 
+def _defects() -> str:
+    """The entries of the ledger by the worst that they do, and how many the newest release has."""
+    effects: dict[str, list[Entry]] = {name: [] for name in _EFFECTS}
+    for entry in Ledger.load(ROOT / "conformance" / "known_failures.toml").entries:
+        effects[_effect(entry)].append(entry)
+    newest = [str(sum(one.applies({"torch": (NEWEST,)}) for one in found)) for found in effects.values()]
+    rows = zip(effects, _EFFECTS.values(), (str(len(found)) for found in effects.values()), newest, strict=True)
+    return table(("what it does", "how you see it", "entries", f"in torch {NEWEST}"), rows)
+
+
+def _effect(entry: Entry) -> str:
+    if entry.crashes:
+        return "the process dies"
+    if Status.INCORRECT in entry.status:
+        is_nan = any("nan" in name for name in entry.computes.patterns)
+        return "NaN, or a number in its place" if is_nan else "silently wrong numbers"
+    return "it falls back" if Status.FALLBACK in entry.status else "an error"
+
+
+_EFFECTS: Final = {
+    "silently wrong numbers": "not at all: no error, and wrong numbers",
+    "NaN, or a number in its place": "a NaN that is not due, or none where one is",
+    "the process dies": "a segmentation fault, a division by zero, an illegal access",
+    "an error": "the compile or the call raises",
+    "it falls back": "not at all: right, by another kernel than the one that was asked for",
+}
+
 BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
     **{group: partial(_options, group) for group in ("cases", "correctness", "speed")},
     "packages": _packages,
@@ -266,6 +297,7 @@ BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
     "statuses": partial(_members, Status, "status"),
     "verdicts": partial(_members, Verdict, "verdict"),
     "exit-statuses": partial(_members, Red, "exit status"),
+    "defects": _defects,
 }
 
 
@@ -276,7 +308,7 @@ def rewritten(page: str) -> str:
 
 def pages() -> dict[Path, str]:
     """The pages that have generated tables, as they are."""
-    texts = {path: path.read_text(encoding="utf-8") for path in (ARCHITECTURE, *sorted(FOLDER.glob("*.md")))}
+    texts = {path: path.read_text(encoding="utf-8") for path in (ARCHITECTURE, DEFECTS, *sorted(FOLDER.glob("*.md")))}
     return {path: page for path, page in texts.items() if _BLOCK.search(page)}
 
 

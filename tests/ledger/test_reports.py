@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from reference_pages import NEWEST
 
 from pytest_gemm.ledger.entry import Entry
 from pytest_gemm.ledger.ledger import Ledger
@@ -16,7 +17,6 @@ DEFECTS: Final = ROOT / "docs" / "defects"
 REPORTS: Final = sorted((DEFECTS / "reports").glob("*.md"))
 MENDED: Final = DEFECTS / "reports" / "mended.md"
 ENTRIES: Final = {entry.id: entry for entry in Ledger.load(ROOT / "conformance" / "known_failures.toml").entries}
-NEWEST: Final = "2.15.0"  # defects that it does not have are in mended.md
 
 
 def named_by(report: Path) -> list[str]:
@@ -29,7 +29,7 @@ def named_by(report: Path) -> list[str]:
 
 
 def has_it(entry: Entry) -> bool:
-    """Whether the newest release has the defect."""
+    """Whether the newest release has the defect; those that it does not have are in mended.md."""
     return entry.applies({"torch": (NEWEST,)})
 
 
