@@ -5,6 +5,7 @@ A parser takes a text and raises a ``ValueError`` that says what would be right;
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -130,7 +131,7 @@ def typed_values(config: pytest.Config, option: Option) -> list[str]:
     words = list(map(str, config.invocation_params.args))
     return [
         word.partition("=")[2] if word != option.flag else ("" if option.switch else after)
-        for word, after in zip(words, [*words[1:], ""], strict=True)
+        for word, after in itertools.pairwise([*words, ""])
         if word.partition("=")[0] == option.flag
     ]
 
