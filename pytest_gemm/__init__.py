@@ -32,6 +32,8 @@ def check(function: Callable[..., Any], **options: Any) -> Any:
         and ``to_dict()``, what ``--json`` prints.
 
     Raises:
-        ValueError: when its first calls do not show what it takes.
+        ValueError: when its first calls do not show what it takes, and where torch is too old.
     """
+    if old := importlib.import_module("pytest_gemm.machine.software").old_torch():
+        raise ValueError(old)
     return importlib.import_module("pytest_gemm.tools.judge").check(function, **options)

@@ -29,7 +29,7 @@ from pytest_gemm.core.case_id import MODES, Device
 from pytest_gemm.core.outcome import Verdict
 from pytest_gemm.core.text import described, did_you_mean, shown
 from pytest_gemm.ledger.ledger import Ledger
-from pytest_gemm.machine import isa, processor
+from pytest_gemm.machine import isa, processor, software
 from pytest_gemm.machine.machines import Machine
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import APART, QUICK
@@ -420,6 +420,8 @@ def read(config: pytest.Config) -> GemmConfig:
     Raises:
         pytest.UsageError: one paragraph that names the option, the value and what would be right.
     """
+    if old := software.old_torch():
+        raise pytest.UsageError(old)
     registry = _registered(config)
     values.check_ini_names(config)
     texts = {option.name: values.value(config, option.name) for option in OPTIONS if option.repeat != "append"}

@@ -22,6 +22,8 @@ from pytest_gemm.machine.key import Device
 PACKAGES: Final = ("torch", "triton", "nvidia-cutlass", "nvidia-cutlass-dsl", "nvidia-cutlass-operators")
 # The newest release of PyTorch that this version was tested with.
 NEWEST_TORCH: Final = "2.15"
+# The oldest release that is supported, as pyproject.toml has it.
+OLDEST_TORCH: Final = "2.11"
 # Only what a GPU runs depends on these.
 _CUDA_DISTRIBUTIONS: Final = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12")
 
@@ -59,6 +61,17 @@ def unknown_torch() -> str:
         return ""
     known = f"torch {version} is newer than {NEWEST_TORCH}, the newest release that pytest-gemm was tested with"
     return f"{known}: it is judged by the code that it generates" if newer else ""
+
+
+def old_torch() -> str:
+    """What to say of an installed torch that is older than :data:`OLDEST_TORCH`, "" of any other; imports nothing."""
+    try:
+        version = metadata.version("torch")
+        is_old = Version(version).release[:2] < Version(OLDEST_TORCH).release
+    except (metadata.PackageNotFoundError, InvalidVersion):
+        return ""
+    known = f"torch {version} is older than {OLDEST_TORCH}, the oldest release that pytest-gemm supports"
+    return f"{known}: pip install 'torch>={OLDEST_TORCH}'" if is_old else ""
 
 
 def onednn() -> str:

@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn
 
 from pytest_gemm import __version__
 from pytest_gemm.core.extras import lacking
+from pytest_gemm.machine import software
 from pytest_gemm.storage.datafile import document
 
 USAGE_ERROR: Final = 4
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"pytest-gemm {__version__}")
     parser.fill({"tasks": COMMANDS}, dest="command")
     given = parser.parse_args(arguments)
+    if old := software.old_torch():
+        parser.error(old)
     try:
         return int(importlib.import_module(COMMANDS[given.command]["module"]).run(given))
     except ModuleNotFoundError as error:

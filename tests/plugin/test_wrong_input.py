@@ -14,11 +14,13 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from warm_processes import Programs
 
+from pytest_gemm import check
 from pytest_gemm.config import effect
 from pytest_gemm.core.text import shown
 from pytest_gemm.plugin import plugin
@@ -448,3 +450,22 @@ def test_a_wrong_command_line_in_a_process(
 @pytest.mark.parametrize("case", DISTRIBUTIONS)
 def test_wrong_distributions(project: pytest.Pytester, case: Wrong) -> None:
     assert_refused(run(project, *shlex.split(case.given)), case.says)
+
+
+def test_a_torch_that_is_too_old_is_named_wherever_it_is_met(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed, said = (
+        metadata.version,
+        "torch 2.10.1+cpu is older than 2.11, the oldest release that pytest-gemm supports",
+    )
+    monkeypatch.setattr(metadata, "version", lambda name: "2.10.1+cpu" if name == "torch" else installed(name))
+    pytester.makepyfile(JUDGED)
+    result = pytester.runpytest_inprocess()
+    assert said in result.stdout.str()
+    assert pytester.runpytest_inprocess("--gemm-backends=aten").ret == pytest.ExitCode.USAGE_ERROR
+    with pytest.raises(SystemExit, match=str(cli.USAGE_ERROR)):
+        cli.main(["judge", "mine.py:matmul"])
+    assert said in capsys.readouterr().err
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check(print)
