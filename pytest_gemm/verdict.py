@@ -12,8 +12,8 @@ from pytest_gemm.core.case_id import CandidateSelection
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.record.reader import Run
 
-# Exit statuses of pytest: all passed, some failed, nothing was collected.  Any other one says that it ended early.
-_OK, _FAILED, _NOTHING = 0, 1, 5
+# Exit statuses of pytest: all passed, some failed, wrong options, nothing was collected.
+_OK, _FAILED, _WRONG, _NOTHING = 0, 1, 4, 5
 ENDED: Final = frozenset({_OK, _FAILED, _NOTHING})
 """Exit statuses by which pytest says that a run went through all its tests."""
 # Reasons that the sentence about a backend without a judged case gives.
@@ -26,7 +26,8 @@ class Red(enum.IntEnum):
     CASE = 1
     """A test failed: a wrong result, a crash, a limit, a fallback; or a kernel ended the process.  pytest's own."""
     BACKEND = 10
-    """A named backend did not run or judged no case, a device was lost, or no candidate is called as asked for."""
+    """A named backend did not run or judged no case, a part of a registration was not called, a device was lost, or no
+    candidate is called as asked for."""
     SLOWER = 11
     """A timed case is slower than its baseline, or than the environment of ``--gemm-against``."""
     NO_BASELINE = 12
@@ -46,12 +47,22 @@ class Cause:
     Attributes:
         red: its kind.
         name: of what it is about: a backend, an entry of the ledger, a file.
-        text: a sentence.
+        text: a sentence, what is wrong before its first colon.
     """
 
     red: Red
     name: str
     text: str
+
+
+# What a failed test says, by its kind; and an exit status that no test and no cause explains.
+_TEST_FAILED: Final = {
+    Red.CASE: "a test failed",
+    Red.SLOWER: "a timed case is slower",
+    Red.NO_BASELINE: "a timed case has no baseline",
+    Red.UNDECIDED: "a timed case is undecided",
+}
+_STATUS: Final = {1: "not everything was compiled", 3: "an internal error", 5: "no test was run"}
 
 
 def verdict(run: Run) -> tuple[int, list[Cause]]:
@@ -67,6 +78,18 @@ def verdict(run: Run) -> tuple[int, list[Cause]]:
     return min((*run.totals.failed, *(cause.red for cause in found)), default=status), found
 
 
+def last_line(run: Run) -> str:
+    """Why a run is red, in one line; "" of a green one, and where pytest says below what is wrong with its options."""
+    status, found = verdict(run)
+    if status in {_OK, _WRONG}:
+        return ""
+    failed = [_TEST_FAILED.get(Red(red), "a test failed") for red in sorted(run.totals.failed)]
+    whys = [*failed, *(cause.text.partition(": ")[0] for cause in found)]
+    if status not in {*Red} or not whys:
+        whys = [_STATUS.get(status, "the run was interrupted")]
+    return f"FAILED: {'; '.join(dict.fromkeys(whys))} (status {status})"
+
+
 def causes(run: Run) -> list[Cause]:
     """What turns a run red without being a test's failure."""
     totals = run.totals
@@ -75,9 +98,9 @@ def causes(run: Run) -> list[Cause]:
     if lost:
         text = f"a device was lost, and {len(lost)} case(s) were not run"
         found.append(Cause(Red.BACKEND, "device-lost", text))
-    found += unjudged(run)
+    found += [*unjudged(run), *uncalled(run)]
     if wanted := _unknown_candidate(run):
-        text = f"--gemm-candidates={wanted}: no candidate of any problem is called so; the refusals list names"
+        text = f"no candidate is called as in --gemm-candidates={wanted}: the refusals list names"
         found.append(Cause(Red.BACKEND, "candidates", text))
     if totals.undecided:
         text = "more of the timed cases stayed undecided than --gemm-undecided allows"
@@ -107,17 +130,32 @@ def unjudged(run: Run) -> list[Cause]:
 
     def text(name: str) -> str:
         why = _why_unjudged([outcome for outcome in run.outcomes if outcome.backend == name])
+        why = why or f"no selected test calls gemm_check for {name}"
         return f"{name} judged no case: {why}; --gemm-allow=unjudged accepts that"
 
     return [Cause(Red.BACKEND, name, text(name)) for name in sorted(run.totals.asked - judged)]
 
 
+def uncalled(run: Run) -> list[Cause]:
+    """The backends of which a part was written out when they were registered that no case called."""
+    terms = run.head.terms
+    if "unjudged" in terms.allow or run.head.shards:
+        return []
+    judged = {outcome.backend for outcome in run.outcomes if outcome.was_judged or not terms.named}
+    remedy = "judge it by a problem that calls it, take it out of the registration, or give --gemm-allow=unjudged"
+    return [
+        Cause(Red.BACKEND, name, f"{name} was registered with {', '.join(parts)}, which no case called: {remedy}")
+        for name, parts in run.totals.uncalled.items()
+        if name in judged
+    ]
+
+
 def _why_unjudged(outcomes: Sequence[Outcome]) -> str:
-    """What became of cases of which none was judged: the most frequent reasons."""
+    """What became of cases of which none was judged: the most frequent reasons; "" where there are no cases."""
     groups = Counter((str(o.status), o.reason.text if o.reason else "no reason") for o in outcomes)
     shown = [f"{count} {status} ({reason})" for (status, reason), count in groups.most_common(_WHY_SHOWN)]
     more = [f"{len(groups) - _WHY_SHOWN} more reason(s)"] if len(groups) > _WHY_SHOWN else []
-    return ", ".join(shown + more) or "no test of it asked for a judgement"
+    return ", ".join(shown + more) or ""
 
 
 def _unknown_candidate(run: Run) -> str:

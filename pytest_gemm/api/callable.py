@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.own_calls import OwnCalls, name_of
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability, Candidates, Recipe, no_device
+from pytest_gemm.api.protocols import DEVICES, TYPES, Availability, Candidates, Part, Recipe, no_device
 from pytest_gemm.api.request import DEFAULT, BuildRequest
-from pytest_gemm.core.outcome import Unsupported
+from pytest_gemm.core.outcome import Outcome, Unsupported
 from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.machine import software
 from pytest_gemm.numerics import tensor_core
@@ -67,7 +67,7 @@ class CallableBackend:
 
     name: str
     matmul: Callable[..., torch.Tensor]
-    dtypes: Iterable[str] = ("f32", "f16", "bf16")
+    dtypes: Iterable[str] = TYPES
     batched: bool = True
     accumulate: Literal["f64", "f32", "f16"] | None = None
     deterministic: bool = True
@@ -80,7 +80,7 @@ class CallableBackend:
     bind: Callable[..., Callable[[], Any] | None] | None = None
     candidates: Any = None
     epilogue: Literal["fused", "eager", "either"] = "fused"
-    devices: tuple[str, ...] = ("cpu", "cuda")
+    devices: tuple[str, ...] = DEVICES
     library: bool = False
 
     def __post_init__(self) -> None:
@@ -88,6 +88,8 @@ class CallableBackend:
         for field in dataclasses.fields(self):
             if getattr(self, field.name) is field.default:
                 delattr(self, field.name)  # it is the class's: of a derived one perhaps its own, or a method
+        defaults = {field.name: field.default for field in dataclasses.fields(CallableBackend)}
+        self._written = {name for name, default in defaults.items() if getattr(self, name) is not default}
         if "candidates" in vars(self):
             self._names = self.candidates
             is_list = isinstance(self._names, Iterable) and not isinstance(self._names, str)
@@ -151,11 +153,43 @@ class CallableBackend:
         else:
             found = Contract(self.accumulate or ("f64" if problem.dtypes.out.name == "f64" else "f32"))
         epilogue = self.epilogue if own else "eager"
+        if own and epilogue == "eager" and (problem.op.int8 or problem.op.rounds_once or problem.a_rule):
+            epilogue = "either"  # "eager" is PyTorch's own program there, whose scales are steps and its bias none
         return dataclasses.replace(found, epilogue=epilogue, deterministic=self.deterministic, flushes=self.flushes)
 
-    def of_linear(self, problem: Problem, tensors: Mapping[str, Any], **named: str) -> Any:
-        """The call of ``linear``, or ``None`` where a problem is more than a bias (N,) and an activation."""
-        assert self.linear is not None
+    def promised_parts(self) -> tuple[Part, ...]:
+        """The arguments of the registration that name types, devices or functions."""
+        types, parts = sorted(self.dtypes), []
+        for dtype in types:
+            lines = [f"mm:{dtype}:nn:17x65x127", *([f"bmm:{dtype}:nn:3x17x33x65"] if self.batched else [])]
+            name = f"{dtype} in dtypes=" if "dtypes" in self._written else ""
+            parts.append(Part(name, functools.partial(self._reads, dtype), tuple(lines)))
+
+        def linears(step: str) -> list[str]:
+            return [f"linear:{dtype}:nt:17x65x127:bias+{step}".rstrip("+") for dtype in types]
+
+        for step in ("", *self.activations) if self.linear is not None else ():
+            name = f"{step} in activations=" if step else "linear="
+            parts.append(Part(name, functools.partial(self._activates, step), tuple(linears(step))))
+        if self.bind is not None:
+            lines = [line for step in ("", "relu", "gelu", "silu") for line in linears(step)]
+            parts.append(Part("bind=", _is_whole, tuple(lines), picky=True))
+        devices = self.devices if "devices" in self._written else ()
+        return (*parts, *(Part(f"{one} in devices=", lambda *_: True, device=one) for one in devices))
+
+    def _reads(self, dtype: str, problem: Problem, outcome: Outcome | None) -> bool:
+        """Whether a function gets operands of a type."""
+        is_own = self.bind is not None if outcome is None else outcome.whole
+        own = {problem.dtypes.a.name, problem.dtypes.b.name} if is_own else set()
+        return dtype in self._types_for(problem) | own
+
+    def _activates(self, name: str, problem: Problem, outcome: Outcome | None) -> bool:
+        """Whether ``linear`` gets an activation; with the name "" whether it is called at all."""
+        activation = self._activation(problem)
+        return activation is not None and name in {"", activation} and _is_whole(problem, outcome)
+
+    def _activation(self, problem: Problem) -> str | None:
+        """What ``linear`` applies, or ``None`` where a problem is more than a bias (N,) and an activation."""
         steps = [str(step) for step in problem.epilogue]
         rest = steps[steps[:1] == ["bias"] :]
         is_flat = not problem.op.weight or problem.shape.batch is None
@@ -163,9 +197,16 @@ class CallableBackend:
         is_own = problem.op.name in {"mm", "bmm", "addmm", "linear"} and bool(steps) and is_flat and not others
         if not is_own or str(problem.dtypes) != problem.dtypes.a.name or len(rest) > 1 or {*rest} - {*self.activations}:
             return None
+        return "".join(rest)
+
+    def of_linear(self, problem: Problem, tensors: Mapping[str, Any], **named: str) -> Any:
+        """The call of ``linear``, or ``None`` where a problem is more than a bias (N,) and an activation."""
+        assert self.linear is not None
+        if (activation := self._activation(problem)) is None:
+            return None
         b = tensors["b"].mT if problem.op.weight else tensors["b"]
         b = b if self.pack is None else self.pack(b)
-        return functools.partial(self.linear, tensors["a"], b, tensors.get("bias"), "".join(rest) or None, **named)
+        return functools.partial(self.linear, tensors["a"], b, tensors.get("bias"), activation or None, **named)
 
     def availability(self, device: str) -> Availability:
         """Where the device is one of its own, and the distributions that the function needs are installed."""
@@ -186,20 +227,24 @@ class CallableBackend:
     def _refused(self, problem: Problem) -> Unsupported | None:
         """Why the problem cannot be composed around the product."""
         if problem.op.rounds_once:
-            return Unsupported("op", "a plain product takes no scales, and fp8 means nothing without them")
+            return Unsupported("op", "fp8 needs scales, and matmul(a, b) gets none")
         if problem.group_size and not problem.op.coded:
             return Unsupported("op", "a plain product does not decode 4-bit weights")
-        # Mixed, weight-only and autocast products reach the function after their cast in the graph.
-        cast_first = problem.autocast or problem.op.converts or problem.widens
-        given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}
-        given = {"f32"} if problem.op.coded else given
-        if lacking := " ".join(sorted(given.difference(self.dtypes))):
+        if lacking := " ".join(sorted(self._types_for(problem).difference(self.dtypes))):
             text = f"{self.name} was registered without {lacking}"
             return Unsupported("dtype", text, f"add it to dtypes= of {self.name}")
         # A grouped product reaches the function as one matrix after the other, and so do linears.
         if problem.op.batched and not self.batched:
             return Unsupported("batch", f"{self.name} takes no 3-D tensors", f"register {self.name} with batched=True")
         return None
+
+    @staticmethod
+    def _types_for(problem: Problem) -> set[str]:
+        """Types in which the product gets its operands."""
+        # Mixed, weight-only and autocast products reach the function after their cast in the graph.
+        cast_first = problem.autocast or problem.op.converts or problem.widens
+        given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}
+        return {"f32"} if problem.op.coded else given
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> CallablePrepared:
         """Import the modules and bind the problem; on CUDA call it too, so that a library compiles and tunes itself.
@@ -268,6 +313,11 @@ class CallableBackend:
         if not names:
             raise Unsupported("no-script", f"a script loads a function of a file by its name, and {self.name} is none")
         return plain.__code__.co_filename, names[0]
+
+
+def _is_whole(_: Problem, outcome: Outcome | None) -> bool:
+    """Whether ``bind`` or ``linear`` computed a problem; a class with a proof of its own does not say."""
+    return outcome is None or outcome.whole is not False
 
 
 def _takes(function: Any, count: int, **named: str) -> bool:
@@ -368,7 +418,9 @@ class CallablePrepared(EagerPrepared):
 
     def proof(self) -> Proof:
         """What the last run called; nothing more can be proved of a function of Python."""
-        proof = Proof((self._candidate,) if self._candidate else (), generated=(self._name,), provable=False)
+        whole = self.is_own if self._backend.bind or self._backend.linear else None
+        chosen = (self._candidate,) if self._candidate else ()
+        proof = Proof(chosen, generated=(self._name,), provable=False, whole=whole)
         if not (called := self._calls.names):
             nothing = self.problem.shape.is_empty or self.problem.shape.k == 0  # to multiply
             return dataclasses.replace(proof, uncalled="" if nothing else self._name)

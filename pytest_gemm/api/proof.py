@@ -76,6 +76,7 @@ class Proof:
         fusions: steps that Inductor's scheduler has fused into C++ templates; a lowering may have fused others before.
         uncalled: the backend's function, where the last run has called neither it nor one in its place; "" otherwise.
         composed: whether eager PyTorch computed a part of the problem around a function; ``None`` where there is none.
+        whole: whether ``bind=`` or ``linear=`` of a function computed all of it; ``None`` where it has neither.
     """
 
     chosen: tuple[str, ...] = ()
@@ -94,6 +95,7 @@ class Proof:
     fusions: int = 0
     uncalled: str = ""
     composed: bool | None = None
+    whole: bool | None = None
 
     @property
     def kernels(self) -> tuple[str, ...]:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.request import BuildRequest, Capability, honours
-from pytest_gemm.core.outcome import Reason, Unsupported
+from pytest_gemm.core.outcome import Outcome, Reason, Unsupported
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import Problem
 
@@ -214,6 +214,37 @@ class Together(Backend, Protocol):
 
     def compile_together(self, jobs: Iterable[tuple[Problem, Operands, BuildRequest]]) -> None:
         """Compile several problems, each of which is prepared later; nothing of them runs, and none is an error."""
+
+
+# The defaults of ``Registry.add_callable``: these objects, and not equal ones, say that nothing was written out.
+TYPES: Final = ("f32", "f16", "bf16")
+DEVICES: Final = ("cpu", "cuda")
+
+
+class Part(NamedTuple):
+    """What the author of a backend wrote out when registering it; a run says which of it no case called.
+
+    Attributes:
+        name: as a message has it, ``relu in activations=``; "" of what holds by default, which need not be called.
+        called: whether a problem calls it: with its outcome whether it did, with ``None`` whether it may.
+        lines: problems that call it, for a level that has none, and for smoke.
+        picky: it may refuse any problem, so a run asks it for one of each op and one with each step.
+        device: where it computes, of a part of ``devices=``; else "".
+    """
+
+    name: str
+    called: Callable[[Problem, Outcome | None], bool]
+    lines: tuple[str, ...] = ()
+    picky: bool = False
+    device: str = ""
+
+
+@runtime_checkable
+class Promising(Backend, Protocol):
+    """A backend that knows what its author wrote out."""
+
+    def promised_parts(self) -> Sequence[Part]:
+        """The parts that a run of the whole suite has to call."""
 
 
 @runtime_checkable

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gemm.api.protocols import Backend
+from pytest_gemm.api.protocols import DEVICES, TYPES, Backend
 from pytest_gemm.api.shipped import RegistryError, Shipped
 from pytest_gemm.core.text import did_you_mean
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ("Registry", "RegistryError")
-
-_DEVICES: Final = ("cpu", "cuda")
 
 
 class Registry:
@@ -73,8 +71,8 @@ class Registry:
         if name in self._backends:
             raise RegistryError(f"two backends are called {name!r}: choose another name")
         devices = getattr(backend, "devices", ("cpu",))
-        if isinstance(devices, str) or not isinstance(devices, Iterable) or not {*devices} or {*devices} - {*_DEVICES}:
-            raise RegistryError(f"backend {name!r}: devices is {devices!r}; give some of {_DEVICES}")
+        if isinstance(devices, str) or not isinstance(devices, Iterable) or not {*devices} or {*devices} - {*DEVICES}:
+            raise RegistryError(f"backend {name!r}: devices is {devices!r}; give some of {DEVICES}")
         self._backends[name] = backend
 
     def add_callable(
@@ -82,7 +80,7 @@ class Registry:
         name: str,
         matmul: Callable[..., torch.Tensor],
         *,
-        dtypes: Iterable[str] = ("f32", "f16", "bf16"),
+        dtypes: Iterable[str] = TYPES,
         batched: bool = True,
         accumulate: Literal["f64", "f32", "f16"] | None = None,
         deterministic: bool = True,
@@ -95,7 +93,7 @@ class Registry:
         bind: Callable[..., Callable[[], Any] | None] | None = None,
         candidates: Sequence[str] | Callable[[Problem], Sequence[str]] = (),
         epilogue: Literal["fused", "eager", "either"] = "fused",
-        devices: tuple[str, ...] = ("cpu", "cuda"),
+        devices: tuple[str, ...] = DEVICES,
         library: bool = False,
     ) -> None:
         """Register a function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch, or by ``bind``.
@@ -111,7 +109,7 @@ class Registry:
             name: what ``--gemm-backends`` takes.
             matmul: gets A (..., M, K) and B (..., K, N) as strided tensors and returns (..., M, N) in the
                 product's dtype (int32 for int8).
-            dtypes: dtype names of A and B that it takes.
+            dtypes: dtype names of A and B that it takes, by default f32, f16 and bf16.
             batched: whether it takes 3-D tensors.
             accumulate: type of its partial sums, what the bound is derived from; by default f64 for a product in f64
                 and f32 for any other.
@@ -136,8 +134,8 @@ class Registry:
                 first.
             epilogue: where a call of ``bind`` or ``linear`` rounds: ``fused``, once at the end; ``eager``, after each
                 step; ``either``.
-            devices: where it computes.  On ``("cuda",)`` alone its sums are those of NVIDIA's tensor cores, and it is
-                called once before the first run.
+            devices: where it computes, by default on both.  On ``("cuda",)`` alone its sums are those of NVIDIA's
+                tensor cores, and it is called once before the first run.
             library: with ``devices=("cuda",)``, whether it may call cuBLAS, which may slice K or take no tensor core.
 
         Raises:

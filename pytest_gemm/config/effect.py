@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 from unittest.mock import Mock
@@ -40,6 +40,8 @@ def _has_chosen(config: GemmConfig, backend: Backend) -> bool:
     return config.wanted_candidates in SELECTIONS or _has_candidates(config, backend)
 
 
+SUITE: Final = "pytest --pyargs pytest_gemm.conformance"
+"""The command of the suite that takes any problem."""
 # What a backend has to be for an option to have an effect on it: in words, and as a predicate.
 WANTS: Final[Mapping[str, tuple[str, Callable[[GemmConfig, Backend], bool]]]] = {
     "isa": ("generates code for the CPU", lambda config, b: honours(b, Capability.ISA) and _on_cpu(config, b)),
@@ -88,6 +90,24 @@ def check_backends(config: GemmConfig) -> None:
         others = ", ".join(backend.name for backend in config.registry if applies(name, config, backend))
         remedy = f"add one of {others} to --gemm-backends" if others else ""
         raise _has_no_effect(config, name, f"no selected backend ({here}) {wanted}", remedy)
+
+
+def check_problems(config: GemmConfig, selected: Collection[str], taking: Mapping[str, str]) -> None:
+    """Refuse a problem that was typed and is in no selected test.
+
+    Args:
+        config: of the run.
+        selected: lines of the problems of all selected tests.
+        taking: a test that takes a problem and may have been deselected, by the problem's line.
+
+    Raises:
+        pytest.UsageError: naming the problem and a test that takes it.
+    """
+    is_part = config.fuzz or config.shard or "problem" not in config.typed
+    for line in () if is_part else [problem.line for problem in config.problems]:
+        if line not in selected:
+            own = f"{taking[line]} takes it, and was deselected" if line in taking else f"the suite does: {SUITE}"
+            raise pytest.UsageError(f"--gemm-problem={line}: no selected test takes it; {own}")
 
 
 def check_cases(config: GemmConfig, *, tests: int, cases: int, timed: int) -> None:

@@ -157,6 +157,7 @@ class Outcome:
         fusions: steps that Inductor's scheduler fused into a C++ template, by its own counter.
         composed: whether eager PyTorch computed a part of the problem around the backend's function; ``None`` where the
             backend is no function.
+        whole: whether ``bind=`` or ``linear=`` of a function computed the problem; ``None`` where it has neither.
         bits: digest of the results' values, see ``results.digest_of``; "" where another run may give other bits.
         operands: digest of the operands that they are results of; "" without ``bits``.
     """
@@ -181,6 +182,7 @@ class Outcome:
     fused: bool | None = None
     fusions: int = 0
     composed: bool | None = None
+    whole: bool | None = None
     bits: str = ""
     operands: str = ""
     failed_as: Status | None = None

@@ -34,7 +34,7 @@ _SECONDS: Final = {
     **dict.fromkeys((Phase.REFERENCE, Phase.EAGER), "reference"),
 }
 # What an outcome reports of a proof, beside the kernels' names.
-_PROVED: Final = ("chosen", "configuration", "fused", "fusions", "composed")
+_PROVED: Final = ("chosen", "configuration", "fused", "fusions", "composed", "whole")
 
 
 class Ended(Exception):

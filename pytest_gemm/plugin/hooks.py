@@ -24,6 +24,7 @@ from pytest_gemm.config.config import CONFIG, SPEED_WORKER
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, threads_text
 from pytest_gemm.core.extras import lacking
 from pytest_gemm.core.text import message
+from pytest_gemm.failures import text
 from pytest_gemm.machine import processor, software
 from pytest_gemm.plugin import batches, division, reports, review, selection, startup, xdist
 from pytest_gemm.plugin.termination import STATUS, Termination
@@ -31,9 +32,9 @@ from pytest_gemm.record.lines import Head, Totals
 from pytest_gemm.record.reader import Run
 from pytest_gemm.record.writer import OfTest, Writer
 from pytest_gemm.report import terminal
-from pytest_gemm.run import known, precompile, progress, timeline
+from pytest_gemm.run import known, parts, precompile, progress, timeline
 from pytest_gemm.storage import cache, files
-from pytest_gemm.verdict import Red, verdict
+from pytest_gemm.verdict import Red, uncalled, verdict
 from pytest_gemm.worker.keeper import KEEPER
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class GemmRun:
         self._fuzzed: list[str] = []
         self._pages: list[Path] = []
         self._shown_header = False
+        self._taking: dict[str, str] = {}  # a test that takes a problem, by the problem's line
         if not config.pluginmanager.has_plugin(SPEED_WORKER):
             processor.wait_passively()
         self.settings = dataclasses.replace(config_module.read(config), loading=effect.loading(config))
@@ -99,12 +101,24 @@ class GemmRun:
                 cache.tidy()
             except ValueError as error:
                 raise pytest.UsageError(str(error)) from None
+            if (output := self.settings.output) is not None:
+                self._claim(output)
             self._writer.open(self.settings.file("run.jsonl"))
             config.pluginmanager.register(self._review, "gemm-review")
             self._termination = Termination()
             self._closing.callback(self._termination.close)
         self._closing.callback(gc.set_threshold, *gc.get_threshold())
         gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
+
+    def _claim(self, output: Path) -> None:
+        """Keep other runs out of a folder, and remove the failures of an earlier one."""
+        try:
+            self._closing.enter_context(files.claimed(output))
+        except files.LockTimeoutError as error:
+            raise pytest.UsageError(f"--gemm-output: {error}; name another folder, or wait for its end") from None
+        if not self._config.option.collectonly:
+            with self._writer.writing(output / "failures"):
+                text.remove(output)
 
     def pytest_unconfigure(self) -> None:
         """End what was started for this run."""
@@ -164,7 +178,8 @@ class GemmRun:
             request = selection.read_marker(metafunc.definition.get_closest_marker("gemm"))
             found = selection.select(request, settings)
         except selection.MarkerError as error:
-            pytest.fail(f"{metafunc.definition.nodeid}: {error}", pytrace=False)
+            raise pytest.fail.Exception(f"{metafunc.definition.nodeid}: {error}", pytrace=False) from None
+        self._taking |= dict.fromkeys((one.case.problem for one in found), metafunc.definition.nodeid)
         metafunc.parametrize("gemm_case", found, ids=[str(one.case) for one in found], indirect=True)
 
     @pytest.hookimpl(tryfirst=True)
@@ -187,6 +202,10 @@ class GemmRun:
             raise pytest.UsageError("--benchmark-only skips every timed test; leave it out, and name the timed tests")
         if timed and self._folder is not None:
             files.leave(self._folder, "cases", timed)
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """A conftest that leaves out cases narrows the run; a shard leaves them to others."""
+        self.totals.narrowed |= self.settings.shard is None and any(map(selection.parameter_of, items))
 
     # -- before the tests
 
@@ -214,9 +233,13 @@ class GemmRun:
 
         An option that no collected test heeds is refused, unless tests are missing for a reason that the run gives.
         """
+        cases = [case for case in map(selection.case_id, ids) if case is not None]
+        if selection.available(self.settings):
+            effect.check_problems(self.settings, {case.problem for case in cases}, self._taking)
         if not self.totals.missing:
-            cases = sum(selection.case_id(one) is not None for one in ids)
-            effect.check_cases(self.settings, tests=len(ids), cases=cases, timed=len(timed))
+            effect.check_cases(self.settings, tests=len(ids), cases=len(cases), timed=len(timed))
+        if self.settings.typed and not (cases or self.settings.fuzz or self.settings.shard or self.totals.failed):
+            self.totals.notes.append("no case was selected here; the suite of the package: " + effect.SUITE)
         if self._config.option.collectonly:
             return []
         self._precompile(ids)
@@ -324,10 +347,7 @@ class GemmRun:
         parameter = getattr(request, "param", None)
         if parameter is None:
             pytest.fail("gemm_case needs the marker: @pytest.mark.gemm(problems=[...])", pytrace=False)
-        try:
-            return selection.case_of(parameter, self.settings)
-        except selection.MarkerError as error:
-            pytest.fail(f"{request.node.nodeid}: {error}", pytrace=False)
+        return selection.case_of(parameter, self.settings)
 
     @contextlib.contextmanager
     def check(self, node: pytest.Function, judge: Judge) -> Iterator[GemmCheck]:
@@ -442,6 +462,11 @@ class GemmRun:
             return
         totals, settings = self.totals, self.settings
         totals.notes += [*map(precompile.note, self._harvest or []), *_unknown_torch()]
+        left = {} if settings.fuzz or settings.compile_only else parts.uncalled(settings, self._writer.run.outcomes)
+        totals.uncalled = {name: names for name, names in left.items() if name in totals.asked}
+        if totals.narrowed or selection.names_files(self._config):
+            totals.notes += [cause.text.partition(": ")[0] for cause in uncalled(self._writer.run)]
+            totals.uncalled = {}
         if self._termination is not None and self._termination.received:
             session.exitstatus = STATUS
         self._writer.close(session.exitstatus)

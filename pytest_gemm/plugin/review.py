@@ -20,7 +20,7 @@ from pytest_gemm.record.writer import OfTest, Writer
 from pytest_gemm.report import github, review
 from pytest_gemm.report.github import Annotation
 from pytest_gemm.run.progress import is_read_by_github, quoted
-from pytest_gemm.verdict import Red, causes
+from pytest_gemm.verdict import Red, causes, last_line
 
 
 class Review:
@@ -86,6 +86,8 @@ class Review:
                 ]
                 for line in github.commands([*self._of_run(), *of_tests], github.repository(root)):
                     terminalreporter.write_line(line)
+            if line := last_line(self._writer.run):
+                terminalreporter.write_line(line, red=True)
 
     def _findings(self) -> list[tuple[Finding | None, list[Any]]]:
         """The reports of the tests that failed of each finding, that of its simplest problem first.

@@ -39,6 +39,7 @@ from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import APART
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import parts
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
@@ -51,6 +52,10 @@ NO_ANSWER: Final = "no-answer"
 
 # How many distributions a problem is judged with, most telling first; None: all that apply.
 DISTRIBUTIONS: Final[dict[str, int | None]] = {"smoke": 4, "quick": 4, "full": 6, "exhaustive": None}
+
+
+# Distributions that the package's own markers name: they exist, and collecting those tests needs no torch.
+_KNOWN: Final = frozenset({"rand", "rand-positive"})
 
 
 class MarkerError(ValueError):
@@ -79,7 +84,7 @@ def read_marker(marker: pytest.Mark | None) -> Request:
     """The request in a marker.
 
     Raises:
-        MarkerError: for an unknown keyword, positional arguments, or no marker at all.
+        MarkerError: for an unknown keyword or distribution, positional arguments, or no marker at all.
     """
     if marker is None:
         raise MarkerError("gemm_case needs the marker: @pytest.mark.gemm(problems=[...])")
@@ -96,6 +101,14 @@ def read_marker(marker: pytest.Mark | None) -> Request:
         if not right(value):
             raise MarkerError(f"the gemm marker's {name} is {value!r}; it takes {asks}")
     kwargs["distributions"] = tuple(kwargs.get("distributions", ()))
+    if {*kwargs["distributions"]} - _KNOWN:
+        from pytest_gemm.operands.distributions import DISTRIBUTIONS as EVERY  # imports torch
+
+        for name in kwargs["distributions"]:
+            if name not in EVERY:
+                hint = did_you_mean(name, EVERY)
+                known = ", ".join(EVERY)
+                raise MarkerError(f"the gemm marker has an unknown distribution {name!r}{hint}; known: {known}")
     return Request(**kwargs)
 
 
@@ -126,7 +139,7 @@ def select(request: Request, config: GemmConfig) -> list[Parameter]:
         MarkerError: when the marker's problems cannot be read.
     """
     ready = available(config)
-    wanted = {b.name: dict.fromkeys(p.line for p in _problems(request, config, config.device_of(b))) for b in ready}
+    wanted = {b.name: dict.fromkeys(p.line for p in _problems(request, config, b)) for b in ready}
     together = dict.fromkeys(line for lines in wanted.values() for line in lines)
     return [
         Parameter(dataclasses.replace(axes, problem=line), request.distributions)
@@ -202,7 +215,8 @@ def _availability(registry: Registry, name: str, device: str, compile_only: bool
     return Availability(Reason(NO_ANSWER, f"availability() of {name} returned {type(answer).__name__}"))
 
 
-def _problems(request: Request, config: GemmConfig, device: str) -> list[Problem]:
+def _problems(request: Request, config: GemmConfig, backend: Backend) -> list[Problem]:
+    device = config.device_of(backend)
     if config.problems and request.any_problem:
         found: Iterable[Problem] = config.problems
     else:
@@ -210,6 +224,12 @@ def _problems(request: Request, config: GemmConfig, device: str) -> list[Problem
         if config.problems:
             wanted = {p.line for p in config.problems}
             found = [p for p in found if p.line in wanted]
+        elif request.any_problem and callable(request.problems):
+
+            def of_level(level: str) -> list[Problem]:
+                return _own_problems(request, dataclasses.replace(config, level=level), device)
+
+            found = [*found, *parts.calling(config, backend, found, of_level)]
     return [p for p in found if not config.ops or p.op.name in config.ops]
 
 
@@ -242,19 +262,10 @@ def _of_level(names: tuple[str, ...], level: str) -> tuple[str, ...]:
 
 
 def case_of(parameter: Parameter, config: GemmConfig) -> Case:
-    """The case of a parameter; from here on torch is needed.
-
-    Raises:
-        MarkerError: when a distribution named by the marker does not exist.
-    """
+    """The case of a parameter; from here on torch is needed."""
     from pytest_gemm.judging.case import Case
-    from pytest_gemm.operands.distributions import DISTRIBUTIONS as KNOWN
     from pytest_gemm.operands.distributions import distributions_for
 
-    for name in parameter.distributions:
-        if name not in KNOWN:
-            hint = did_you_mean(name, KNOWN)
-            raise MarkerError(f"the gemm marker has an unknown distribution {name!r}{hint}; known: {', '.join(KNOWN)}")
     asked = parameter.case
     backend, problem = config.registry[asked.backend], Problem.parse(asked.problem)
     apply = distributions_for(problem)
@@ -301,6 +312,13 @@ def is_narrowed(config: pytest.Config, settings: GemmConfig) -> bool:
     """Whether the user asked for less than whole suites."""
     selected = any(config.getoption(name, None) for name in ("keyword", "markexpr", "lf", "deselect", "maxfail"))
     return bool(selected or settings.problems or settings.ops or any("::" in arg for arg in config.args))
+
+
+def names_files(config: pytest.Config) -> bool:
+    """Whether the user named files or modules of tests, and no folder or package."""
+    return config.args_source is config.ArgsSource.ARGS and all(
+        arg.endswith(".py") or arg.rpartition(".")[2].startswith("test_") for arg in config.args
+    )
 
 
 # -- tests of which only the node id is known: those of other processes --------------------------------------------

@@ -143,6 +143,7 @@ class Totals:
         failed: why tests failed, as ``verdict.Red``.
         reruns: attempts at a test that another one followed, as pytest-rerunfailures makes them; they do not count.
         division: what a shard knows of the run that it is a part of.
+        uncalled: what authors of backends wrote out when registering them and no case called, by backend.
         places: for each outcome of a shard, the place of its test among all tests.
     """
 
@@ -159,6 +160,7 @@ class Totals:
     failed: set[int] = dataclasses.field(default_factory=set)
     reruns: int = 0
     division: Division = dataclasses.field(default_factory=Division)
+    uncalled: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     places: tuple[int, ...] = ()
 
 

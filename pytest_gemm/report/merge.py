@@ -16,6 +16,7 @@ from packaging.version import Version
 from pytest_gemm import __version__
 from pytest_gemm.api import settings as api_settings
 from pytest_gemm.core.text import show
+from pytest_gemm.failures import text
 from pytest_gemm.record import reader
 from pytest_gemm.record.lines import Head, Totals, merge_use
 from pytest_gemm.record.reader import Run
@@ -42,6 +43,8 @@ def run(given: argparse.Namespace) -> int:
     writer = Writer(concatenated(parts))
     whole = writer.run
     outcomes, whole.outcomes = whole.outcomes, []
+    with writer.writing(output / "failures"):
+        text.remove(output)
     writer.open(output / "run.jsonl")
     writer.add(outcomes)
     writer.end()
@@ -146,6 +149,10 @@ def concatenated(parts: Sequence[Run]) -> Run:
         totals.asked |= one.asked
         totals.failed |= one.failed
         merge_use(totals.use, one.use)
+    for name in totals.asked:
+        first, *others = [one.uncalled.get(name, []) for one in every if name in one.asked]
+        if left := [part for part in first if all(part in other for other in others)]:
+            totals.uncalled[name] = left
     return Run(_head([part.head for part in parts]), [outcome for _, outcome in placed], totals)
 
 

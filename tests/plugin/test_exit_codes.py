@@ -27,6 +27,7 @@ CONFTEST = """
     import unittest
 
     import pytest
+    import torch
 
     from pytest_gemm.api.proof import Proof
     from pytest_gemm.api.protocols import Availability, Candidates
@@ -168,6 +169,15 @@ CONFTEST = """
             registry.add_callable(function.__name__.replace("_", "-"), function)
         for backend in (Absent, Silent, Odd, Lawless, Refusing, Late, Picky):
             registry.add(backend())
+
+        def linear(a, b, bias, activation):
+            return torch.relu(mine(a, b) + bias) if activation else mine(a, b) + bias
+
+        registry.add_callable("biased", mine, linear=linear, activations=("relu",))
+        registry.add_callable("lazy", mine)
+        registry.add_callable("unbound", mine, bind=lambda problem, tensors: None)
+        registry.add_callable("bound", mine, bind=lambda problem, tensors: lambda: mine(tensors["a"], tensors["b"]))
+        registry.add_callable("typed", mine, dtypes=("f32", "f16"), devices=("cpu", "cuda"))
 """
 
 TEST = """
@@ -175,7 +185,8 @@ TEST = """
 
     @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32", "mm:f32:nn:9x16x32"], distributions=["rand"])
     def test_product(gemm_case, gemm_check):
-        gemm_check(gemm_case)
+        if gemm_case.backend.name != "lazy":
+            gemm_check(gemm_case)
 """
 
 KNOWN = """
@@ -210,6 +221,10 @@ HERE = [
     (0, "--gemm-backends=mine,absent --gemm-allow=missing", "absent did not run: there is no board"),
     (0, "--gemm-backends=mine --gemm-known-failures=stale.toml --gemm-ops=mm", "*2 passed*"),  # it is narrowed
     (0, "--gemm-backends=mine,refusing -k mine", "*2 passed, 2 deselected*"),
+    (0, "--gemm-backends=bound", "bound: 2 cases by its own path, *"),
+    (0, "--gemm-backends=biased --gemm-allow=unjudged", "*2 passed*"),
+    (0, "--gemm-backends=biased test_it.py", "biased was registered with linear=, relu in activations=, which no *"),
+    (0, "--gemm-backends=unbound -k 9x16", "unbound was registered with bind=, which no case called"),
     (1, "--gemm-backends=off", "incorrect: * on off: *"),
     (1, "--gemm-backends=crash", "crashed: RuntimeError in run: * on crash: out of registers"),
     (1, "--gemm-backends=skips", "*2 failed*"),
@@ -225,6 +240,16 @@ HERE = [
     (10, "--gemm-backends=mine,refusing", "refusing judged no case: 2 unsupported (nothing is taken); *"),
     (10, "--gemm-backends=mine,late", "late judged no case: 2 unsupported (nothing can be compiled); *"),
     (10, "--gemm-backends=mine --gemm-known-failures=withheld.toml", "mine judged no case: 2 known-failure (*"),
+    (10, "--gemm-backends=biased", "biased was registered with linear=, relu in activations=, which no case called: *"),
+    (10, "--gemm-backends=mine,unbound", "FAILED: unbound was registered with bind=, which no case called (status 10)"),
+    (10, "--gemm-backends=typed", "typed was registered with f16 in dtypes=, which no case called: *"),
+    (10, "--gemm-backends=lazy", "lazy judged no case: no selected test calls gemm_check for lazy; *"),
+    (4, "--gemm-problem=mm:f32:nn:8x8x9", "*8x8x9: no selected test takes it; the suite does: pytest --pyargs *"),
+    (
+        4,
+        "--gemm-problem=mm:f32:nn:8x16x32 -k nothing",
+        "*; test_it.py::test_product takes it, and was deselected",
+    ),
     (2, "--gemm-backends=mine test_marker.py", "*no keyword 'problem' (did you mean 'problems'?)*"),
     (3, "--gemm-backends=mine -p broken_plugin", "INTERNALERROR> *planted in a plugin*"),
     (4, "--gemm-known-failures=all.toml", "*all.toml:4: the entry matches every case; name the backend*"),
@@ -250,6 +275,8 @@ def test_a_run_ends_with_its_status(project: pytest.Pytester, status: int, argum
     result = project.runpytest_inprocess("-p", "no:cacheprovider", *arguments.split())
     assert result.ret == status
     assert any(fnmatchcase(shown, line) for shown in (*result.outlines, *result.errlines)), line
+    why = [shown for shown in result.outlines if fnmatchcase(shown, f"FAILED: ?* (status {status})")]
+    assert why == [] if status in {0, 3, 4} else why[0] in result.outlines[-3:-1]
 
 
 # The same where the process itself comes to its end, or a signal does.
@@ -319,6 +346,15 @@ def test_when_pytest_is_killed_the_kernel_goes_too(project: pytest.Pytester, pro
     while _runs_in(project.path):
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+def test_a_marker_with_a_wrong_name_is_one_error(project: pytest.Pytester) -> None:
+    project.makepyfile(test_it=TEST.replace('"rand"', '"rnd"'))
+    result = project.runpytest_inprocess("-p", "no:cacheprovider", "--gemm-backends=mine")
+    assert result.ret == 2
+    said = "test_it.py::test_product: the gemm marker has an unknown distribution 'rnd' (did you mean 'rand'?)"
+    assert result.stdout.str().count(said) == 1
+    result.assert_outcomes(errors=1)
 
 
 def test_a_rerun_counts_once(project: pytest.Pytester) -> None:
