@@ -928,7 +928,7 @@ def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytest
             "incorrect: *: mm:f32:nn:8x16x32 on fake: *",
             "  candidate bad-off",
             "  rerun: pytest * --gemm-candidates=bad-off",
-            "fake: 3 different candidates and 3 kernels judged, 3 with their problems",
+            "fake: 3 kernels judged, with 3 tile choices",
             "fake pruned 1 (1 different) for out-of-resources: big-unfit: out of resource: shared memory",
         ]
     )
