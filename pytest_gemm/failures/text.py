@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from pytest_gemm.core.case_id import threads_text
 from pytest_gemm.core.outcome import Outcome
@@ -63,11 +65,47 @@ class Rerun:
         return [] if loads else [str(folder), f"--ignore-glob={folder}/*"]
 
 
+_LONGEST: Final = 200
+
+
 def folder_name(outcome: Outcome) -> str:
-    """Name of the folder that has the files of a failed case."""
+    """Name of the folder that has the files of a failed case; a long one ends in a digest: systems take 255 bytes."""
     case = outcome.case
     parts = (case.who, case.problem, case.candidate, outcome.distribution, str(outcome.seed), case.guard)
-    return re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
+    name = re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return name if len(name.encode()) <= _LONGEST else f"{name[: _LONGEST // 2]}-{digest}"
+
+
+FILES: Final = ("report.txt", "repro.py", "repro.pt", "error_map.png", "tensors.pt", "generated_code.py")
+"""What the folder of a failed case may have in it."""
+
+
+def remove(output: Path) -> None:
+    """Remove what an earlier run has left of its failures in a folder of ``--gemm-output``.
+
+    A folder that no run has left its record in, and one with another file than ours in it, stay as they are.
+
+    Raises:
+        OSError: for what cannot be removed.
+    """
+    folder, record = output / "failures", output / "run.jsonl"
+    if not (folder.is_dir() and _has(record, '{"run":')):
+        return
+    for place in folder.iterdir():
+        files = [] if place.is_symlink() or not place.is_dir() else list(place.iterdir())
+        if {one.name for one in files} <= {*FILES} and _has(place / "report.txt", "\n  rerun: "):
+            for file in files:
+                file.unlink()
+            place.rmdir()
+
+
+def _has(path: Path, words: str) -> bool:
+    """Whether there are these words in the beginning of a file."""
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return words in file.read(1 << 16)
 
 
 def named(what: str, names: Iterable[str]) -> str:

@@ -88,6 +88,27 @@ def shared(path: Path) -> int:
     return handle
 
 
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Hold a folder for the block; the system frees it when the process dies.  Nothing in it changes.
+
+    Raises:
+        LockTimeoutError: where another process holds it.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        is_free = True
+        with contextlib.suppress(OSError):  # of a file system without locks
+            is_free = _try(handle)
+        if not is_free:
+            raise LockTimeoutError(f"another run writes to {folder}")
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a fork may have the descriptor, too
+        os.close(handle)
+
+
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
