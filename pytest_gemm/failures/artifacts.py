@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +15,7 @@ import torch
 from pytest_gemm.api.protocols import ScriptedBackend
 from pytest_gemm.core.extras import lacking
 from pytest_gemm.core.outcome import Unsupported
-from pytest_gemm.core.text import first_line
+from pytest_gemm.core.text import described, first_line
 from pytest_gemm.core.units import plural
 from pytest_gemm.failures import findings, repro
 from pytest_gemm.failures.findings import Finding
@@ -74,9 +75,20 @@ def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: 
         try:
             if judged.evidence is not None:
                 _save_one(folder, judged.outcome, judged.evidence, case, rerun, warm, most)
-        except OSError as error:  # noqa: PERF203  # each case is tried
-            lost = lost or str(error)
+        except Exception as error:  # noqa: PERF203  # each case is tried, and no file is worth its verdict
+            lost = lost or (str(error) if isinstance(error, OSError) else described(error))
     return lost
+
+
+@contextlib.contextmanager
+def _noting(lines: list[str], file: str) -> Iterator[None]:
+    """A block that makes a file; where it cannot, the report says why, but of a disk that takes no file at all."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        lines.append(f"no {file}: {error.reason if isinstance(error, Unsupported) else described(error)}")
 
 
 def _save_one(
@@ -85,33 +97,35 @@ def _save_one(
     """The folder of one case."""
     place = folder / folder_name(outcome)
     place.mkdir(parents=True, exist_ok=True)
-    text = findings.text(Finding([outcome], outcome.cause), rerun.line(outcome)) + "\n"
+    lines = [findings.text(Finding([outcome], outcome.cause), rerun.line(outcome))]
     if omitted := _omitted(folder, outcome, most):
-        text += f"  no further files: {omitted}; {_ALL_FILES}\n"
-        (place / "report.txt").write_text(text, encoding="utf-8")
-        return
-    part = most // _PART or _MOST_BYTES
-    try:
-        _write_script(place / "repro.py", outcome, evidence, case, warm, part)
-    except Unsupported as none:
-        text += f"  no script: {none.reason}\n"
-    no_map = lacking("matplotlib") if evidence.interval is not None else ""
-    text += f"  no error map: {no_map}\n" if no_map else ""
-    tensors: dict[str, object] = dict(program.args(case.problem, evidence.operands))
-    if evidence.actual is not None:
-        tensors["actual"] = evidence.actual
-    if (interval := evidence.interval) is not None:
-        tensors |= {"lo": interval.lo, "hi": interval.hi}
-        x = evidence.actual
-        if not no_map and x is not None and calls.has_bits(x) and x.shape == interval.lo.shape:
-            draw(place / "error_map.png", x, interval, outcome.problem, ", ".join(outcome.candidates))
-    if (size := _bytes(tensors)) <= part:
-        _store(tensors, place / "tensors.pt")
+        lines.append(f"no further files: {omitted}; {_ALL_FILES}")
     else:
-        text += f"  no tensors.pt: it would have {size >> 20} MB; {_ALL_FILES}\n"
+        _save_files(place, outcome, evidence, case, warm, most // _PART or _MOST_BYTES, lines)
+    (place / "report.txt").write_text("\n  ".join(lines) + "\n", encoding="utf-8")  # the last one, see :func:`_size`
+
+
+def _save_files(
+    place: Path, outcome: Outcome, evidence: Evidence, case: Case, warm: str, most: int, lines: list[str]
+) -> None:
+    """What is in the folder beside the report, whose ``lines`` get the reason for each file that is missing."""
+    with _noting(lines, "script"):
+        _write_script(place / "repro.py", outcome, evidence, case, warm, most)
+    x, interval = evidence.actual, evidence.interval
+    if interval is not None and (no_map := lacking("matplotlib")):
+        lines.append(f"no error map: {no_map}")
+    elif interval is not None and x is not None and calls.has_bits(x) and x.shape == interval.lo.shape:
+        with _noting(lines, "error map"):
+            draw(place / "error_map.png", x, interval, outcome.problem, ", ".join(outcome.candidates))
+    with _noting(lines, "tensors.pt"):
+        tensors: dict[str, object] = dict(program.args(case.problem, evidence.operands))
+        tensors |= {} if x is None else {"actual": x}
+        tensors |= {} if interval is None else {"lo": interval.lo, "hi": interval.hi}
+        if (size := _bytes(tensors)) > most:
+            raise Unsupported("no-tensors", f"it would have {size >> 20} MB; {_ALL_FILES}")
+        _store(tensors, place / "tensors.pt")
     if evidence.source:
         (place / "generated_code.py").write_text(evidence.source, encoding="utf-8")
-    (place / "report.txt").write_text(text, encoding="utf-8")  # the last one, see :func:`_size`
 
 
 _ALL_FILES: Final = "the rerun with --gemm-output=DIR --gemm-set=run.files=0 writes all"
@@ -140,7 +154,7 @@ def _omitted(folder: Path, outcome: Outcome, most: int) -> str:
 def _size(folder: Path) -> int:
     """Bytes of the failures of all processes."""
     total = 0
-    for place in folder.iterdir():
+    for place in filter(Path.is_dir, folder.iterdir()):
         size = _SIZES.get(place)
         if size is None:
             files = [path for path in place.iterdir() if path.is_file()]

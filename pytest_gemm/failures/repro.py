@@ -12,6 +12,7 @@ against the largest bound that the oracle allows any element of the result: what
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from pytest_gemm.api.protocols import Recipe
-from pytest_gemm.core.outcome import Misconduct, Outcome, Status, Unsupported
+from pytest_gemm.core.outcome import Outcome, Status, Unsupported
 from pytest_gemm.core.templates import Templates
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
@@ -32,10 +33,10 @@ from pytest_gemm.operands import views
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.worker.messages import Died, Thrown
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Evidence
+    from pytest_gemm.worker.messages import Ran
 
 # A script has fewer lines.
 LONGEST: Final = 60
@@ -97,6 +98,7 @@ def _replaced(given: Operands, values: str) -> Operands:
         raise Unsupported("own-operands", "several weights have no formula of their own")
     weight = given.problem.op.weight
     new |= {name: views.cut(given.problem, name, new[name]) for name in ("a", "b") if given.problem.view_of(name)}
+    new["a"] = new["a"].view(given.a.shape)  # a program may take it 3-D or 4-D
     b = new["a"].mT if "b" not in new else new["b"].mT if weight else new["b"]
     residuals = tuple(
         views.residual_of(given.problem, i, new[f"r{i}"]) if f"r{i}" in new else new["a"]
@@ -112,8 +114,7 @@ def _replaced(given: Operands, values: str) -> Operands:
 
 def _own(evidence: Evidence) -> _Own | None:
     """Values of the script's own that fail as well; ``None`` where the failing ones are needed."""
-    failed, again, place = evidence.operands, evidence.again, evidence.place
-    problem, output = failed.problem, failed.problem.outputs[place]
+    failed, again, problem = evidence.operands, evidence.again, evidence.operands.problem
     # The script computes its reference in float64, which these programs do not take.
     is_decoded = failed.quantisation is not None or problem.op.coded
     quantised = failed.zero_b is not None or is_decoded or problem.op.rounds_once
@@ -122,30 +123,27 @@ def _own(evidence: Evidence) -> _Own | None:
     if again is None or in_place or has_groups or failed.lookups or quantised or problem.shape.is_empty:
         return None
     for kind, values in _VALUES.items():
-        try:
-            given = _replaced(failed, values)
-        except Unsupported:
-            return None
-        try:
-            ran = again(given)
-        except (Thrown, Died, Misconduct):
-            continue
-        reference = reference_module.reference(problem, given)
-        interval = interval_module.intervals(problem, given, reference, ran.contract)[place]
-        tensors = {name: t.double() for name, t in program.args(problem, given).items()}
-        try:
-            wide: Any = program.build(problem)(**tensors)  # the script computes its reference in this way
-        except RuntimeError:  # nor does _weight_int8pack_mm
-            return None
-        results = ((x[place] if isinstance(x, tuple) else x) for x in (wide, ran.results))
-        expected, actual = (one.double().cpu() for one in results)
-        expected, value = expected.reshape(output.returned_shape), views.forth(interval.value, output.view_steps)
-        if not bool(value.isfinite().all()) or not torch.allclose(expected, value, rtol=1e-12, atol=1e-12):
-            continue
-        bound = float(torch.maximum(interval.hi - interval.value, interval.value - interval.lo).max())
-        if actual.shape == value.shape and bool((~((actual - value).abs() <= bound)).any()):
-            return _Own(kind, bound)
+        with contextlib.suppress(Exception):  # whatever a program raises for them, the failing operands are saved then
+            bound = _bound(evidence, again(given := _replaced(failed, values)), given)
+            if bound is not None:
+                return _Own(kind, bound)
     return None
+
+
+def _bound(evidence: Evidence, ran: Ran, given: Operands) -> float | None:
+    """How far an element may be from the reference, where one of this run is further; ``None`` of a right run."""
+    problem, place = given.problem, evidence.place
+    output, reference = problem.outputs[place], reference_module.reference(problem, given)
+    interval = interval_module.intervals(problem, given, reference, ran.contract)[place]
+    # The script computes its reference in this way, which not every program takes: not _weight_int8pack_mm.
+    wide: Any = program.build(problem)(**{name: t.double() for name, t in program.args(problem, given).items()})
+    results = ((x[place] if isinstance(x, tuple) else x) for x in (wide, ran.results))
+    expected, actual = (one.double().cpu() for one in results)
+    expected, value = expected.reshape(output.returned_shape), views.forth(interval.value, output.view_steps)
+    if not bool(value.isfinite().all()) or not torch.allclose(expected, value, rtol=1e-12, atol=1e-12):
+        return None
+    bound = float(torch.maximum(interval.hi - interval.value, interval.value - interval.lo).max())
+    return bound if actual.shape == value.shape and bool((~((actual - value).abs() <= bound)).any()) else None
 
 
 # -- the text ---------------------------------------------------------------------------------------------
