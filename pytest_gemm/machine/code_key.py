@@ -14,7 +14,7 @@ from importlib import util
 from pathlib import Path
 from typing import Final
 
-from pytest_gemm.machine import processor, software
+from pytest_gemm.machine import isa, processor, software
 
 # Folders of torch/include that generated C++ includes from: two or three megabytes.
 _HEADERS: Final = ("ATen/cpu", "ATen/native", "c10", "torch/csrc/inductor", "torch/headeronly")
@@ -22,9 +22,11 @@ _HEADERS: Final = ("ATen/cpu", "ATen/native", "c10", "torch/csrc/inductor", "tor
 
 @functools.cache
 def code_key() -> str:
-    """Twelve hexadecimal digits, others for another CPU, compiler or torch."""
+    """Twelve hexadecimal digits, others for another CPU, cap of a library, compiler or torch."""
     found, cpu = hashlib.sha256(), processor.cpu()
-    for part in (cpu.model, cpu.generation, *sorted(cpu.flags), *map(str, software.compiler().items())):
+    # What Inductor hands to oneDNN, and packs for it, depends on its cap.
+    capped = (*isa.caps(cpu.flags).items(), *software.compiler().items())
+    for part in (cpu.model, cpu.generation, *sorted(cpu.flags), *map(str, capped)):
         found.update(part.encode() + b"\0")
     for path in _headers():
         found.update(path.name.encode() + b"\0" + path.read_bytes())

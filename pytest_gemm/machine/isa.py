@@ -1,12 +1,22 @@
-"""Instruction sets: which levels this processor has, and the flags of each."""
+"""Instruction sets: which levels this processor has, the flags of each, and what each library uses of them."""
 
 from __future__ import annotations
 
+import functools
+import os
 import platform
-from collections.abc import Mapping, Sequence
-from typing import Final
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from pytest_gemm.machine.processor import slug
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 # Names of instruction sets in a hardware key by what their presence shows, the best first: the levels between which the
 # rate of a matrix product changes by a factor.
@@ -95,3 +105,76 @@ def flags_at(flags: Sequence[str], isa: str) -> tuple[str, ...]:
         return tuple(flag for flag in flags if flag not in _LEVELS["amx_fp16"])
     kept = {flag for name in ISAS[: ISAS.index(isa) + 1] for flag in _LEVELS[name]}
     return tuple(flag for flag in flags if flag in kept or not flag.startswith(("avx512", "avx10", "avx_", "amx")))
+
+
+# -- what a library uses of it -------------------------------------------------------------------------------
+
+# What multiplies for PyTorch beside the code that Inductor generates, ""; cpu is the processor itself, which ATen asks
+# before it calls oneDNN.
+LIBRARIES: Final = ("cpu", "aten", "onednn", "mkl")
+# What a cap can take away; the rest of a processor's flags stays.
+_VECTOR: Final = re.compile(r"avx|amx|fma|f16c")
+
+
+@functools.cache
+def _libraries() -> dict[str, Any]:
+    """The table, each level with all of its flags."""
+    table = tomllib.loads(Path(__file__).with_name("libraries.toml").read_text(encoding="utf-8"))
+    for row in table.values():
+        flags: dict[str, frozenset[str]] = {}
+        for name, level in row["level"].items():
+            flags[name] = frozenset(level.get("flags", ())) | flags.get(level.get("on"), frozenset())
+        row["level"] = flags
+    return table
+
+
+def _cap(library: str) -> str:
+    """The level at which the environment caps a library; "" for none, as for a value that the library does not know."""
+    row = _libraries()[library or "inductor"]
+    value = next(filter(None, map(os.environ.get, row["variables"])), "").lower()
+    return value if value in row["level"] else ""
+
+
+def caps(flags: Sequence[str]) -> dict[str, str]:
+    """The level at which the environment caps a library, by library, where it takes something away from these flags."""
+    return {name: _cap(name) for name in LIBRARIES if used(flags, name) != used(flags, name, capped=False)}
+
+
+def used(flags: Sequence[str], library: str = "", *, capped: bool = True) -> tuple[str, ...]:
+    """The flags of a processor that a library uses: those of its complete levels below its cap.
+
+    A level counts as a whole: oneDNN uses no AMX where a virtual machine hides AVX512_FP16, which its level has too.
+
+    Args:
+        flags: of the processor.
+        library: one of :data:`LIBRARIES`; "": generated code.
+        capped: by the environment; ``False``: as it would be without.
+
+    Example::
+
+        >>> os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
+        >>> used(("sse4_1", "avx", "avx2", "fma", "f16c", "avx512f"), "onednn")
+        ('sse4_1', 'avx', 'avx2', 'fma', 'f16c')
+    """
+    row, cap = _libraries()[library or "inductor"], _cap(library) if capped else ""
+    if row["uses_all"] and not cap:
+        return tuple(flags)
+    levels: Collection[frozenset[str]] = row["level"].values()
+    most = row["level"][cap] if cap else frozenset().union(*levels)
+    complete = [level for level in levels if level <= most and level <= set(flags)]
+    allowed = frozenset().union(*complete)
+    return tuple(flag for flag in flags if flag in allowed or not _VECTOR.match(flag))
+
+
+def words(flags: Sequence[str], isa: str, architecture: str) -> tuple[str, ...]:
+    """The words of a processor in a ledger: its architecture, flags of generated code, and ``LIBRARY:FLAG``.
+
+    Args:
+        flags: of the processor.
+        isa: what code is generated for, one of :data:`ISAS`; "": what Inductor takes.
+        architecture: as ``platform.machine`` names it.
+    """
+    generated = flags_at(flags, isa) if isa else used(flags)
+    named = [flag for flag in flags_at(flags, isa) if flag in ISA_NAMES]
+    libraries = (f"{library}:{flag}" for library in LIBRARIES for flag in used(named, library))
+    return (architecture, *generated, *libraries)

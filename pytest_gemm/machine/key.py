@@ -7,7 +7,7 @@ import re
 from typing import Final, Literal
 
 from pytest_gemm.machine.gpus import Gpu, visible_gpu
-from pytest_gemm.machine.isa import isa_level
+from pytest_gemm.machine.isa import caps, isa_level
 from pytest_gemm.machine.processor import Cpu, cpu, slug
 
 Device = Literal["cpu", "cuda"]
@@ -32,7 +32,8 @@ def _cpu_slug(found: Cpu) -> str:
 def hardware_key(device: Device, cores: int, *, on: Cpu | Gpu | None = None) -> str:
     """The name under which times of this hardware are stored: what must agree for two times to be compared.
 
-    For the CPU: model, best instruction set, cores in use: ``amd-epyc-7763-avx2-4c``.  For CUDA: name of the GPU,
+    For the CPU: model, best instruction set, caps of the libraries, cores in use: ``amd-epyc-7763-avx2-4c``, and
+    ``intel-xeon-8480c-amx-onednn-avx2-4c`` with ``ONEDNN_MAX_CPU_ISA=AVX2``.  For CUDA: name of the GPU,
     compute capability, power limit and MIG profile: ``nvidia-h200-sm90-700w``.  A part that cannot be read is left
     out.  Always a legal folder name of ``[a-z0-9-]``.
 
@@ -46,7 +47,8 @@ def hardware_key(device: Device, cores: int, *, on: Cpu | Gpu | None = None) -> 
     """
     if device == "cpu":
         found = on if isinstance(on, Cpu) else cpu()
-        return "-".join([_cpu_slug(found), isa_level(found.flags), f"{cores}c"])
+        capped = (f"{library}-{slug(level)}" for library, level in caps(found.flags).items())
+        return "-".join([_cpu_slug(found), isa_level(found.flags), *capped, f"{cores}c"])
     gpu = on if isinstance(on, Gpu) else visible_gpu()
     if gpu is None:
         return "cuda-unknown"
