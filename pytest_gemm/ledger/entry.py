@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import operator
+import platform
 import re
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
@@ -13,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.machine.isa import flags_at
+from pytest_gemm.machine.isa import words
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.errors import FileError
 
@@ -29,6 +30,8 @@ class Environment:
     Attributes:
         torch: version as torch gives it, ``2.13.0+cpu``.
         isa: names of what the hardware has, lower case: ``avx2``, ``avx512_vnni``, ``amx_tile``, ``sm_90``.
+        level: the instruction set that code is generated for, "" for the one that Inductor takes.
+        architecture: as ``platform.machine`` names it.
         device: where the backend computes, ``cpu`` or ``cuda``.
         threads: CPU threads of PyTorch, 0 where unknown.
         run_threads: those of a run, where a program was compiled with other ones; else 0.
@@ -36,6 +39,8 @@ class Environment:
 
     torch: str
     isa: tuple[str, ...] = ()
+    level: str = ""
+    architecture: str = dataclasses.field(default_factory=platform.machine)
     device: str = "cpu"
     threads: int = 0
     run_threads: int = 0
@@ -48,8 +53,8 @@ class Environment:
             threads: of the case, 0 for those of the run.
             run_threads: of the case.
         """
-        flags = flags_at(self.isa, isa) if isa and self.device == "cpu" else self.isa
-        return dataclasses.replace(self, isa=flags, threads=threads or self.threads, run_threads=run_threads)
+        level = isa if self.device == "cpu" else ""
+        return dataclasses.replace(self, level=level, threads=threads or self.threads, run_threads=run_threads)
 
 
 class Condition(Protocol):
@@ -228,7 +233,7 @@ def facts(backend: str, problem: Problem, test: str, environment: Environment) -
         "test": (test,),
         "problem": (problem.line,),
         "device": (environment.device,),
-        "isa": environment.isa,
+        "isa": words(environment.isa, environment.level, environment.architecture),
         "torch": (environment.torch,),
         "op": (problem.op.name,),
         "dtypes": (str(problem.dtypes),),

@@ -18,7 +18,7 @@ from pytest_gemm.core.outcome import Status
 from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.ledger.computes import COMPUTES
 from pytest_gemm.ledger.entry import SIZES, THREADS, Comparison, Comparisons, Entry, Globs, LedgerError, Releases
-from pytest_gemm.machine.isa import ISA_NAMES
+from pytest_gemm.machine.isa import ISA_NAMES, LIBRARIES
 from pytest_gemm.machine.processor import cpu
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.errors import ProblemError
@@ -93,6 +93,7 @@ def _globs(
     single: bool = False,
     required: str = "",
     check: Callable[[str], None] | None = None,
+    check_all: Callable[[Collection[str]], None] | None = None,
 ) -> Key:
     """One glob or a list of them.
 
@@ -101,6 +102,7 @@ def _globs(
         single: whether a case has one of these words, rather than any number.
         required: as of :class:`Key`.
         check: raises :class:`WrongValue` for a wrong pattern, given without its ``!``.
+        check_all: raises it for all patterns together.
     """
 
     def read(value: Any) -> Globs:
@@ -111,6 +113,8 @@ def _globs(
                 raise _no_match(bare, words)
             if check is not None:
                 check(bare)
+        if check_all is not None:
+            check_all(found.patterns)
         if single and words and not any(found.match(word) for word in ("", *words)):
             raise WrongValue(f"{shown(value)}: what matches is excluded", "delete one of the patterns")
         return found
@@ -129,8 +133,16 @@ def _no_match(bare: str, known: Collection[str]) -> WrongValue:
 
 @functools.cache
 def _isas() -> tuple[str, ...]:
-    """Names of instruction sets: those that matter to a matrix product, and all that this machine has."""
-    return tuple(dict.fromkeys((*ISA_NAMES, *cpu().flags)))
+    """Words of an ``isa``: architectures, instruction sets that matter to a matrix product or that this machine has."""
+    libraries = (f"{library}:{name}" for library in LIBRARIES for name in ISA_NAMES)
+    return tuple(dict.fromkeys(("x86_64", "aarch64", *ISA_NAMES, *cpu().flags, *libraries)))
+
+
+def _check_positive(patterns: Collection[str]) -> None:
+    """Refuse an ``isa`` that only excludes: x86's names are those that every ARM processor lacks."""
+    if all(pattern.startswith("!") for pattern in patterns):
+        remedy = f'name what it has too, isa = ["x86_64", "{next(iter(patterns), "!avx512*")}"] for example'
+        raise WrongValue("every pattern excludes, so that it holds on every other architecture", remedy)
 
 
 def _is_pattern(text: str) -> bool:
@@ -253,7 +265,7 @@ _KEYS: Final[Mapping[str, Key]] = {
     "configuration": _globs(),
     "mode": _globs(lambda: MODES, single=True),
     "guard": _globs(lambda: ("end", "begin"), single=True),
-    "isa": _globs(_isas),
+    "isa": _globs(_isas, check_all=_check_positive),
     "threads": _comparisons(*THREADS, "number of threads"),
     "run_threads": _comparisons(*THREADS, "number of threads"),
     "status": Key(is_any, f"known: {' '.join(_STATUSES)}", read=_read_statuses),

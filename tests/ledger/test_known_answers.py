@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import torch
 from imitations import IMITATIONS as PROGRAMS
-from mutants import Control, Mutant, Plant, Planted, Tensors, afterwards, corrupted, exact, product, right, whole
+from mutants import Control, Mutant, Plant, Planted, Tensors, afterwards, corrupted, exact, product, right, store, whole
 from torch import Tensor
 
 from pytest_gemm.core.case_id import CaseId, Device
@@ -149,6 +149,12 @@ KNOWN: Final[list[tuple[str, str, Plant, tuple[str, ...], Contract | None]]] = [
         ("precision-of-11-bits", "mm:f32:nn:17x33x48:tanh", afterwards(lambda c: c * (1 + 2.0**-11)), ("rand",)),
         ("nan", "mm:f32:nn:17x33x48", afterwards(lambda c: c.index_fill(0, torch.tensor([3]), torch.nan))),
         ("nan-of-next-row", "mm:bf16:nn:120x136x16:b.argument", PROGRAMS["nan-of-the-row-behind"], ("specials",)),
+        (
+            "nan-of-last-infinity",
+            "mm:bf16:nn:17x65x127",
+            whole(lambda t, _: store(exact(t["a"], t["b"]).where(~t["a"][:, -1:].isinf(), torch.nan), t["a"])),
+            ("specials",),
+        ),
         ("nan-of-bias", "addmm:f32:nn:17x65x127:bias+beta-0", PROGRAMS["bias-times-zero"], ("specials",)),
         (
             "number-for-nan",

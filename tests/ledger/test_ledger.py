@@ -19,8 +19,9 @@ from pytest_gemm.record.lines import Head, Terms, Totals, Use, merge_use
 from pytest_gemm.record.reader import Run
 from pytest_gemm.verdict import causes
 
-XEON = Environment("2.13.0+cpu", ("avx2", "avx512f", "avx512_vnni", "amx_tile"), "cpu")
-EPYC = Environment("2.13.0+cpu", ("avx2", "avx512f", "avx512_vnni"), "cpu")
+XEON = Environment("2.13.0+cpu", ("avx2", "avx512f", "avx512_vnni", "amx_tile"), architecture="x86_64")
+EPYC = Environment("2.13.0+cpu", ("avx2", "avx512f", "avx512_vnni"), architecture="x86_64")
+GRAVITON = Environment("2.13.0+cpu", ("asimd", "sve"), architecture="aarch64")
 LINE = "linear:bf16:nt:8x256x2664:bias+gelu:a.padded"
 SHIPPED = Path(__file__).parents[2] / "conformance" / "known_failures.toml"
 
@@ -71,7 +72,8 @@ def test_an_entry_with_the_required_keys_matches_every_incorrect_case_of_its_bac
     ('distribution = "!int-2"', True), ('device = "cuda"', False), ('problem = "linear:bf16:*x2664:*"', True),
     ('problem = "linear:f16:*"', False), ('problem = ["mm:*", "linear:*"]', True), (f'problem = "{LINE}"', True),
     ('torch = ">=2.12,<2.14"', True), ('torch = "==2.13.0"', True), ('torch = "<2.13"', False),
-    ('isa = "avx512*"', True), ('isa = "amx*"', False), ('isa = ["avx512*", "!amx*"]', True), ('isa = "!avx2"', False),
+    ('isa = "avx512*"', True), ('isa = "amx*"', False), ('isa = ["avx512*", "!amx*"]', True),
+    ('isa = ["avx512*", "!avx2"]', False),
     ('status = "incorrect"', True), ('status = ["crashed", "fallback"]', False), ('where = { op = "linear" }', True),
     ('where = { op = ["mm", "?mm"] }', False), ('where = { dtypes = "bf16", layout = "?t" }', True),
     ('where = { dtypes = "bf16", layout = "?n" }', False), ('where = { epilogue = "gelu*" }', True),
@@ -91,6 +93,8 @@ def test_predicates(tmp_path: Path, body: str, expected: bool) -> None:
     [
         ('isa = ["avx512*", "!amx*"]', LINE, EPYC, True),  # all names of the machine together
         ('isa = ["avx512*", "!amx*"]', LINE, XEON, False),
+        ('isa = ["x86_64", "!amx*"]', LINE, EPYC, True),
+        ('isa = ["x86_64", "!amx*"]', LINE, GRAVITON, False),  # what x86 calls AMX no other architecture has
         ('where = { epilogue = "!*", flags = "!*" }', "mm:f32:nn:8x8x8", EPYC, True),
         ('where = { epilogue = "!*", flags = "!*" }', "mm:f32:nn:8x8x8:relu", EPYC, False),
         ('where = { epilogue = "!*", flags = "!*" }', "mm:f32:nn:8x8x8:a.padded", EPYC, False),
@@ -188,6 +192,7 @@ SECOND = HEAD + OTHER
     (SECOND + 'crashes = true\ndistribution = "x"', 10, ["distribution beside crashes = true", "delete distrib"]),
     (SECOND + 'problem = "mm:f99:nn:1x1x1"', 9, ["problem 'mm:f99:nn:1x1x1'", "unknown dtype 'f99'"]),
     (SECOND + 'problem = "mm:f32-f32-f32:nn:1x1x1"', 9, ["1x1x1' is not canonical", "write 'mm:f32:nn:1x1x1'"]),
+    (SECOND + 'isa = ["!avx512*", "!amx*"]', 9, ["every pattern excludes", 'isa = ["x86_64", "!avx512*"]']),
     (SECOND + 'isa = ["avx51"]', 9, ["isa 'avx51' matches nothing (did you mean 'avx512"]),
     (SECOND + 'mode = "aotti"', 9, ["mode 'aotti' matches nothing (did you mean 'aoti'?)", "known: eager static"]),
     (SECOND + 'guard = "start"', 9, ["guard 'start' matches nothing", "known: end begin"]),
