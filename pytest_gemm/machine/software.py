@@ -8,7 +8,8 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Mapping
 from importlib import metadata, util
 from pathlib import Path
 from typing import Final
@@ -86,10 +87,33 @@ def _torch_cuda() -> str:
     return found[1] if found else ""
 
 
-def _file_of_torch(name: str) -> str:
-    """The text of a file of torch, "" where it is not there; finding a package imports nothing."""
+def inductor() -> dict[str, str]:
+    """A digest of each file of the installed ``torch/_inductor`` that is a program or a template, by its path there."""
+    found = {}
+    for root in _folders_of_torch():
+        for folder, _, names in os.walk(top := Path(root, "_inductor")):
+            for path in (Path(folder, name) for name in names if name.endswith((".py", ".jinja"))):
+                with contextlib.suppress(OSError):
+                    found[path.relative_to(top).as_posix()] = f"{zlib.crc32(path.read_bytes()):08x}"
+    return found
+
+
+def differing(before: Mapping[str, str], after: Mapping[str, str], most: int = 8) -> str:
+    """The files by which two installed ``torch/_inductor`` differ, at most so many by name; "" where one is unknown."""
+    both = {**before, **after} if before and after else {}
+    names = sorted(name for name in both if before.get(name) != after.get(name))
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
+
+
+def _folders_of_torch() -> Iterable[str]:
+    """Where torch is installed; finding a package imports nothing."""
     spec = util.find_spec("torch")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
+    return (spec.submodule_search_locations or ()) if spec else ()
+
+
+def _file_of_torch(name: str) -> str:
+    """The text of a file of torch, "" where it is not there."""
+    for folder in _folders_of_torch():
         with contextlib.suppress(OSError):
             return Path(folder, name).read_text(encoding="utf-8")
     return ""

@@ -60,6 +60,7 @@ class Head:
         date: when it began.
         command: with pytest's arguments.
         versions: of distributions, of the compiler or of CUDA, and of the oneDNN in torch, by name.
+        inductor: digests of the files of torch's ``_inductor`` by path; an edited torch has its release's version.
         machine, cpu, isa, gpus: of the hardware.
         threads: CPU threads of a process, 0 where it is unknown.
         compiled_as: the machine as on which code was compiled, "" for this one.
@@ -71,6 +72,7 @@ class Head:
     date: str = "no date"
     command: tuple[str, ...] = ("?",)
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    inductor: Mapping[str, str] = dataclasses.field(default_factory=dict)
     machine: str = ""
     cpu: str = "unknown machine"
     isa: str = ""
@@ -104,6 +106,7 @@ class Head:
             date=time.strftime("%Y-%m-%d %H:%M:%S %z"),
             command=("pytest", *arguments),
             versions=versions,
+            inductor=software.inductor(),
             machine=platform.machine(),
             cpu=f"{cpu.model}, {cpu.logical} logical cores" if cpu.model else platform.processor(),
             isa=isa.isa_level(cpu.flags),

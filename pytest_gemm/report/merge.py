@@ -115,6 +115,7 @@ def _difference(first: Run, part: Run) -> str:
     for what, a, b in (
         ("option", first.head.options, part.head.options),
         ("version of", first.head.versions, part.head.versions),
+        ("file of torch/_inductor:", first.head.inductor, part.head.inductor),
     ):
         for name in sorted(a.keys() | b.keys()):
             if a.get(name) != b.get(name):

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Final
 
+from pytest_gemm.machine import software
 from pytest_gemm.record.lines import Head
 from pytest_gemm.record.reader import Run
 
@@ -53,6 +54,7 @@ def environment(before: Head, after: Head) -> list[tuple[str, str, str]]:
             ("CPU threads of a process", [before.threads or "-"], [after.threads or "-"]),
         )
     ]
+    found.append(("other files in torch/_inductor", "", software.differing(before.inductor, after.inductor)))
     return [(name, a, b) for name, a, b in found if name == "torch" or a != b]
 
 

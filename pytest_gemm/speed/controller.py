@@ -20,13 +20,14 @@ import pytest
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.units import plural
 from pytest_gemm.machine import key as key_module
+from pytest_gemm.machine import software
 from pytest_gemm.machine.environment import resolve
 from pytest_gemm.machine.key import Device
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline import busy, entry, record
 from pytest_gemm.speed.baseline import store as store_module
-from pytest_gemm.speed.data import Judgement, Peaks, by_case
+from pytest_gemm.speed.data import Judgement, Peaks, Session, by_case
 from pytest_gemm.speed.gate import decide, design, estimates, selection
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.speed.report.rows import Run
@@ -35,6 +36,12 @@ from pytest_gemm.speed.runner import Runner, SessionFailed, timed_apart
 
 if TYPE_CHECKING:
     from pytest_gemm.config.config import GemmConfig
+
+
+def edited(base: Sequence[Session], head: Sequence[Session]) -> list[str]:
+    """A note on the files of ``torch/_inductor`` that are others in the base environment; empty where none are."""
+    names = software.differing(base[0].inductor, head[0].inductor) if base and head else ""
+    return [f"files of torch/_inductor that differ between base and head: {names}"] if names else []
 
 
 def measure(config: GemmConfig, cases: Mapping[CaseId, str], project: Project, display: Display) -> list[Run]:
@@ -138,6 +145,7 @@ class _Measurement:
                 f"{made.base_label} has no {', '.join(names)}: both sides imported the project's own, "
                 "so a change of that is not measured"
             )
+        made.notes += edited(made.base, made.sessions)
         made.software = made.sessions[0].software if made.sessions else {}
         made.peaks = Peaks.of(made.sessions)
         if any(sample.least is None for samples in by_case(made.sessions).values() for sample in samples):

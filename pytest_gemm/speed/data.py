@@ -204,6 +204,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         seconds: wall-clock time of the whole process, 0.0 while it is unknown.
         complete: whether the process came to its end.
         shared: top-level modules that a process of another environment imported from the project's folder.
+        inductor: digests of the files of torch's ``_inductor``, as ``software.inductor`` has them.
     """
 
     hardware: str
@@ -218,6 +219,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     seconds: float = 0.0
     complete: bool = True
     shared: tuple[str, ...] = ()
+    inductor: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def is_interleaved(self) -> bool:

@@ -193,6 +193,7 @@ class Meter:
             commit=request.commit,
             peaks=self._peaks or Peaks(),
             shared=shared(),
+            inductor=software.inductor(),
         )
 
     def _write(self, line: str) -> None:
