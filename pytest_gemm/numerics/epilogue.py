@@ -132,6 +132,10 @@ class Arithmetic:
             return span
         return span.hull(dtype) if self.mode == "either" else span.round(dtype)
 
+    def apart(self, span: Span, dtype: DType) -> Span:
+        """After a scaled product that a program adds its bias to before it stores anything: ``either`` alone may."""
+        return span.hull(dtype) if self.mode == "either" and dtype.is_float else span
+
 
 def powers_of_two(*scales: torch.Tensor) -> bool:
     """Whether multiplying by these costs no rounding."""

@@ -207,9 +207,10 @@ class _Passage:
         problem = given.problem
         self._given, self._product, self._signs = given, product, signs
         self._value, self._span, self._free = product.value, product.span, product.free
-        # The steps of a kernel that computes them itself are f32.
-        self._dtype = DTYPES["f32"] if problem.op.fused_steps else problem.dtypes.out
-        self._mode = "fused" if problem.op.fused_steps else given.contract.epilogue
+        # The steps of a kernel that computes them itself are f32, but of one that may store each.
+        is_one = problem.op.fused_steps and not (given.contract.epilogue == "either" and problem.dtypes.out.is_float)
+        self._dtype = DTYPES["f32"] if is_one else problem.dtypes.out
+        self._mode = "fused" if is_one else given.contract.epilogue
 
     @property
     def _arithmetic(self) -> Arithmetic:

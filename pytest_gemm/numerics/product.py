@@ -108,6 +108,10 @@ def _float_product(given: Bounding) -> Product:
         if not (plain or problem.op.rounds_once):
             span = span.cover(_in_parts(given, unrounded, arithmetic))
             span = Span.of(span.lo) if torch.equal(span.lo, span.hi) else span
+        elif addend is not None:  # of an op that rounds once
+            scaled = with_addend(problem, given.reference.c, given.scale, None)
+            parts = arithmetic.apart(Span.of(scaled, error_of(given, scaled, None, given.scale, 1.0)[0]), out)
+            span = span.union(arithmetic.basic(parts.map(lambda x: x + addend)))
         span = arithmetic.stored(span, out)
     return Product(value, span, tier, undecided(given))
 
@@ -152,8 +156,8 @@ def _qlinear(given: Bounding) -> Product:
     less, since ``|c| <= |s| + |z t|``.  Nothing is lost where the scales are powers of two and s, z t and c stay within
     2^24.  A bias b of codes is added as an integer, ``(c + b) x``, or in f32 as ``fl(fl(b) x)``: ``4 u x |b|`` more.
     """
-    operands, c, scale = given.operands, given.reference.c, given.scale
-    arithmetic = Arithmetic(_F32, "fused")
+    operands, c, scale, out = given.operands, given.reference.c, given.scale, given.problem.dtypes.out
+    arithmetic = Arithmetic(_F32, given.contract.epilogue)
     static = given.problem.step("static")
     own = operands.scale_a if static is None else torch.tensor(static.numbers[0])
     assert scale is not None
@@ -169,9 +173,9 @@ def _qlinear(given: Bounding) -> Product:
     if not exact:
         size = ((c + correction).abs() + correction.abs() + codes.abs()) * scale.abs()
         span = arithmetic.basic(Span.of(value, size * (4 * _F32.unit_roundoff)))
-    bias = given.addend
+    bias, span = given.addend, arithmetic.apart(span, out)
     if bias is not None:
-        value, span = value + bias, arithmetic.basic(span.map(lambda x: x + bias))
+        value, span = value + bias, arithmetic.apart(arithmetic.basic(span.map(lambda x: x + bias)), out)
     return Product(value, span, "exact" if exact else "hard")
 
 
@@ -211,7 +215,7 @@ def _da8w8(given: Bounding) -> Product:
         # The program's factors as one are rounded once.
         span = span.union(one_by_one(b, a)).union(scaled(first, round_to(a * b, _F32)))
     if operands.bias is not None:
-        bias = widened(operands.bias)
+        bias, span = widened(operands.bias), arithmetic.apart(span, out)
         span = arithmetic.stored(arithmetic.basic(span.map(lambda x: x + bias)), own)
     if own != out:
         span = arithmetic.stored(span, out)
@@ -240,7 +244,10 @@ def _of_codes(given: Bounding) -> Product:
         theta = (-(-problem.terms // problem.group_size) + 6 + lanes) * u
         span = Span.of(value, reference.big * theta + slack + _underflow(given, 1.0))
     if added is not None:
-        value, span = value + added, arithmetic.basic(span.map(lambda x: x + added))
+        value, span = (
+            value + added,
+            arithmetic.basic(arithmetic.apart(span, problem.dtypes.out).map(lambda x: x + added)),
+        )
     return Product(value, arithmetic.stored(span, problem.dtypes.out), "exact" if exact else "hard")
 
 
