@@ -48,7 +48,8 @@ def _causes(wrong: Wrong, actual: Tensor, whole: bool) -> Iterator[Cause]:
     # What recomputes the very values comes first: zeros and transposes may be what is left of a missing product.
     zeros = bool((wrong.values == 0).all())
     if not zeros:
-        yield from recomputed(coded.of_codes, recompute.groups, recompute.parameters, recompute.steps)
+        own = (coded.of_codes, recompute.groups, recompute.parameters, recompute.steps, recompute.integer_sums)
+        yield from recomputed(*own)
     if whole and not has_nan:
         yield _elsewhere(wrong)
     # Zeros fit much, above all behind a relu; where each element shows few k, they may be what is left without these.

@@ -120,6 +120,10 @@ _PLACES: Final = {
 }
 
 
+# Places at the end of M or N.
+TAILS: Final = frozenset({"M tail", "N tail", "M and N tail", "last row", "last column"})
+
+
 def place_of(pattern: str) -> str:
     """The short stable name of where the bad elements are; "" for nowhere in particular."""
     return next((name for words, name in _PLACES.items() if words in pattern), "")

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from pytest_gemm.judging.explain import cause_of
-from pytest_gemm.judging.locate import Wrong, described_pattern, inside, mostly, place_of
+from pytest_gemm.judging.locate import TAILS, Wrong, described_pattern, inside, mostly, place_of
+from pytest_gemm.judging.recompute import ALONE
 from pytest_gemm.numerics.interval import Interval
 from pytest_gemm.numerics.rounding import ulp_distance
 from pytest_gemm.operands.dtypes import torch_dtype
@@ -274,9 +275,12 @@ def _mismatch(view: Wrong, actual: Tensor, whole: bool) -> Mismatch:
     index, tier = tuple(view.bad.nonzero()[worst].tolist()), view.interval.tier
     pattern = described_pattern(view) if whole else ""
     name, cause = ("", "") if code == "zero-sign" else cause_of(view, actual, whole)
+    place = place_of(pattern)
+    if cause.endswith(ALONE) and place in TAILS:  # products of K that a tail of M or N alone lacks
+        name = place if view.operands.finite else ""
     # In these the place tells of k, and NaN show at places of their own.
-    if view.operands.finite and view.operands.distribution not in {"one-hot", "k-cover"}:
-        name = name or place_of(pattern)
+    elif view.operands.finite and view.operands.distribution not in {"one-hot", "k-cover"}:
+        name = name or place
     total = view.x.numel()
     return Mismatch(code, len(values), total, index, value, expected, bound, most_over, tier, pattern, cause, name)
 
