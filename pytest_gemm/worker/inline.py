@@ -7,8 +7,10 @@ inline; otherwise it happens in a process of its own, see :mod:`process`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
+import math
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +44,8 @@ _Kind = TypeVar("_Kind")
 _Called = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 # Frames of a backend's exception that are shown: enough to see where, not a page.
 _FRAMES: Final = 4
+# Of mallopt: the complement of a byte that memory is filled with; 0 for none.
+_M_PERTURB: Final = -6
 _DETAILS: Final = 2000
 
 
@@ -169,11 +173,12 @@ class Inline:
                 contextlib.nullcontext() if self.pages is None else self.pages.running(),
                 streams.on_side_stream(given) if side else contextlib.nullcontext(given) as streamed,
                 second_device.copied(given) if is_second else contextlib.nullcontext(streamed) as here,
+                _filled(how.fill) if how.fill else contextlib.nullcontext(),
             ):
                 if is_second:
                     _called(job, prepared, streamed)
                 if how.phase is not Phase.RUN_AGAIN:
-                    _prime_allocator(job.problem, here.a.device)
+                    _prime_allocator(job.problem, here.a.device, how.fill)
                 with device_kernels.profile() if profiled else contextlib.nullcontext() as names:
                     call = functools.partial(_called, job, prepared, here, is_timed=how.phase is Phase.TIME)
                     own, copies = call() if how.calls == 1 else _odd(call, how.calls, job, here.a.device)
@@ -281,8 +286,23 @@ def _kernels(prepared: Prepared) -> tuple[str, ...]:
     return proof.kernels if proof.executed else tuple(dict.fromkeys((*proof.generated, *proof.chosen)))
 
 
-def _prime_allocator(problem: Problem, device: torch.device) -> None:
-    """Leave NaN in the memory that the result is likely to get, so that unwritten elements show."""
+@contextlib.contextmanager
+def _filled(byte: int) -> Iterator[None]:
+    """A block in which memory that glibc allocates is filled with a byte; other libraries of C have no such option."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
+    mallopt(_M_PERTURB, byte ^ 0xFF)
+    try:
+        yield
+    finally:
+        mallopt(_M_PERTURB, 0)
+
+
+def _prime_allocator(problem: Problem, device: torch.device, fill: int = 0) -> None:
+    """Leave NaN in the memory that the result is likely to get, so that unwritten elements show; or other bytes."""
+    if fill:
+        for size in (1, 2, 4, 8):  # of accumulators too
+            torch.full((math.prod(problem.result_shape) * size,), fill, dtype=torch.uint8, device=device)
+        return
     dtype = dtypes.torch_dtype(problem.result_dtype)
     value = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
     torch.full(problem.result_shape, value, dtype=dtype, device=device)

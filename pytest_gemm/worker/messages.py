@@ -77,12 +77,14 @@ class How:
         profiled: whether the device's profiler looks on, where there is one.
         stream: ``default``, or ``side`` for a CUDA stream of its own, see ``streams``.
         calls: how often; of several, which run beside other load, results with other bits than most are returned.
+        fill: byte that fresh memory is filled with; 0: NaN lies where the result may be.
     """
 
     phase: Phase = Phase.RUN
     profiled: bool = False
     stream: str = "default"
     calls: int = 1
+    fill: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
