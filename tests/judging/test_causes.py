@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from mutants import BIAS, BIAS_RELU, PLAIN, SMALL, Control, Planted
 from studies import causes, mutant_study
 
 from pytest_gemm.core.case_id import Device
-from pytest_gemm.judging import coded, explain, recompute, verdict
+from pytest_gemm.failures import findings
+from pytest_gemm.judging import coded, explain, recompute, repeated, verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.locate import Wrong
 from pytest_gemm.judging.recompute import Sample
@@ -124,6 +127,7 @@ def test_sums_held_in_f16_are_named_though_the_result_is_f32(size: int, dtype: t
 
 def test_every_name_is_in_the_table() -> None:
     known = {*TABLE["names"], *TABLE["codes"].values()}
+    assert {*repeated.NAMES, findings._RACE, findings._ZERO} <= known
     text = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (coded, explain, recompute))
     written = set(re.findall(r'(?:yield |\()"([^"]+ [^"]+)", f?"', text)) - {"unexpected NaN"}
     assert len(written) > 25
@@ -138,3 +142,88 @@ def test_a_few_products_have_ranges_too(k: int) -> None:
     found = verdict.compare(wrong, oracle.interval(right), right.problem, right).mismatch
     assert found is not None
     assert found.name in {"K tail twice", "constant factor"}
+
+
+@pytest.mark.parametrize("size", ["8x16x0", "1x1x0", "0x16x8", "16x0x8", "1x1x1"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "mm:f32:nn:{}",
+        "int_mm:i8-i8-i32:nn:{}",
+        "addmm:bf16:nn:{}:bias+alpha-0.5",
+        "linear:f32:nt:{}:bias+relu",
+        "bmm:f16:tt:3x{}",
+        "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:{}:quant.rowwise",
+        "woq_int8:bf16-i8-bf16:nt:{}",
+    ],
+)
+def test_a_failure_of_an_empty_problem_is_explained(form: str, size: str) -> None:
+    for distribution in distributions_for(Problem.parse(form.format(size)))[:4]:
+        right = oracle.make(form.format(size), distribution)
+        span, ones = oracle.interval(right), torch.ones_like(oracle.computed(right))
+        for x in (ones + 99, *((ones * math.nan, ones / 0) if ones.is_floating_point() else ())):
+            found = verdict.compare(x, span, right.problem, right)
+            assert found.ok == (x.numel() == 0)
+            view = Wrong(x.double(), torch.ones_like(x, dtype=torch.bool), span, right.problem, right, {})
+            if x.numel():
+                list(explain._causes(view, x, whole=True))  # all of them, whichever fits
+
+
+def _parts(a: torch.Tensor, b: torch.Tensor, size: int) -> list[torch.Tensor]:
+    return [x.double() @ y.double() for x, y in zip(a.split(size, 1), b.split(size, 0), strict=True)]
+
+
+def _held(parts: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    total = torch.zeros_like(parts[0], dtype=dtype)
+    for part in parts:
+        total = (total + part.float()).to(dtype)
+    return total
+
+
+def _wrapped(x: torch.Tensor, bits: int) -> torch.Tensor:
+    return (x + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+
+
+I8 = "int_mm:i8-i8-i32:nn:17x65x{}"
+SUMS: list[tuple[str, str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = [
+    ("f32 sums", I8.format(4100), lambda a, b: _held(_parts(a, b, 96), torch.float32)),
+    ("f32 sums", I8.format(4100), lambda a, b: (a.double() @ b.double()).float()),
+    ("i16 wrap", I8.format(250), lambda a, b: _wrapped(a.double() @ b.double(), 16)),
+    ("i16 wrap", I8.format(700), lambda a, b: sum(_wrapped(part, 16) for part in _parts(a, b, 48))),
+    ("i8 wrap", I8.format(127), lambda a, b: sum(_wrapped(part, 8) for part in _parts(a, b, 2))),
+    ("saturated", I8.format(700), lambda a, b: sum(x.clamp(-32768, 32767) for x in _parts(a, b, 4))),
+    ("bf16 sums", "mm:bf16:nn:17x65x127", lambda a, b: _held(_parts(a, b, 1), torch.bfloat16)),
+    ("bf16 sums", "mm:f32:nn:17x65x700", lambda a, b: _held(_parts(a, b, 128), torch.bfloat16)),
+    ("bf16 sums", "mm:bf16:nn:17x65x700", lambda a, b: sum(part.bfloat16().float() for part in _parts(a, b, 117))),
+    ("f16 sums", "mm:f16:nn:17x65x700", lambda a, b: _held([part.half() for part in _parts(a, b, 104)], torch.float16)),
+    ("f16 sums", "mm:f32:nn:17x65x127", lambda a, b: sum(part.half().float() for part in _parts(a, b, 64))),
+]
+
+
+@pytest.mark.parametrize(("name", "line", "product"), SUMS, ids=[f"{i} {name}" for i, (name, *_) in enumerate(SUMS)])
+def test_sums_of_a_narrow_type_are_named(
+    name: str, line: str, product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    said = []
+    for distribution in distributions_for(Problem.parse(line))[:4]:
+        right = oracle.make(line, distribution)
+        wrong = product(right.a, right.b).to(oracle.computed(right).dtype)
+        found = verdict.compare(wrong, oracle.interval(right), right.problem, right).mismatch
+        said += [found.name] if found else []
+    assert name in said
+    assert {*said} <= {name, "", "overflow", f"rounded through {name.split()[0]}"}
+
+
+@pytest.mark.parametrize("line", ["mm:{}:nn:33x70x200", "mm:{}:tt:33x70x200", "bmm:{}:nt:3x33x70x200"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", ["M tail", "N tail", "K tail"])
+def test_a_tail_of_one_dimension_is_not_named_after_another(name: str, dtype: str, line: str) -> None:
+    line = line.format(dtype)
+    for distribution in distributions_for(Problem.parse(line))[:4]:
+        right = oracle.make(line, distribution)
+        wrong = oracle.computed(right, mutants.right)
+        part = oracle.computed(right, lambda a, b: mutants.right(a[..., :192], b[..., :192, :]))
+        rows, columns = slice(32 * (name == "M tail"), None), slice(64 * (name == "N tail"), None)
+        wrong[..., rows, columns] = part[..., rows, columns]
+        found = verdict.compare(wrong, oracle.interval(right), right.problem, right).mismatch
+        assert found is None or found.name in {name, "", "last row" if name == "M tail" else name, "never computed"}
