@@ -36,6 +36,11 @@ _SECOND: Final = 0.05
 _SHARED: Final = 0.5
 # Share of a finding's failures that have its cause; a rarer one is chance.
 _NAMES: Final = 0.2
+# Causes that head a finding before all others, and after all others.
+_RACE: Final = "race or leftover state"
+_ZERO: Final = "sign of zero"
+# Codes that say nothing to a user.
+_PLAIN: Final = {"outside-bound": "wrong values, cause not recognised", "nan": "NaN, cause not recognised"}
 # A size above which a problem is not simple.
 _LARGE: Final = 4096
 # Further problems that a text names.
@@ -60,7 +65,9 @@ class Finding:
     @functools.cached_property
     def simplest(self) -> Outcome:
         """The failure with the simplest problem, a plain small product in f32, of those that have the cause."""
-        return min(self.outcomes, key=lambda one: (one.cause != self.cause, _complexity(one.problem)))
+        return min(
+            self.outcomes, key=lambda one: (one.cause == _ZERO, one.cause != self.cause, _complexity(one.problem))
+        )
 
     @property
     def who(self) -> str:
@@ -81,11 +88,12 @@ class Finding:
 
 def title(outcome: Outcome, cause: str = "") -> str:
     """The verdict on a failure, and its cause or the code of its reason."""
-    return ": ".join(filter(None, (str(outcome.ended), cause or outcome.cause or outcome.code)))
+    what = cause or outcome.cause or _PLAIN.get(outcome.code, outcome.code)
+    return ": ".join(filter(None, (str(outcome.ended), what)))
 
 
 def findings(outcomes: Iterable[Outcome]) -> list[Finding]:
-    """The failures of a run, the findings with most problems first.
+    """The failures of a run, the findings with most problems first, and those that are PyTorch's last.
 
     Args:
         outcomes: of a run; what passed tells which condition separates.
@@ -104,11 +112,12 @@ def findings(outcomes: Iterable[Outcome]) -> list[Finding]:
         # A result without elements is right whatever the kernel does.
         passed = sorted(key for key in right[who] - wrong[who] if not {"M = 0", "N = 0"} & _features(key))
         for group in _merged([some for way, some in ways.items() if way[0] == who], passed, sorted(wrong[who])):
-            causes = Counter(one.cause for one in group if one.cause)
-            cause = next((name for name, count in causes.most_common(1) if count >= _NAMES * len(group)), "")
+            heading = [one.cause for one in group if one.cause != _ZERO] or [_ZERO]
+            ranked = sorted(Counter(filter(None, heading)).items(), key=lambda one: (one[0] != _RACE, -one[1]))
+            cause = next((name for name, count in ranked if count >= _NAMES * len(heading)), "")
             held = condition(set(map(_key, group)), passed, cause, sorted(wrong[who]))
             found.append(Finding(group, cause, held.text))
-    return sorted(found, key=lambda one: -len(one.problems))
+    return sorted(found, key=lambda one: (one.simplest.inherited, one.cause == _ZERO, -len(one.problems)))
 
 
 def _key(one: Outcome) -> _Key:
@@ -127,10 +136,11 @@ def _merged(groups: Sequence[Sequence[Outcome]], passed: Sequence[_Key], failed:
     most of its problems too, or, of wrong results, whose condition they fulfil.
     """
     kept: list[tuple[list[Outcome], set[_Key], Condition]] = []
-    for group in sorted(groups, key=lambda some: -len(set(map(_key, some)))):
+    for group in sorted(groups, key=lambda some: (some[0].cause == _ZERO, -len(set(map(_key, some))))):
         by_home: dict[int, list[Outcome]] = defaultdict(list)
         keys, is_wrong = set(map(_key, group)), group[0].status is Status.INCORRECT
-        homes = [n for n, (some, *_) in enumerate(kept) if some[0].status is group[0].status]
+        like = group[0].status, group[0].inherited  # what is PyTorch's joins nothing of the kernel's own
+        homes = [n for n, (some, *_) in enumerate(kept) if (some[0].status, some[0].inherited) == like]
         for n in homes:
             _, theirs, held = kept[n]
             fits = sum(key in theirs or (is_wrong and held.fits(key)) for key in keys)
@@ -287,6 +297,7 @@ def text(finding: Finding, rerun: str, tests: int = 0) -> str:
     distributions = named("distribution", (other.distribution or "-" for other in of_it))
     examples = ", ".join(problems[1 : 1 + _NAMED]) + (", ..." if len(problems) > 1 + _NAMED else "")
     others = dict.fromkeys(other.cause for other in finding.outcomes if other.cause not in {"", finding.cause})
+    others = {} if finding.cause == _RACE else others  # what one call shows may be chance
     facts = [
         named("candidate", (other.candidate for other in of_it)),
         f"kernel {kernels}; {distributions}, seed {one.seed}",

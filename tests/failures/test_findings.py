@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 
+import pytest
+
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.failures import findings
@@ -22,8 +24,9 @@ def line(k: int, n: int = 64, m: int = 33) -> str:
     return f"mm:f32:nn:{m}x{n}x{k}"
 
 
+TAIL_KS = (31, 127, 132, 250)
 HARD = "addmm:bf16:nn:1x48x31:bias-m1+alpha-0.5+relu:m.dynamic"
-TAILS = [*(line(k) for k in (31, 127, 132, 250)), HARD]
+TAILS = [*(line(k) for k in TAIL_KS), HARD]
 WHOLE = [line(k, m=m) for k in (8, 64, 129, 256) for m in (16, 33)]
 
 
@@ -46,8 +49,25 @@ def test_two_bugs_stay_two_and_an_unexplained_one_joins_by_its_condition() -> No
     run += [outcome(line(251), ""), outcome(line(16, 64, 17), "")]
     found = findings.findings(run)
     assert [(one.title, len(one.problems)) for one in found] == [
-        ("incorrect: K tail", 6), ("incorrect: bias missing", 4), ("incorrect: outside-bound", 1)
+        ("incorrect: K tail", 6), ("incorrect: bias missing", 4), ("incorrect: wrong values, cause not recognised", 1)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["K tail", ""])
+def test_the_sign_of_zero_is_no_headline_where_something_else_is_wrong(name: str) -> None:
+    run = [outcome(line(k, n), "sign of zero", each) for k in (8, 16) for n in (17, 33) for each in ("rand", "int-2")]
+    run += [outcome(line(8, n), name, "rand-2") for n in (17, 33, 65)] + [outcome(line(k), None) for k in (64, 128)]
+    found = findings.findings(run)
+    assert found[0].title == f"incorrect: {name or 'wrong values, cause not recognised'}"
+    assert all(one.title == "incorrect: sign of zero" for one in found[1:])
+    assert findings.findings(run[:8])[0].title == "incorrect: sign of zero"
+
+
+def test_a_race_is_the_headline_of_what_single_calls_show() -> None:
+    run = [outcome(line(k), name) for k in TAIL_KS for name in ("K tail", "constant factor", "race or leftover state")]
+    (one,) = findings.findings(run + [outcome(line(k), "K tail", "int-2") for k in TAIL_KS])
+    assert one.title == "incorrect: race or leftover state"
+    assert "K tail" not in findings.text(one, "pytest this")
 
 
 def test_two_backends_are_two_findings_and_exceptions_are_told_apart() -> None:
