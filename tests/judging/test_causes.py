@@ -211,7 +211,7 @@ def test_sums_of_a_narrow_type_are_named(
         found = verdict.compare(wrong, oracle.interval(right), right.problem, right).mismatch
         said += [found.name] if found else []
     assert name in said
-    assert {*said} <= {name, "", "overflow", f"rounded through {name.split()[0]}"}
+    assert {*said} <= {name, "", "overflow", f"rounded through {name.split(maxsplit=1)[0]}"}
 
 
 @pytest.mark.parametrize("line", ["mm:{}:nn:33x70x200", "mm:{}:tt:33x70x200", "bmm:{}:nt:3x33x70x200"])
