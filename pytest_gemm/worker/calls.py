@@ -366,7 +366,7 @@ _SWITCHES: Final = (
     _Switch("gradients", torch.is_grad_enabled, torch._C._set_grad_enabled),
     _Switch("autocast", _autocast, _set_autocast),
     _Switch("precision of products", _precisions, _set_precisions),
-    _Switch("deterministic algorithms", torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    _Switch("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     _Switch("number of CPU threads", torch.get_num_threads, torch.set_num_threads),
     _Switch("current folder", _folder, _enter),
     _Switch("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, difference=_lower_limit),

@@ -531,3 +531,13 @@ def test_switches_of_precision_are_set_back() -> None:
     with pytest.raises(Misconduct, match="precision of products"), calls.calling():
         torch.set_float32_matmul_precision("medium")
     assert torch.get_float32_matmul_precision() == before
+
+
+def test_deterministic_algorithms_that_only_warn_are_set_back_to_that() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with pytest.raises(Misconduct, match="deterministic algorithms"), calls.calling():
+            torch.use_deterministic_algorithms(False)
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
