@@ -59,9 +59,9 @@ def test_the_table_counts_problems_by_op_dtypes_and_backend(tmp_path: Path) -> N
 def test_new_failures_and_known_ones_are_told_apart(tmp_path: Path) -> None:
     text = html(tmp_path, [PASSED, NEW, KNOWN])
     assert text.index('id="new"') < text.index('id="products"') < text.index('id="known"')
-    assert "triton: incorrect: outside-bound" in section(text, "new")
+    assert "triton: incorrect: wrong values, cause not recognised" in section(text, "new")
     assert "drops-bias" not in section(text, "new")
-    assert "cpp: incorrect: outside-bound, known as drops-bias" in section(text, "known")
+    assert "cpp: incorrect: wrong values, cause not recognised, known as drops-bias" in section(text, "known")
     assert "row 3 is wrong" in section(text, "new")
     assert "None." in section(html(tmp_path, [PASSED, KNOWN]), "new")
 
