@@ -109,7 +109,7 @@ class Head:
             inductor=software.inductor(),
             machine=platform.machine(),
             cpu=f"{cpu.model}, {cpu.logical} logical cores" if cpu.model else platform.processor(),
-            isa=isa.isa_level(cpu.flags),
+            isa=", ".join([isa.isa_level(cpu.flags), *map(" up to ".join, isa.caps(cpu.flags).items())]),
             gpus=tuple(f"{gpu.name}, {gpu.driver}, {gpu.capability}" for gpu in gpus_module.gpus()) if gpus else (),
             **further,
         )

@@ -27,7 +27,7 @@ from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Activity, Phase, Status
 from pytest_gemm.core.text import show
-from pytest_gemm.machine import gpus, processor
+from pytest_gemm.machine import gpus, isa, processor
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker.keeper import Keeper
 from pytest_gemm.worker.messages import Died, Thrown
@@ -243,5 +243,6 @@ def _machine(_: GemmConfig, __: object, ___: str) -> _Lines:
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     lines = [f"torch {torch.__version__}, {cuda}"]
     lines.append(f"CPU: {cpu.name}, {cores} cores, {', '.join(units) or 'no matrix units'}")
+    lines += [f"{library} is capped at {level} by the environment" for library, level in isa.caps(cpu.flags).items()]
     lines += [f"GPU {gpu.index}: {gpu.name}, sm_{gpu.architecture}, driver {gpu.driver}" for gpu in gpus.gpus()]
     return [(line, "") for line in lines]

@@ -52,13 +52,17 @@ def screen(pytester: pytest.Pytester, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_a_healthy_backend_shows_its_smoke_product_and_nothing_else_runs(doctor: pytest.Pytester) -> None:
+def test_a_healthy_backend_shows_its_smoke_product_and_nothing_else_runs(
+    doctor: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
     code, text = screen(doctor, "--backends=good")
     assert code == 0, text
     assert "can run: mm:f16:nt:32x64x128 passed" in text
     assert "kernel <lambda>" in text
     assert "torch 2." in text
     assert "CPU: " in text
+    assert "onednn is capped at sse41 by the environment" in text
     assert "test_never_run" not in text
 
 
