@@ -142,7 +142,7 @@ def uncalled(run: Run) -> list[Cause]:
     if "unjudged" in terms.allow or run.head.shards:
         return []
     judged = {outcome.backend for outcome in run.outcomes if outcome.was_judged or not terms.named}
-    remedy = "judge it by a problem that calls it, take it out of the registration, or give --gemm-allow=unjudged"
+    remedy = "judge what calls it (on a device: --gemm-device), or take it out; --gemm-allow=unjudged accepts that"
     return [
         Cause(Red.BACKEND, name, f"{name} was registered with {', '.join(parts)}, which no case called: {remedy}")
         for name, parts in run.totals.uncalled.items()

@@ -161,7 +161,7 @@ class CallableBackend:
         """The arguments of the registration that name types, devices or functions."""
         types, parts = sorted(self.dtypes), []
         for dtype in types:
-            lines = [f"mm:{dtype}:nn:17x65x127", *([f"bmm:{dtype}:nn:3x17x33x65"] if self.batched else [])]
+            lines = [f"mm:{dtype}:nn:17x65x127", *([f"bmm:{dtype}:nn:3x32x16x24"] if self.batched else [])]
             name = f"{dtype} in dtypes=" if "dtypes" in self._written else ""
             parts.append(Part(name, functools.partial(self._reads, dtype), tuple(lines)))
 

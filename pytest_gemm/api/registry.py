@@ -98,6 +98,9 @@ class Registry:
     ) -> None:
         """Register a function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch, or by ``bind``.
 
+        A run that is not narrowed fails where no case called a dtype, a device, ``linear``, one of its activations or
+        ``bind`` that is written out here; smoke has cases of each.
+
         Example for a ``conftest.py``, of a kernel that adds a bias and applies relu before it rounds::
 
             def my_kernel(a, b, bias=None, activation=None): ...
