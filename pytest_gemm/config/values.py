@@ -149,7 +149,7 @@ def value(config: pytest.Config, name: str) -> Given:
     raw = config.getini(option.ini) if typed is None else typed
     source = option.flag if typed is not None else f"{option.ini} (ini)"
     if not isinstance(raw, str):
-        raise pytest.UsageError(f"{source}={shown(str(raw))}: give a text; a list is one with commas in it")
+        raise pytest.UsageError(f"{source}={shown(str(raw))}: give text; separate items by commas")
     # The lines of a value in an ini file are one.
     text = Given(raw.strip() if typed is not None else " ".join(raw.split("\n")).strip() or option.default, source)
     if typed is not None and not text:
@@ -170,7 +170,7 @@ def value(config: pytest.Config, name: str) -> Given:
 def check_printable(text: Given) -> None:
     """Refuse a value with a character that cannot be printed."""
     if not text.isprintable():
-        raise wrong(text, "there is a character in it that cannot be printed")
+        raise wrong(text, "contains a character that cannot be printed")
 
 
 # -- parsers: from a text to a value -------------------------------------------------------------------------

@@ -106,9 +106,8 @@ def read_marker(marker: pytest.Mark | None) -> Request:
 
         for name in kwargs["distributions"]:
             if name not in EVERY:
-                hint = did_you_mean(name, EVERY)
-                known = ", ".join(EVERY)
-                raise MarkerError(f"the gemm marker has an unknown distribution {name!r}{hint}; known: {known}")
+                said = f"{name!r}{did_you_mean(name, EVERY)}; known: {', '.join(EVERY)}"
+                raise MarkerError(f"the gemm marker has an unknown distribution {said}")
     return Request(**kwargs)
 
 
@@ -255,7 +254,7 @@ def _own_problems(request: Request, config: GemmConfig, device: str) -> list[Pro
 
 
 def _of_level(names: tuple[str, ...], level: str) -> tuple[str, ...]:
-    """Of the distributions that apply those of a level; of one apart one that is exact and one that rounds."""
+    """The distributions of a level; a level of ``APART`` has an exact one and one that rounds."""
     if level in APART:
         return tuple(dict.fromkeys((*names[:1], *(name for name in names if name == "rand"))))
     return names[: DISTRIBUTIONS[level]]

@@ -32,7 +32,7 @@ def scope(nodeid: str) -> str:
     return problem.at_hints.line
 
 
-# Seconds that sums and differences leave of a backlog that is done.
+# Rounding error of an empty backlog, in seconds.
 _NOTHING: Final = 1e-6
 # Seconds of a worker's backlog below which it gets a third test: it asks for the next one before this is there.
 _BRIEF: Final = 1.0
@@ -177,7 +177,7 @@ def scheduler(
             return self._units[nodeid]
 
         def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
-            """So much less is left."""
+            """Subtract the test's expected seconds."""
             seconds = self._seconds[self.registered_collections[node][item_index]]
             self._left -= seconds
             self._backlogs[node] -= seconds
@@ -199,7 +199,7 @@ def scheduler(
             return sum(self._seconds[nodeid] for nodeid, done in self.workqueue[unit].items() if not done)
 
         def add_node_collection(self, node: Any, collection: Any) -> None:
-            """Not of a worker that was sent home before it was ready: xdist takes it for one of its own."""
+            """Ignore workers shut down while collecting, which xdist takes for its own."""
             if node in self.assigned_work:
                 super().add_node_collection(node, collection)
 

@@ -211,7 +211,7 @@ def sections(before: Mapping[CaseId, Facts], after: Mapping[CaseId, Facts]) -> l
         ),
         Section(
             "only in one run",
-            "Cases that the other run does not have, or did not run; a ledger entry may forbid that.",
+            "Cases of one run only.",
             _single(changes),
         ),
         _kernels(in_both),

@@ -98,7 +98,7 @@ class Tally:
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome]) -> Tally:
-        """Of some outcomes."""
+        """Count outcomes."""
         every = list(outcomes)
         counts = Counter(map(status_of, by(every, "who", "problem").values()))
         passed = [one.ratio for one in having(every, "passed") if one.ratio is not None]

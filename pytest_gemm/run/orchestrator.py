@@ -48,7 +48,7 @@ class Orchestrator:
                 self.judge.release()
 
     def explained(self, case: Case, found: Iterable[Judged]) -> tuple[list[Judged], Use]:
-        """The same under the name of the test, failures that the ledger knows as known failures; and its use."""
+        """Apply the ledger; return the outcomes, named by the test, and the use of its entries."""
         found = list(found)
         named = [dataclasses.replace(judged.outcome, test=self.test) for judged in found]
         outcomes, use = known.explain(named, case.problem, self.config.ledger, known.environment_of(case))
