@@ -15,7 +15,10 @@ import psutil
 import pytest
 from warm_processes import Programs
 
-from pytest_gemm.verdict import Red
+from pytest_gemm.core.outcome import Reason
+from pytest_gemm.record.lines import Totals
+from pytest_gemm.record.reader import Run
+from pytest_gemm.verdict import Red, last_line
 
 pytestmark = pytest.mark.slow
 
@@ -315,6 +318,25 @@ def _runs_in(folder: Path) -> list[str]:
     return [
         " ".join(one["cmdline"]) for one in others if one["cmdline"] and Path(one["cwd"] or "/").is_relative_to(folder)
     ]
+
+
+@pytest.mark.parametrize(
+    ("totals", "line"),
+    [
+        (Totals(), ""),
+        (Totals(failed={Red.SLOWER}, status=1), "FAILED: a timed case is slower (status 11)"),
+        (Totals(failed={Red.NO_BASELINE}, status=1), "FAILED: a timed case has no baseline (status 12)"),
+        (Totals(undecided=True), "FAILED: more of the timed cases stayed undecided than * allows (status 13)"),
+        (Totals(lost={"out/run.jsonl": "disk full"}), "FAILED: out/run.jsonl is not complete (status 15)"),
+        (
+            Totals(failed={Red.CASE}, missing={"x": Reason("no", "no board")}),
+            "FAILED: a test failed; x did not run (status 1)",
+        ),
+        (Totals(status=2), "FAILED: the run was interrupted (status 2)"),
+    ],
+)
+def test_the_last_line_says_why(totals: Totals, line: str) -> None:
+    assert fnmatchcase(last_line(Run(totals=totals)), line)
 
 
 def test_the_tables_of_statuses_have_each_and_no_other() -> None:
