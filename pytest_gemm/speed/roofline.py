@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from pytest_gemm.core.outcome import Reason, Status
 from pytest_gemm.core.units import plural, seconds_text
-from pytest_gemm.machine import gpus, processor
+from pytest_gemm.machine import gpus, isa, processor
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
@@ -376,7 +376,8 @@ def measure(device: str, dtypes: Iterable[str]) -> Peaks:
 
     A call during which a thread waited for its core, because others kept it busy, does not count.  A peak of which
     no call is left after three times the usual time is missing: a peak that is far too low would make every kernel look
-    impossibly fast.
+    impossibly fast.  So there are no rates on a CPU where the environment caps a library that would be measured:
+    generated code may use what the cap keeps from PyTorch's own product.
 
     Args:
         device: ``cpu`` or ``cuda``.
@@ -384,8 +385,10 @@ def measure(device: str, dtypes: Iterable[str]) -> Peaks:
             device is left out of the result.
     """
     # A wider type can be split into 16 bits, and a narrower one computed in them: see floor().
-    fast = ["f16"] if device == "cuda" else ["bf16"] if "amx_tile" in processor.cpu().flags else []
-    found = {name: _peak_rate(device, name) for name in dict.fromkeys(["f32", *fast, *dtypes])}
+    flags = processor.cpu().flags
+    fast = ["f16"] if device == "cuda" else ["bf16"] if "amx_tile" in flags else []
+    names = [] if device == "cpu" and isa.caps(flags) else dict.fromkeys(["f32", *fast, *dtypes])
+    found = {name: _peak_rate(device, name) for name in names}
     rates, bandwidth = {name: rate for name, rate in found.items() if rate}, _bandwidth(device)
     missing = [f"the rate of {name}" for name, rate in rates.items() if not rate.undisturbed]
     missing += ["the bandwidth"] * (not bandwidth.undisturbed)

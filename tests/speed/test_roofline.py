@@ -287,6 +287,11 @@ def test_of_peaks_that_were_measured_twice_the_larger_count() -> None:
 def quick_to_measure(monkeypatch: pytest.MonkeyPatch, *sizes: int, cache: int) -> None:
     """Peaks come from products of these sizes and from arrays beyond a cache of so many bytes."""
     monkeypatch.setattr(roofline, "_SIZES", {"cpu": sizes})
+    # A processor without matrix units, and nothing that the environment takes from it.
+    flags = ("sse4_1", "sse4_2", "avx", "avx2", "fma", "f16c")
+    monkeypatch.setattr("pytest_gemm.machine.processor.cpu", lambda: Cpu(flags=flags))
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(roofline, "_BUDGET", {"cpu": 0.01})
     monkeypatch.setattr(roofline, "_LEAST_ARRAY", 4 * cache)
     monkeypatch.setattr("pytest_gemm.machine.processor.outer_caches", lambda: cache)
@@ -304,6 +309,14 @@ def test_peaks_are_measured_and_pytorch_is_left_as_it_was(monkeypatch: pytest.Mo
     assert min(found.flops.values()) == found.flops["f64"]
     assert found.flops["tf32"] >= found.flops["f32"]
     assert torch.get_float32_matmul_precision() == precision
+
+
+def test_a_capped_library_is_no_measure_of_generated_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_to_measure(monkeypatch, 64, cache=1 << 10)
+    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "SSE4_2")
+    found = roofline.measure("cpu", ["f32", "bf16"])
+    assert found.flops == {}
+    assert found.bandwidth > 0
 
 
 @pytest.mark.parametrize(("near", "found"), [(1.9, 1.0), (2.1, 2.1)])
