@@ -20,9 +20,6 @@ from warm_processes import Programs
 
 import pytest_gemm.plugin.hooks  # noqa: F401  # before an inner run loads it: pytester forgets what is imported later
 
-# Eager ATen is a control in many tests.  oneDNN's AMX kernels have a defect, which the ledger knows
-# (aten-amx-nan-in-the-row-before); without them a control is right on every machine.  Read when torch is imported.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # Modules ask for a device while they are imported; the driver, started by that, is lost to the forks of tests/worker.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
