@@ -45,10 +45,12 @@ def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.double() @ b.double()).to(torch.float32 if kind.itemsize == 1 else kind)
 
 
-def computed(o: Operands, product: Callable[..., torch.Tensor] = exact, /, **changed: torch.Tensor) -> torch.Tensor:
-    """The problem's program in eager PyTorch, with another product in it or of other tensors.
+def computed(
+    o: Operands, product: Callable[..., torch.Tensor] | None = exact, /, **changed: torch.Tensor
+) -> torch.Tensor:
+    """The problem's program in eager PyTorch, with an exact product or another one in it, or of other tensors.
 
-    Of several linears all results, as they are judged.
+    Of several linears all results, as they are judged.  ``None`` for PyTorch's own product.
     """
     result: torch.Tensor = program.build(o.problem, product)(**(program.args(o.problem, o) | changed))
     if o.problem.several:

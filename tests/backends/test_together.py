@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracle import computed
 
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import DEFAULT
@@ -25,7 +26,6 @@ from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.plugin.batches import batches
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.programs import program
 
 COMPILER = shutil.which("g++")
 needs_compiler = pytest.mark.skipif(COMPILER is None or "CXX" in os.environ, reason="g++ is not what compiles here")
@@ -76,7 +76,7 @@ def result(backend: CppBackend, line: str) -> tuple[torch.Tensor, torch.Tensor]:
     prepared = backend.prepare(problem, given, DEFAULT)
     made = prepared.run(given)
     assert prepared.proof().objection() is None
-    return made.float(), program.build(problem)(**program.args(problem, given)).float()
+    return made.float(), computed(given).float()
 
 
 @needs_compiler

@@ -71,7 +71,7 @@ def test_an_exact_product_is_right_and_eager_is_or_the_ledger_knows_it(line: str
     outcomes = judged(backend, line, judge=Judge(statements=LEDGER.statements), seed=1)
     named = [dataclasses.replace(one, test="test_product") for one in outcomes]
     explained, _ = known.explain(named, problem, LEDGER, known.environment("cpu"))
-    assert {one.status for one in explained} <= {Status.PASSED, Status.KNOWN_FAILURE}, explained
+    assert not [one for one in explained if one.status in {Status.INCORRECT, Status.CRASHED}]
     assert all(one.kernels for one in explained)
 
 
