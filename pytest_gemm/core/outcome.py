@@ -150,6 +150,7 @@ class Outcome:
         failed_as: what a known failure would have been without the ledger; ``None`` for any other status.
         imitates: of the wrong answers that the ledger states for the case those that this one is, see
             ``ledger.computes``; ``None`` where the result was right, or was not compared.
+        inherited: PyTorch's own product fails in the same way on the same operands, as ``cause`` says.
         chosen: candidates that the proof names as selected; empty before that is known.
         configuration: what the generated code says of each product's kernel and blockings, where the backend reads it.
         sampled: which part of a large result was judged; "" for all of it.
@@ -187,6 +188,7 @@ class Outcome:
     operands: str = ""
     failed_as: Status | None = None
     imitates: tuple[str, ...] | None = None
+    inherited: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", printable(self.details, DETAILS))

@@ -10,10 +10,12 @@ from typing import Final
 
 import torch
 
+from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Outcome, Phase, Status
 from pytest_gemm.judging import verdict
 from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.repeated import UNWRITTEN
 from pytest_gemm.judging.results import digest_of
 from pytest_gemm.judging.sampled import ResultVerdict
 from pytest_gemm.numerics.interval import Interval
@@ -23,6 +25,7 @@ from pytest_gemm.problem.problem import Problem
 PRODUCT: Final = "PyTorch's own product"
 """As sentences and causes call it."""
 
+_VALUES: Final = "with the same values"
 # Where a failure was, which is another phase where a backend calls its kernel once before it runs.
 _WHERE: Final = re.compile(f" in (?:{'|'.join(sorted(Phase, key=len, reverse=True))})\\b")
 
@@ -79,19 +82,27 @@ class Theirs:
         if judged.note:  # other lines of it were looked at
             count = wrong.count * (digest_of([result]) == digest_of([self.results[place]]))
         elif rest.is_comparable and theirs.comparison.is_comparable:
-            assert isinstance(judged.actual, torch.Tensor)
-            assert isinstance(theirs.actual, torch.Tensor)
-            interval, count = _free_of_shared(judged.actual, interval, theirs.actual, theirs.interval)
+            interval, count = _free_of_shared(judged, theirs)
             rest = verdict.compare(judged.actual, interval, output, judged.operands, others=others) if count else rest
         if not count:
             return judged, "", self.differently()
         if rest.ok or judged.note:
-            how, shown = _due(wrong), dataclasses.replace(wrong, cause="")
+            shown = dataclasses.replace(wrong, name=their_wrong.name, cause="")
+            how = _due(shown)
             judged = dataclasses.replace(judged, comparison=dataclasses.replace(judged.comparison, mismatch=shown))
-            text = _inherits(f"is wrong here too: {how}, in the same elements with the same values")
-            return judged, f"{PRODUCT}: {how}", text
-        text = f"{PRODUCT} is wrong here too: {_due(their_wrong)}, in {count} further elements with the same values"
+            return judged, f"{PRODUCT}: {how}", _inherits(f"is wrong here too: {how}, in the same elements {_VALUES}")
+        text = f"{PRODUCT} is wrong here too: {_due(their_wrong)}, in {count} further elements {_VALUES}"
         return dataclasses.replace(judged, comparison=rest, interval=interval), "", text
+
+    def leaves_unwritten(self, place: int, judged: ResultVerdict, name: str) -> str:
+        """The sentence on PyTorch's own where it leaves the same elements unwritten, with any values; or ""."""
+        theirs = self.verdicts[place] if place < len(self.verdicts) else None
+        if theirs is None or theirs.comparison.mismatch is None or judged.note:
+            return ""
+        if {name, theirs.comparison.mismatch.name} != {UNWRITTEN.name}:
+            return ""
+        bad, theirs_bad = (verdict.rejected(widened(_tensor(one.actual)), one.interval) for one in (judged, theirs))
+        return _inherits(f"is wrong here too: {name}, in the same elements") if bool(theirs_bad[bad].all()) else ""
 
     def of_ended(self, outcome: Outcome) -> Outcome:
         """A crash, or a call without an end, with what PyTorch's own product did."""
@@ -117,7 +128,7 @@ def inheriting(outcome: Outcome, what: str, cause: str) -> Outcome:
 
 def is_pytorch(case: Case) -> bool:
     """Whether a case is what others are set beside."""
-    return case.backend.name == "aten" and not case.mode.is_compiled
+    return isinstance(case.backend, AtenBackend) and not case.mode.is_compiled
 
 
 def of_pytorch(outcome: Outcome) -> Outcome:
@@ -130,17 +141,11 @@ def _inherits(what: str) -> str:
     return f"{PRODUCT} {what}; your kernel inherits it if it calls PyTorch's"
 
 
-def _same(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Which elements have the same value, NaN or not, zeros of the same sign."""
-    x, y = widened(x), widened(y)
-    return ((x == y) & (x.signbit() == y.signbit())) | (x.isnan() & y.isnan())
-
-
-def _free_of_shared(
-    actual: torch.Tensor, interval: Interval, theirs: torch.Tensor, their_interval: Interval
-) -> tuple[Interval, int]:
+def _free_of_shared(judged: ResultVerdict, theirs: ResultVerdict) -> tuple[Interval, int]:
     """An interval in which anything is right where both results have the same wrong value; and how many these are."""
-    x, y, same, count = widened(actual), widened(theirs), _same(actual, theirs), 0
+    x, y, count = widened(_tensor(judged.actual)), widened(_tensor(theirs.actual)), 0
+    same = ((x == y) & (x.signbit() == y.signbit())) | (x.isnan() & y.isnan())
+    interval, their_interval = judged.interval, theirs.interval
     # Zeros of the wrong sign show in a result without other wrong elements alone.
     while number := int((both := verdict.rejected(x, interval) & verdict.rejected(y, their_interval) & same).sum()):
         interval, their_interval = (
@@ -149,6 +154,12 @@ def _free_of_shared(
         )
         count += number
     return interval, count
+
+
+def _tensor(actual: object) -> torch.Tensor:
+    """A result that was comparable."""
+    assert isinstance(actual, torch.Tensor)
+    return actual
 
 
 def _due(wrong: verdict.Mismatch) -> str:

@@ -22,12 +22,14 @@ from typing import Any, Final
 import torch
 
 from pytest_gemm.api.protocols import Backend, CandidateBackend
+from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.core.case_id import Mode
 from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Seconds, Status, Unsupported
 from pytest_gemm.core.text import one_line
-from pytest_gemm.judging import imitations, sampled, verdict
+from pytest_gemm.judging import imitations, repeated, sampled, verdict
 from pytest_gemm.judging.attempt import Attempt, Ended
 from pytest_gemm.judging.case import Case, Evidence, Judged
+from pytest_gemm.judging.inherited import PRODUCT, Theirs, is_pytorch, of_pytorch
 from pytest_gemm.judging.results import Returned, differing, digest_of, fingerprint_of
 from pytest_gemm.judging.truth import EagerRefusal, Truth, Truths
 from pytest_gemm.numerics import precision
@@ -55,6 +57,7 @@ _EVIDENCE: Final = 8
 _MANY: Final = 8
 # Names of candidates that a sentence lists.
 _NAMES: Final = 40
+_ATEN: Final = AtenBackend()
 
 
 @dataclasses.dataclass
@@ -100,6 +103,7 @@ class Judge:
 
     Attributes:
         eager: why eager ATen does not run a problem on a device; "" where its results are set beside.
+        beside: results are set beside eager's, right ones too.
         reference: which results are judged by sample, see ``sampled.applies``.
         pages: where a worker has operands and results, ``None`` for ordinary memory.
         stream: ``default``, or ``side`` to run on a CUDA stream of its own, see ``streams``.
@@ -115,6 +119,7 @@ class Judge:
     statements: Callable[[Outcome, Problem], Sequence[str]] = lambda *_: ()
     workers: Callable[[Backend], Worker] | None = None
     announced: Sequence[Case] = ()
+    beside: bool = True
     _worker: Worker = dataclasses.field(default_factory=Inline)
     _truths: Truths = dataclasses.field(default_factory=Truths)
 
@@ -203,7 +208,13 @@ class Judge:
                 outcome = judged.outcome
                 if outcome.status is Status.PRUNED and outcome.candidate == candidate and outcome.reason:
                     pruned.append(outcome.reason)
-                yield judged
+                truth, theirs = self._truths.known(outcome.distribution or case.distributions[0]), Theirs()
+                if outcome.status in {Status.CRASHED, Status.TIMED_OUT} and truth is not None:
+                    theirs = self._pytorch(case, truth)
+                    outcome = theirs.of_ended(outcome)
+                yield Judged(outcome, judged.evidence)
+                if theirs.died:
+                    break  # and what was compiled has gone with it
         # A user who names candidates may name one that is pruned; in any other run something has to be judged.
         if pruned and len(pruned) == len(candidates) and not case.candidates.by_name:
             yield Judged(self._attempt(case).end(Status.CRASHED, _all_pruned(pruned)))
@@ -284,21 +295,9 @@ class Judge:
             text = f"{count} elements of the result changed after the call had returned, and no other call was made"
             reason = Reason("written-after-return", text, "wait for every thread and process before returning")
             raise Ended(attempt.end(Status.INCORRECT, reason))
-        for place, one in enumerate(verdicts):
-            if (wrong := one.comparison.mismatch) is not None:
-                which = f"{case.problem.output_names[place]}: " if len(verdicts) > 1 else ""
-                reason = Reason(wrong.code, which + wrong.summary())
-                details = which + wrong.text()
-                if steps := case.problem.outputs[place].view_steps:
-                    details += f"\n  (indices before view step {'+'.join(map(str, steps))})"
-                outcome = attempt.end(Status.INCORRECT, reason, details, wrong.name)
-                failure = imitations.Failure(truth.operands, returned.results, contract, place, one, outcome.candidates)
-                imitated = imitations.imitated(failure, self.statements(outcome, case.problem))
-                outcome = dataclasses.replace(outcome, imitates=imitated)
-                actual = one.actual if isinstance(one.actual, torch.Tensor) else None
-                again = None if one.note else functools.partial(self._worker.run, attempt.built.number, how=How())
-                yield Judged(outcome, Evidence(one.operands, actual, one.interval, attempt.built.source, again, place))
-                return
+        if any(not one.comparison.ok for one in verdicts):
+            yield self._wrong(attempt, truth, returned, contract, verdicts, is_timed=timed is not None)
+            return
         if (doubt := next((one.doubt for one in verdicts if one.doubt is not None), None)) is not None:
             raise Ended(attempt.end(Status.MISTRUSTED, doubt))
         if timed is None:
@@ -306,6 +305,75 @@ class Judge:
             if kept := runs[-1].results:
                 self._truths.earlier(case)[f"distribution {attempt.distribution}, seed {case.seed}"] = kept
         yield Judged(attempt.end(Status.PASSED))
+
+    def _wrong(
+        self,
+        attempt: Attempt,
+        truth: Truth,
+        returned: Returned,
+        contract: Contract,
+        verdicts: Sequence[sampled.ResultVerdict],
+        *,
+        is_timed: bool,
+    ) -> Judged:
+        """The first wrong result: where it is wrong, and whether PyTorch's own product is, too."""
+        problem = attempt.case.problem
+        place, one = next((place, one) for place, one in enumerate(verdicts) if not one.comparison.ok)
+        theirs = self._pytorch(attempt.case, truth)
+        attempt.died |= theirs.died
+        others = {name: results[place] for name, results in self._truths.earlier(attempt.case).items()}
+        result = program.gathered(problem, returned.results)[place]
+        one, cause, beside = theirs.apart(place, problem.outputs[place], result, one, others)
+        wrong = one.comparison.mismatch
+        assert wrong is not None
+        wrong = wrong if cause or is_timed else self._repeated(attempt, truth, place, result, one)
+        if unwritten := "" if cause else theirs.leaves_unwritten(place, one, wrong.name):
+            cause, beside = f"{PRODUCT}: {wrong.name}", unwritten
+        which = f"{problem.output_names[place]}: " if len(verdicts) > 1 else ""
+        first, *more = (which + wrong.text()).splitlines()
+        details = "\n".join([first, *([f"  {beside}"] if beside else []), *more])
+        if steps := problem.outputs[place].view_steps:
+            details += f"\n  (indices before view step {'+'.join(map(str, steps))})"
+        outcome = attempt.end(Status.INCORRECT, Reason(wrong.code, first), details, cause or wrong.name)
+        failure = imitations.Failure(truth.operands, returned.results, contract, place, one, outcome.candidates)
+        names = self.statements(of_pytorch(outcome) if cause else outcome, problem)
+        imitated = imitations.imitated(failure, names)
+        outcome = dataclasses.replace(outcome, imitates=imitated, inherited=bool(cause))
+        actual = one.actual if isinstance(one.actual, torch.Tensor) else None
+        again = None if one.note else functools.partial(self._worker.run, attempt.built.number, how=How())
+        return Judged(outcome, Evidence(one.operands, actual, one.interval, attempt.built.source, again, place))
+
+    def _pytorch(self, case: Case, truth: Truth) -> Theirs:
+        """What PyTorch's own product gives of the same operands, in the process of PyTorch's own backends."""
+        threads, worker = (case.threads, case.run_threads), self.worker_of(_ATEN)
+        # In this process it must not be run where it can kill it; with guard pages GuardedJudge asks for itself.
+        withheld = worker.is_inline and self.eager(case.problem, case.device)
+        if is_pytorch(case) or truth.spoiled or withheld or self.pages is not None or threads in truth.pytorch:
+            return truth.pytorch.get(threads, Theirs())
+        given = case.problem, case.distributions, case.seed, case.device
+        case = Case(_ATEN, *given, threads=threads[0], run_threads=threads[1])
+        judge = dataclasses.replace(self, _worker=worker)
+        attempt = judge._attempt(case)
+        attempt.turn_to(truth.operands.distribution, truth)
+        try:
+            with attempt.phase(Phase.PREPARE):
+                worker.supports(case.job())
+                attempt.built = worker.prepare(case.job(), truth.operands)
+            returned, contract = judge._run(attempt, truth, Phase.RUN)
+            with attempt.phase(Phase.REFERENCE):
+                results = program.gathered(case.problem, returned.results)
+                verdicts = truth.verdicts(results, contract, {}, self.reference)
+            for place, one in enumerate(verdicts):
+                if not one.comparison.ok:
+                    wrong = judge._repeated(attempt, truth, place, results[place], one)
+                    comparison = dataclasses.replace(one.comparison, mismatch=wrong)
+                    verdicts[place] = dataclasses.replace(one, comparison=comparison)
+            worker.forget(attempt.built.number)
+            found = Theirs(results, verdicts)
+        except Ended as end:
+            found = Theirs(ended=end.outcome, died=attempt.died and worker is self._worker)
+        truth.pytorch[threads] = found
+        return found
 
     def _run(
         self,
@@ -356,8 +424,8 @@ class Judge:
                 attempt.facts |= {"bits": digest_of(made), "operands": short}
         last = verdicts[-1]
         with attempt.phase(Phase.EAGER):
-            itself = case.backend.name == "aten" and not case.mode.is_compiled
-            beside = not itself and not last.note and all(one.comparison.is_comparable for one in verdicts)
+            beside = self.beside and not last.note and not is_pytorch(case)
+            beside = beside and all(one.comparison.is_comparable for one in verdicts)
             eager = truth.beside_eager(made, contract, self.eager, self._worker) if beside else ""
         ratio = max(one.comparison.ratio for one in verdicts)
         attempt.facts |= {"tier": last.tier, "ratio": ratio, "eager": eager, "sampled": last.note}
@@ -386,12 +454,15 @@ class Judge:
             rewritten = any(run.returned.rewritten() for run in runs if run.returned is not None)
         if rewritten:
             wrong = Reason("result-rewritten", "a result that was handed out changed when the next one was computed")
-        elif (difference := first.differs(second)) and contract.deterministic:
+        elif difference := first.differs(second):
+            mismatch = self._mismatch(attempt, first.truth, second, contract)
             text = f"the same call gave other bits {when}{difference}"
-            wrong = Reason("not-deterministic", f"{text}; a backend that uses atomics declares deterministic=False")
-        elif difference and (mismatch := self._mismatch(attempt, first.truth, second, contract)) is not None:
-            text = f"the same call gave a wrong result {when}: {mismatch.summary()}"
-            wrong, cause = Reason(mismatch.code, text), mismatch.name  # other bits have to be right ones too
+            if mismatch is not None:  # other bits have to be right ones too
+                code = "not-deterministic" if contract.deterministic else mismatch.code
+                wrong = Reason(code, f"{text}, wrong ones: {mismatch.summary()}")
+                cause = mismatch.name if mismatch.name in repeated.NAMES else repeated.RACE.name
+            elif contract.deterministic:
+                wrong = Reason("not-deterministic", f"{text}; a backend that uses atomics declares deterministic=False")
         if wrong is not None:
             yield Judged(attempt.end(Status.INCORRECT, wrong, cause=cause))
 
@@ -411,24 +482,42 @@ class Judge:
         if wrong is None:
             return
         changed = f"other values were written to {_capitals(names)}"
-        reason = Reason(wrong.code, f"wrong after {changed}: {wrong.summary()}")
+        when = "one of several calls is wrong" if wrong.name in repeated.NAMES else f"wrong after {changed}"
+        reason = Reason(wrong.code, f"{when}: {wrong.summary()}")
         cause = wrong.name
         for kept in dict.fromkeys((*((name,) for name in names), names)):
             with run.truth.other_values(tuple(name for name in names if name not in kept)) as before:
-                is_stale = self._mismatch(attempt, before, returned, contract) is None
+                is_stale = self._mismatch(attempt, before, returned, contract, repeats=False) is None
             if is_stale:
                 reason, cause = _stale(changed, kept), ""
                 break
         yield Judged(attempt.end(Status.INCORRECT, reason, wrong.text(), cause))
 
     def _mismatch(
-        self, attempt: Attempt, truth: Truth, returned: Returned, contract: Contract
+        self, attempt: Attempt, truth: Truth, returned: Returned, contract: Contract, *, repeats: bool = True
     ) -> verdict.Mismatch | None:
         """What is wrong with the results of a further run; ``None`` for nothing."""
         with attempt.phase(Phase.REFERENCE):
             made = program.gathered(truth.problem, returned.results)
             verdicts = truth.verdicts(made, contract, {}, self.reference)
-        return next(filter(None, (one.comparison.mismatch for one in verdicts)), None)
+        place, one = next(((n, one) for n, one in enumerate(verdicts) if not one.comparison.ok), (0, None))
+        if one is None or not repeats:
+            return one.comparison.mismatch if one is not None else None
+        return self._repeated(attempt, truth, place, made[place], one)
+
+    def _repeated(
+        self, attempt: Attempt, truth: Truth, place: int, result: torch.Tensor, one: sampled.ResultVerdict
+    ) -> verdict.Mismatch:
+        """What is wrong with a result, with the cause that more calls with the same operands prove."""
+
+        def again(fill: int) -> torch.Tensor | None:
+            how = How(stream=self.stream, fill=fill)
+            with contextlib.suppress(Ended), attempt.phase(Phase.RUN):
+                ran = self._worker.run(attempt.built.number, truth.operands, how)
+                return program.gathered(truth.problem, Returned.of(truth.operands, ran).results)[place]
+            return None
+
+        return repeated.described(result, one, again)
 
 
 def run_once(worker: Worker, case: Case) -> None:

@@ -23,18 +23,23 @@ from typing import Any, Final, Literal
 
 import psutil
 
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.config.options import suite
 from pytest_gemm.config.values import cores
 from pytest_gemm.core.case_id import CaseId, Device
 from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Status, Unsupported
 from pytest_gemm.core.text import show
 from pytest_gemm.failures import findings as grouping
+from pytest_gemm.judging import repeated
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import known
 from pytest_gemm.speed import bench
 from pytest_gemm.speed.kept import Kept
 from pytest_gemm.speed.timing import paired
@@ -68,6 +73,9 @@ _BUDGET: Final = 15.0
 _DEATHS: Final = 3
 # Operations of a problem that is judged several times.
 _QUICK: Final = 1 << 23
+# Ends of causes that a lower precision is, and how many problems have to be right under it, those that are worst.
+_OF_PRECISION: Final = (" inputs", " products", " sums")
+_WORST: Final = 10
 _PLAN: Final = paired.Plan(warm_seconds=0.05, max_seconds=1.5, retakes=2)
 _CALLS: Final[Mapping[str, Callable[..., Any]]] = {
     **bench.CALLS,
@@ -119,6 +127,8 @@ class _Judging:
         limit: seconds of a call, after which the worker is ended; ``None``: 10, and 15 of a first call, or 90 where
             it may compile.
         started: since when seconds count, by ``time.time()``.
+        worker: the process of the kernel.
+        pytorch: that of PyTorch's own product, which a kernel's module cannot patch.
 
     Raises:
         ValueError: for an unknown dtype, a limit that is not above 0, or a line that is no problem.
@@ -133,6 +143,7 @@ class _Judging:
     limit: float | None = None
     started: float = dataclasses.field(default_factory=time.time)
     worker: Process | Inline = dataclasses.field(init=False)
+    pytorch: Process | Inline = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         """Check what a user writes."""
@@ -150,12 +161,12 @@ class _Judging:
             ValueError: when its first calls do not show what it takes.
         """
         if inline:
-            self.worker = Inline(_CALLS)
+            self.worker = self.pytorch = Inline(_CALLS)
             return self._found()
         with contextlib.closing(Keeper({}, cores(), (), _CALLS, passive=False)) as keeper:
             first = 90.0 if self.kernel.may_compile else 15.0
-            self.worker = Process(keeper, (self.limit or 10.0, self.limit or first))
-            with contextlib.closing(self.worker):
+            self.worker, self.pytorch = (Process(keeper, (self.limit or 10.0, self.limit or first)) for _ in range(2))
+            with contextlib.closing(self.worker), contextlib.closing(self.pytorch):
                 return self._found()
 
     def _found(self) -> Judgement:
@@ -255,6 +266,7 @@ class _Judging:
             if any(one.code == "not-deterministic" for one in outcomes):
                 found.deterministic, backend.deterministic = False, False
                 outcomes = self._outcomes(backend, problem)
+            found.deterministic &= all(one.cause not in repeated.NAMES for one in outcomes)
             found.seconds.setdefault("first verdict", time.time() - self.started)
             found.outcomes += map(_readable, outcomes)
             for one in outcomes:
@@ -263,24 +275,41 @@ class _Judging:
 
     @functools.cached_property
     def _judge(self) -> Judge:
-        return Judge(lambda *_: "not compared", workers=lambda _: self.worker)
+        def worker(backend: Backend) -> Process | Inline:
+            return self.worker if isinstance(backend, KernelBackend) else self.pytorch
+
+        return Judge(
+            lambda *of: known.eager_refusal(self._ledger)(*of),  # noqa: PLW0108  # the ledger is read on a failure
+            statements=lambda *of: self._ledger.statements(*of),  # noqa: PLW0108  # see above
+            workers=worker,
+            beside=False,
+        )
+
+    @functools.cached_property  # a right kernel needs none
+    def _ledger(self) -> Ledger:
+        return Ledger.load(suite("conformance") / "known_failures.toml")
 
     def _outcomes(self, backend: KernelBackend, problem: Problem) -> list[Outcome]:
         distributions = distributions_for(problem)[:_DISTRIBUTIONS]
         # One thread: several wait for one another where the cores are busy.
         case = Case(backend, problem, distributions, self.seed, Device(backend.devices[0]), threads=1)
         made = self._judge.outcomes(case)
-        return [dataclasses.replace(one, eager="", case=dataclasses.replace(one.case, threads=0)) for one in made]
+        if any(one.inherited for one in made):
+            environment = known.environment_of(case)
+            made = [known.inherited(one, problem, self._ledger, environment) for one in made]
+        return [dataclasses.replace(one, case=dataclasses.replace(one.case, threads=0)) for one in made]
 
     def _arithmetic(self, found: Judgement, backend: KernelBackend) -> None:
         """The most accurate partial sums with which all is right: of what has failed, or of some long sums."""
-        failed = [one for one in found.outcomes if one.status.is_failure]
-        if any(one.status is not Status.INCORRECT for one in failed):
-            return  # a crash is no arithmetic
+        failed = [one for one in found.outcomes if one.status.is_failure and not one.inherited]
+        causes = {one.cause if one.status is Status.INCORRECT else str(one.status) for one in failed}
+        if any(cause and not cause.endswith(_OF_PRECISION) for cause in causes):
+            return  # a crash is no arithmetic, and neither is a K tail
+        failed.sort(key=lambda one: -(one.ratio or 0.0))
         lines = dict.fromkeys(one.problem for one in failed or found.passed)
         problems = [one for one in map(Problem.parse, lines) if one.dtypes.out.is_float]
         problems = [one for one in problems if one.shape.flops <= _QUICK] or problems
-        tried = problems[:3] if failed else sorted(problems, key=lambda one: one.shape.k)[-3:]
+        tried = problems[:_WORST] if failed else sorted(problems, key=lambda one: one.shape.k)[-3:]
         sums: Sequence[Literal["f64", "f32", "f16"]] = ("f64", "f32", "f16")
         for accumulate, tf32 in itertools.product(sums, (False, True) if failed else (False,)):
             other = dataclasses.replace(backend, accumulate=accumulate)

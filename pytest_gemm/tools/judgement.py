@@ -181,8 +181,9 @@ class Judgement:
     def _arithmetic(self) -> str:
         """What is known of the sums and of the rounding."""
         rounded, told = self.correctly_rounded, []
-        if self.accumulate and self.findings:
-            told = [f"what failed passes with {'inputs as TF32 and ' * self.tf32}partial sums in {self.accumulate}"]
+        if self.accumulate and not all(one.simplest.inherited for one in self.findings):
+            sums = f"partial sums in {self.accumulate}" if self.accumulate != "f64" or not self.tf32 else ""
+            told = [f"the failures would be right for {' and '.join(filter(None, ('TF32 inputs' * self.tf32, sums)))}"]
         elif self.accumulate:
             told = [f"as accurate as partial sums in {self.accumulate}"]
         told += [] if rounded is None else [f"every element correctly rounded in {rounded:.0%} of the passed cases"]
