@@ -514,7 +514,8 @@ class Judge:
             how = How(stream=self.stream, fill=fill)
             with contextlib.suppress(Ended), attempt.phase(Phase.RUN):
                 ran = self._worker.run(attempt.built.number, truth.operands, how)
-                return program.gathered(truth.problem, Returned.of(truth.operands, ran).results)[place]
+                made: torch.Tensor = program.gathered(truth.problem, Returned.of(truth.operands, ran).results)[place]
+                return made
             return None
 
         return repeated.described(result, one, again)
