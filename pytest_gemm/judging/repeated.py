@@ -44,10 +44,10 @@ def described(result: torch.Tensor, judged: ResultVerdict, call: Callable[[int],
     assert wrong is not None
     interval = judged.interval
     width = interval.hi - interval.lo if result.shape == interval.lo.shape else torch.tensor(2 * wrong.bound)
-    if wrong.name in _LEFT or not judged.comparison.is_comparable:
+    if not judged.comparison.is_comparable:
         return wrong
     is_steady = all(_alike(result, call(0), width) for _ in range(2))
-    if is_steady and wrong.cause and wrong.name not in _VAGUE:
+    if is_steady and wrong.cause and wrong.name not in _VAGUE | _LEFT:
         return wrong
     runs = [(fill, call(fill)) for fill in _FILLS]
     if any(made is None for _, made in runs):
@@ -55,9 +55,10 @@ def described(result: torch.Tensor, judged: ResultVerdict, call: Callable[[int],
     alike: dict[bool, bool] = {True: True, False: True}  # of the same fill, and of others
     for (one, x), (other, y) in itertools.combinations(runs, 2):
         alike[one == other] &= _alike(x, y, width)
-    if is_steady and all(alike.values()):
+    is_unwritten = alike[True] and not alike[False]
+    if not is_unwritten and (wrong.name in _LEFT or (is_steady and all(alike.values()))):
         return wrong
-    cause = UNWRITTEN if alike[True] and not alike[False] else RACE
+    cause = UNWRITTEN if is_unwritten else RACE
     return dataclasses.replace(wrong, name=cause.name, cause=cause.text)
 
 

@@ -124,7 +124,7 @@ def padding(a: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.parametrize("line", [LINE, "int_mm:i8-i8-i32:nn:33x70x200", "mm:f16:nt:33x70x200"])
 def test_unwritten_memory_is_named_whatever_it_held(wrong: mutants.Matmul, line: str) -> None:
     names = {one.cause for one in failures(wrong, line)}
-    assert names <= {repeated.UNWRITTEN.name, "stray NaN", "NaN spread"}
+    assert names <= {*repeated.NAMES, "stray NaN", "NaN spread"}  # a block that is handed on is not always filled
     assert repeated.UNWRITTEN.name in names
 
 
