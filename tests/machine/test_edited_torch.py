@@ -44,7 +44,7 @@ def heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Head]:
             (root / "_inductor" / CHANGED[3]).unlink()
         spec = SimpleNamespace(submodule_search_locations=[str(root)])
         with monkeypatch.context() as patched:
-            patched.setattr(software.util, "find_spec", lambda _, spec=spec: spec)
+            patched.setattr("importlib.util.find_spec", lambda _, spec=spec: spec)
             found.append(dataclasses.replace(recorded_runs.RUN, inductor=Head.of((), gpus=False).inductor))
     return found
 
