@@ -13,10 +13,12 @@ import functools
 from pathlib import Path
 
 from pytest_gemm.api import ops
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.conformance import models
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import unique
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import parts
 
 CASES = Path(__file__).with_name("cases")
 # Files beside those of plain products: lists of values, the tests that ask for more than the right product, and models.
@@ -42,9 +44,17 @@ def family(name: str, level: str, *sets: str, device: str = "") -> tuple[Problem
     return unique(problem for one in found if not sets or one.name in sets for problem in one.problems)
 
 
-def products(level: str, device: str = "") -> tuple[Problem, ...]:
-    """Every problem of a level that a plain product can be, those of registered ops too, on a device or on any."""
-    return unique((*_own(level, device), *ops.cases(level, device)))
+def products(level: str, device: str = "", backend: Backend | None = None) -> tuple[Problem, ...]:
+    """Every problem of a level that a plain product can be, those of registered ops too.
+
+    Args:
+        level: as ``--gemm-level``.
+        device: that they are meant for; "": any.
+        backend: of whose registration each part is called by one of them; ``None``: of none.
+    """
+    found = (*_own(level, device), *ops.cases(level, device))
+    more = () if backend is None else parts.calling(backend, level, found, lambda other: _own(other, device))
+    return unique((*found, *more))
 
 
 @functools.cache

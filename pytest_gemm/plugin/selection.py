@@ -8,7 +8,7 @@ A test asks with ``@pytest.mark.gemm(...)`` and the fixture ``gemm_case``::
 
 Marker keywords:
     problems: problem lines or :class:`Problem` objects, or a function of the level that returns them; it gets the
-        device, too, where it has a parameter ``device``.
+        device and the backend, too, where it has parameters ``device`` and ``backend``.
     shapes: a shapes file instead (see ``problem.shapes``), from which ``--gemm-shapes`` chooses.
     distributions: names of distributions; by default the level decides.
     any_problem: the test takes whatever ``--gemm-problem`` names, also what is not in its own list.
@@ -39,7 +39,6 @@ from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import APART
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import parts
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
@@ -215,38 +214,35 @@ def _availability(registry: Registry, name: str, device: str, compile_only: bool
 
 
 def _problems(request: Request, config: GemmConfig, backend: Backend) -> list[Problem]:
-    device = config.device_of(backend)
     if config.problems and request.any_problem:
         found: Iterable[Problem] = config.problems
     else:
-        found = _own_problems(request, config, device)
+        found = _own_problems(request, config, backend)
         if config.problems:
             wanted = {p.line for p in config.problems}
             found = [p for p in found if p.line in wanted]
-        elif request.any_problem and callable(request.problems):
-
-            def of_level(level: str) -> list[Problem]:
-                return _own_problems(request, dataclasses.replace(config, level=level), device)
-
-            found = [*found, *parts.calling(config, backend, found, of_level)]
     return [p for p in found if not config.ops or p.op.name in config.ops]
 
 
 @functools.lru_cache(maxsize=64)
-def _called(problems: Callable[..., Iterable[Problem | str]], level: str, device: str) -> tuple[Problem | str, ...]:
+def _called(problems: Callable[..., Iterable[Problem | str]], level: str, **more: Any) -> tuple[Problem | str, ...]:
     """Several tests may share one function."""
-    more = {"device": device} if "device" in inspect.signature(problems).parameters else {}
     return tuple(problems(level, **more))
 
 
-def _own_problems(request: Request, config: GemmConfig, device: str) -> list[Problem]:
-    problems = request.problems
+def _own_problems(request: Request, config: GemmConfig, backend: Backend) -> list[Problem]:
+    problems, device = request.problems, config.device_of(backend)
     try:
         if request.shapes is not None:
             return list(shapes.select(request.shapes, config.speed.shapes, config.level, device, config.speed.root))
     except shapes.ShapeError as error:
         raise MarkerError(f"--gemm-shapes: {error}") from None
-    lines = _called(problems, config.level, device) if callable(problems) else problems
+    if callable(problems):
+        wanted = inspect.signature(problems).parameters
+        further = {"device": device, "backend": backend}
+        lines = _called(problems, config.level, **{name: further[name] for name in further if name in wanted})
+    else:
+        lines = problems
     try:
         return [p if isinstance(p, Problem) else Problem.parse(p) for p in lines]
     except ProblemError as error:

@@ -18,9 +18,13 @@ from pytest_gemm.problem.problem import Problem
 
 def parts_of(config: GemmConfig, backend: Backend) -> list[Part]:
     """What a run has to call of a backend: of its devices those that are here, unless one was asked for."""
-    every = backend.promised_parts() if isinstance(backend, Promising) and config.level not in APART else ()
+    every = _promised(backend, config.level)
     here = {"", Device.CPU, *([Device.CUDA] if has_cuda_device() else [])} if config.device == "auto" else {""}
     return [part for part in every if part.device in here]
+
+
+def _promised(backend: Backend, level: str) -> Sequence[Part]:
+    return backend.promised_parts() if isinstance(backend, Promising) and level not in APART else ()
 
 
 def uncalled(config: GemmConfig, outcomes: Iterable[Outcome]) -> dict[str, list[str]]:
@@ -37,22 +41,22 @@ def uncalled(config: GemmConfig, outcomes: Iterable[Outcome]) -> dict[str, list[
 
 
 def calling(
-    config: GemmConfig, backend: Backend, own: Sequence[Problem], of_level: Callable[[str], Sequence[Problem]]
+    backend: Backend, level: str, own: Sequence[Problem], of_level: Callable[[str], Sequence[Problem]]
 ) -> Iterator[Problem]:
     """The problems that a level needs beside its own so that each part of a backend is called.
 
     Args:
-        config: of the run.
         backend: that they are for.
+        level: as ``--gemm-level``.
         own: problems of the level.
         of_level: those of another level; of ``quick``, what finds most first.
     """
-    for part in parts_of(config, backend):
+    for part in _promised(backend, level):
         asked = _read(part.lines)
-        yield from asked if config.level == LEVELS[0] else ()
+        yield from asked if level == LEVELS[0] else ()
         levels = LEVELS[1:2] if part.picky else LEVELS[1:3]  # full is read where quick has none
         # In f32 nothing else can be wrong: a library that composes the problem around a function rounds right there.
-        others = (sorted(of_level(level), key=lambda one: str(one.dtypes) != "f32") for level in levels)
+        others = (sorted(of_level(one), key=lambda problem: str(problem.dtypes) != "f32") for one in levels)
         further = itertools.chain(own, asked, itertools.chain.from_iterable(others))
         met: set[str] = set()
         for problem in () if part.device else further:
