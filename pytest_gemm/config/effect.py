@@ -92,22 +92,19 @@ def check_backends(config: GemmConfig) -> None:
         raise _has_no_effect(config, name, f"no selected backend ({here}) {wanted}", remedy)
 
 
-def check_problems(config: GemmConfig, selected: Collection[str], taking: Mapping[str, str]) -> None:
-    """Refuse a problem that was typed and is in no selected test.
+def untaken(config: GemmConfig, selected: Collection[str], taking: Mapping[str, str]) -> list[str]:
+    """A sentence for each problem that was typed and is in no selected test, with a test that takes it.
 
     Args:
         config: of the run.
         selected: lines of the problems of all selected tests.
         taking: a test that takes a problem and may have been deselected, by the problem's line.
-
-    Raises:
-        pytest.UsageError: naming the problem and a test that takes it.
     """
     is_part = config.fuzz or config.shard or "problem" not in config.typed
-    for line in () if is_part else [problem.line for problem in config.problems]:
-        if line not in selected:
-            own = f"{taking[line]} takes it, and was deselected" if line in taking else f"the suite does: {SUITE}"
-            raise pytest.UsageError(f"--gemm-problem={line}: no selected test takes it; {own}")
+    lines = [] if is_part else [problem.line for problem in config.problems if problem.line not in selected]
+    suite = f"the suite does: {SUITE}"
+    tests = {line: f"{taking[line]} does, and was deselected" if line in taking else suite for line in lines}
+    return [f"--gemm-problem={line}: no selected test takes it; {test}" for line, test in tests.items()]
 
 
 def check_cases(config: GemmConfig, *, tests: int, cases: int, timed: int) -> None:

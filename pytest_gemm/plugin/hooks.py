@@ -234,12 +234,14 @@ class GemmRun:
         An option that no collected test heeds is refused, unless tests are missing for a reason that the run gives.
         """
         cases = [case for case in map(selection.case_id, ids) if case is not None]
-        if selection.available(self.settings):
-            effect.check_problems(self.settings, {case.problem for case in cases}, self._taking)
+        settings, lines = self.settings, {case.problem for case in cases}
+        untaken = effect.untaken(settings, lines, self._taking) if selection.available(settings) else []
+        if cases and untaken:
+            raise pytest.UsageError(untaken[0])
         if not self.totals.missing:
             effect.check_cases(self.settings, tests=len(ids), cases=len(cases), timed=len(timed))
-        if self.settings.typed and not (cases or self.settings.fuzz or self.settings.shard or self.totals.failed):
-            self.totals.notes.append("no case was selected here; the suite of the package: " + effect.SUITE)
+        if settings.typed and not (cases or settings.fuzz or settings.shard or self.totals.failed):
+            self.totals.notes += untaken or [f"no case was selected here; the suite of the package: {effect.SUITE}"]
         if self._config.option.collectonly:
             return []
         self._precompile(ids)
