@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_gemm.api.request import BuildRequest
+from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
@@ -75,8 +75,8 @@ def decomposed(problem: Problem, device: str) -> str:
     """Why Inductor writes a product as multiplications and sums before any backend is tried, "" where it does not.
 
     From ``torch/_inductor/decomposition.py`` (mm, addmm, bmm) and ``kernel/bmm.py`` (tuned_bmm) of torch 2.13,
-    and confirmed on it.  With a dynamic size, a size that is 1 at run time is not 1 at compile time, which
-    the group ``any-m`` has dealt with.
+    and confirmed on it; before, an outer product could have one row or column.  With a dynamic size, a size that is 1
+    at run time is not 1 at compile time, which the group ``any-m`` has dealt with.
     """
     op, m, n, k = problem.op, problem.rows, problem.shape.n, problem.shape.k
     cpu = device == "cpu"
@@ -96,7 +96,8 @@ def decomposed(problem: Problem, device: str) -> str:
     if cpu and problem.adds_bias:
         return "M=1 with K and N up to 16 is small" if m == 1 and k <= 16 and n <= 16 else ""
     if cpu:
-        return "K=1 is an outer product of up to 32 elements" if outer and m + n <= 32 else ""
+        is_outer = outer or (k == 1 and _torch_below([2, 13], problem, DEFAULT))
+        return "K=1 is an outer product of up to 32 elements" if is_outer and m + n <= 32 else ""
     return "K=1 is an outer product" if outer else ""
 
 
@@ -170,6 +171,18 @@ def _unpacked_a(problem: Problem, _: BuildRequest) -> str:
     return next(filter(problem.has, flags), "")
 
 
+def _unfolded_a(problem: Problem, _: BuildRequest) -> str:
+    """The flag for which a linear of matrices becomes a bmm that has no C++ kernel: expanded weights, or one column.
+
+    From ``should_fold`` in ``torch/_decomp/decompositions.py``: rows are put together where nothing lies between them,
+    or where there is one, or nothing to multiply.  A batch of one needs no expanded weight.
+    """
+    batch, m, n, k = problem.shape.batch, problem.shape.m, problem.shape.n, problem.shape.k
+    if not batch or not m or not k or batch * m == 1 or (batch == 1 and 1 not in (n, k)):
+        return ""
+    return next(filter(problem.has, ("a.padded", "a.sliced", "a.strided")), "")
+
+
 def _strided_out(problem: Problem, _: BuildRequest) -> bool:
     """Whether a given result, or the A that it is written over, has gaps or is not stored by rows."""
     *batch, rows, columns = problem.result_shape
@@ -194,9 +207,11 @@ _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
     "scaled-addend": lambda p, _: p.alpha != 1.0 or p.beta != 1.0,
     "no-onednn": _lacks_onednn,
     "unpacked-a": _unpacked_a,
+    "unfolded-a": _unfolded_a,
     "a-columns": lambda p, _: p.layout.a_transposed and (p.shape.m != 1 or p.has("a.padded")),
     "b-not-constant": lambda p, _: "" if p.constant_b else next(filter(p.has, ("b.alias_t", "b.alias")), "b.argument"),
     "out-strided": _strided_out,
+    "sums-of-a": lambda p, _: p.reduction is not None and p.reduction.text == "k",
     "binary-step": lambda p, _: any(step.kind is StepKind.BINARY for step in p.passes),
 }
 

@@ -12,6 +12,7 @@ from pytest_gemm.api import settings
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends import rules
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
+from pytest_gemm.backends.inductor import torch_compat
 from pytest_gemm.problem.problem import Problem
 
 RULES = [(name, rule) for name, group in rules.groups().items() for rule in group]
@@ -53,6 +54,28 @@ def test_the_texts_name_what_was_found() -> None:
     assert refused is not None
     assert refused.reason.text == "rows of the result are 20 elements long: TMA needs a multiple of 8 (16 bytes)"
     assert rules.check(("tma", "compact"), Problem.parse("mm:bf16:nt:16x16x16"), DEFAULT) is None
+
+
+@pytest.mark.parametrize(("line", "code"), [
+    ("mm:f32:nt:7x9x24:sums-k", "no-product"), ("mm:f32:nt:7x9x24:sums-k:program.multi_output", ""),
+    ("mm:f32:nt:7x9x24:sums-m", ""), ("linear:f16:nt:5x1x129x33:a.sliced", "a-strided"),
+    ("linear:f32:nt:1x17x1x33:a.padded", "a-strided"), ("linear:bf16:nt:1x17x33x1:a.strided", "a-strided"),
+    ("linear:f16:nt:1x17x129x33:a.padded", ""), ("linear:f16:nt:1x1x33x1:a.padded", ""),
+])  # fmt: skip
+def test_what_never_comes_to_a_c_plus_plus_template(line: str, code: str) -> None:
+    refused = rules.check(("inductor", "cpp-product"), Problem.parse(line), DEFAULT)
+    assert (refused.reason.code if refused else "") == code
+
+
+@pytest.mark.parametrize(("release", "line", "is_decomposed"), [
+    ((2, 11), "mm:f32:nn:1x2x1", True), ((2, 11), "linear:f32:nt:2x1x1x1", True), ((2, 11), "mm:f32:nn:1x40x1", False),
+    ((2, 13), "mm:f32:nn:1x2x1", False), ((2, 13), "mm:f32:nn:3x2x1", True),
+])  # fmt: skip
+def test_an_outer_product_of_one_row_was_decomposed_before_2_13(
+    release: tuple[int, int], line: str, is_decomposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_compat, "torch_release", lambda: release)
+    assert bool(rules.decomposed(Problem.parse(line), "cpu")) is is_decomposed
 
 
 @pytest.mark.parametrize("line", ["linear:f16:nt:33x48x30", "int_mm:i8-i8-i32:nt:17x16x65608"])
