@@ -456,9 +456,9 @@ def _held(terms: Tensor, dtype: torch.dtype) -> Tensor:
 
 def narrow_sums(s: Sample) -> Hypotheses:
     """Products, partial sums of parts of K, or the sum itself, that were rounded to a half type."""
-    products, k, problem = s.a * s.b, s.wrong.problem.shape.k, s.wrong.problem
+    products, k = s.a * s.b, s.wrong.problem.shape.k
     is_sparse = s.wrong.operands.quantum > 0 and bool(((products != 0).sum(1) <= 2).all())
-    if not k or is_sparse or not (problem.dtypes.a.is_float or problem.dtypes.b.is_float):
+    if not k or is_sparse:
         return
     for name, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16)):
         for size in _sizes(k):
