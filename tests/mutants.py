@@ -2222,7 +2222,8 @@ _NAMED: dict[str, str] = {
     "not deterministic": "addend-twice-from-the-second-call-on not-deterministic stale-workspace second-call-wrong "
     "zeros-the-second-time right-four-times right-every-other-time",
     "race or leftover state": "addend-twice-from-the-second-call-on stale-workspace second-call-wrong written-late "
-    "zeros-the-second-time right-four-times right-every-other-time filled-by-a-child earlier-input-written",
+    "zeros-the-second-time right-four-times right-every-other-time filled-by-a-child earlier-input-written "
+    "rounded-at-random",
     "unwritten memory": "tail-unwritten stale-workspace",
     "inputs written": "earlier-input-written",
     "stale weight": "stale-packed-weight cached-result",

@@ -15,7 +15,7 @@ from pytest_gemm.judging.verdict import Mismatch
 
 RACE: Final = Cause(
     "race or leftover state",
-    "calls with the same operands gave different values: a race, or something that a call leaves behind",
+    "calls with the same operands gave different values: a race, random numbers, or what a call leaves behind",
 )
 UNWRITTEN: Final = Cause(
     "unwritten memory", "the values change with what fresh memory holds: some of it is used that nothing has written"
