@@ -298,7 +298,8 @@ def specials(headroom: Headroom) -> Drawn:
         drawn.b = np.ascontiguousarray(drawn.b)
         zeros = _plant_in_b(headroom, drawn.a, drawn.b, _range_shifts(headroom, *used[-1]) if movable else [])
     _plant(headroom.a, drawn.a, headroom.draw("a-specials"), zeros)
-    other = drawn.a if drawn.b is None else drawn.b  # self: A meets itself
+    itself = drawn.a.swapaxes(-1, -2) if problem.has("b.alias") else drawn.a  # A @ A, or A @ A.T
+    other = itself if drawn.b is None else drawn.b
     _face_specials(other, drawn.a, headroom.draw("a-zeros"))
     tiny = 2.0 ** min(headroom.a.dtype.emin, headroom.b.dtype.emin)
     for one, met in ((drawn.a, other), (other, drawn.a)):

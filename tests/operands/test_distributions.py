@@ -219,3 +219,12 @@ def test_a_long_line_of_f32_has_one_element_that_two_bf16_do_not_hold() -> None:
     lost = o.a - _BF16(o.a) - _BF16(o.a - _BF16(o.a))
     assert int((lost != 0).any(1).sum()) > 8
     assert float((o.a.abs().double() @ o.b.abs().double()).max()) <= 2.0**24
+
+
+@pytest.mark.parametrize("line", [f"mm:bf16:{alias}" for alias in ("nn:33x33x33:b.alias", "nt:9x9x33:b.alias_t")])
+def test_an_infinity_of_a_matrix_never_meets_its_subnormal(line: str) -> None:
+    for seed in range(8):
+        given = factory.make(Problem.parse(line), "specials", seed, Device.CPU)
+        infinite = [x.isinf().double() for x in (given.a, given.b)]
+        subnormal = [((x != 0) & (x.abs() < 2.0**-126)).double() for x in (given.a, given.b)]
+        assert not (infinite[0] @ subnormal[1] + subnormal[0] @ infinite[1]).any()
