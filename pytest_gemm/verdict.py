@@ -100,7 +100,7 @@ def causes(run: Run) -> list[Cause]:
         found.append(Cause(Red.BACKEND, "device-lost", text))
     found += [*unjudged(run), *uncalled(run)]
     if wanted := _unknown_candidate(run):
-        text = f"no candidate is called as in --gemm-candidates={wanted}: the refusals list names"
+        text = f"no candidate of any problem is called as --gemm-candidates={wanted} asks: the refusals list names"
         found.append(Cause(Red.BACKEND, "candidates", text))
     if totals.undecided:
         text = "more of the timed cases stayed undecided than --gemm-undecided allows"

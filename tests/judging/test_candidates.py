@@ -959,7 +959,7 @@ def test_a_pattern_that_matches_nothing_at_all_fails_the_run(project: pytest.Pyt
     outcomes = result.parseoutcomes()
     assert outcomes["unsupported"] == 4
     assert "failed" not in outcomes
-    result.stdout.fnmatch_lines(["--gemm-candidates=goood-[*]: no candidate of any problem is called so*"])
+    result.stdout.fnmatch_lines(["no candidate of any problem is called as --gemm-candidates=goood-[*] asks: *"])
 
 
 def test_a_pruned_candidate_by_name_is_shown_and_no_failure(project: pytest.Pytester) -> None:
