@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -25,6 +25,8 @@ from pytest_gemm.problem.problem import Problem
 PRODUCT: Final = "PyTorch's own product"
 """As sentences and causes call it."""
 
+# Bytes that show what is left unwritten.
+_FILLS: Final = (0x44, 0x7E)
 _VALUES: Final = "with the same values"
 # Where a failure was, which is another phase where a backend calls its kernel once before it runs.
 _WHERE: Final = re.compile(f" in (?:{'|'.join(sorted(Phase, key=len, reverse=True))})\\b")
@@ -39,12 +41,14 @@ class Theirs:
         verdicts: on each of them.
         ended: how it ended where it returned nothing.
         died: the process that it ran in has ended.
+        again: gives the result of a place once more, with fresh memory filled with a byte; ``None`` for what is right.
     """
 
     results: tuple[torch.Tensor, ...] = ()
     verdicts: Sequence[ResultVerdict] = ()
     ended: Outcome | None = None
     died: bool = False
+    again: Callable[[int, int], torch.Tensor | None] | None = None
 
     def differently(self) -> str:
         """A sentence on a failure of another kind; "" where it is right."""
@@ -94,15 +98,22 @@ class Theirs:
         text = f"{PRODUCT} is wrong here too: {_due(their_wrong)}, in {count} further elements {_VALUES}"
         return dataclasses.replace(judged, comparison=rest, interval=interval), "", text
 
-    def leaves_unwritten(self, place: int, judged: ResultVerdict, name: str) -> str:
-        """The sentence on PyTorch's own where it leaves the same elements unwritten, with any values; or ""."""
-        theirs = self.verdicts[place] if place < len(self.verdicts) else None
-        if theirs is None or theirs.comparison.mismatch is None or judged.note:
+    def leaves_unwritten(self, place: int, judged: ResultVerdict, call: Callable[[int], torch.Tensor | None]) -> str:
+        """The sentence on PyTorch's own where it leaves the same elements unwritten, with any values; or "".
+
+        Args:
+            place: as of :meth:`apart`.
+            judged: the same.
+            call: makes the kernel's call again, with fresh memory filled with a byte.
+        """
+        if judged.note or self.again is None or place >= len(self.verdicts) or self.verdicts[place].comparison.ok:
             return ""
-        if {name, theirs.comparison.mismatch.name} != {UNWRITTEN.name}:
-            return ""
-        bad, theirs_bad = (verdict.rejected(widened(_tensor(one.actual)), one.interval) for one in (judged, theirs))
-        return _inherits(f"is wrong here too: {name}, in the same elements") if bool(theirs_bad[bad].all()) else ""
+        bad = verdict.rejected(widened(_tensor(judged.actual)), judged.interval)
+        for fill in _FILLS:
+            x, y = call(fill), self.again(place, fill)
+            if x is None or y is None or not bool(_same(widened(x), widened(y))[bad].all()):
+                return ""
+        return _inherits(f"is wrong here too: {UNWRITTEN.name}, in the same elements")
 
     def of_ended(self, outcome: Outcome) -> Outcome:
         """A crash, or a call without an end, with what PyTorch's own product did."""
@@ -144,7 +155,7 @@ def _inherits(what: str) -> str:
 def _free_of_shared(judged: ResultVerdict, theirs: ResultVerdict) -> tuple[Interval, int]:
     """An interval in which anything is right where both results have the same wrong value; and how many these are."""
     x, y, count = widened(_tensor(judged.actual)), widened(_tensor(theirs.actual)), 0
-    same = ((x == y) & (x.signbit() == y.signbit())) | (x.isnan() & y.isnan())
+    same = _same(x, y)
     interval, their_interval = judged.interval, theirs.interval
     # Zeros of the wrong sign show in a result without other wrong elements alone.
     while number := int((both := verdict.rejected(x, interval) & verdict.rejected(y, their_interval) & same).sum()):
@@ -154,6 +165,11 @@ def _free_of_shared(judged: ResultVerdict, theirs: ResultVerdict) -> tuple[Inter
         )
         count += number
     return interval, count
+
+
+def _same(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Which elements have the same value, zeros of the same sign."""
+    return ((x == y) & (x.signbit() == y.signbit())) | (x.isnan() & y.isnan())
 
 
 def _tensor(actual: object) -> torch.Tensor:

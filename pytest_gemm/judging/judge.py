@@ -327,7 +327,8 @@ class Judge:
         wrong = one.comparison.mismatch
         assert wrong is not None
         wrong = wrong if cause or is_timed else self._repeated(attempt, truth, place, result, one)
-        if unwritten := "" if cause else theirs.leaves_unwritten(place, one, wrong.name):
+        again = functools.partial(self._again, attempt, truth, place)
+        if wrong.name == repeated.UNWRITTEN.name and (unwritten := theirs.leaves_unwritten(place, one, again)):
             cause, beside = f"{PRODUCT}: {wrong.name}", unwritten
         which = f"{problem.output_names[place]}: " if len(verdicts) > 1 else ""
         first, *more = (which + wrong.text()).splitlines()
@@ -340,8 +341,8 @@ class Judge:
         imitated = imitations.imitated(failure, names)
         outcome = dataclasses.replace(outcome, imitates=imitated, inherited=bool(cause))
         actual = one.actual if isinstance(one.actual, torch.Tensor) else None
-        again = None if one.note else functools.partial(self._worker.run, attempt.built.number, how=How())
-        return Judged(outcome, Evidence(one.operands, actual, one.interval, attempt.built.source, again, place))
+        run = None if one.note else functools.partial(self._worker.run, attempt.built.number, how=How())
+        return Judged(outcome, Evidence(one.operands, actual, one.interval, attempt.built.source, run, place))
 
     def _pytorch(self, case: Case, truth: Truth) -> Theirs:
         """What PyTorch's own product gives of the same operands, in the process of PyTorch's own backends."""
@@ -363,13 +364,7 @@ class Judge:
             with attempt.phase(Phase.REFERENCE):
                 results = program.gathered(case.problem, returned.results)
                 verdicts = truth.verdicts(results, contract, {}, self.reference)
-            for place, one in enumerate(verdicts):
-                if not one.comparison.ok:
-                    wrong = judge._repeated(attempt, truth, place, results[place], one)
-                    comparison = dataclasses.replace(one.comparison, mismatch=wrong)
-                    verdicts[place] = dataclasses.replace(one, comparison=comparison)
-            worker.forget(attempt.built.number)
-            found = Theirs(results, verdicts)
+            found = Theirs(results, verdicts, again=functools.partial(judge._again, attempt, truth))
         except Ended as end:
             found = Theirs(ended=end.outcome, died=attempt.died and worker is self._worker)
         truth.pytorch[threads] = found
@@ -509,16 +504,15 @@ class Judge:
         self, attempt: Attempt, truth: Truth, place: int, result: torch.Tensor, one: sampled.ResultVerdict
     ) -> verdict.Mismatch:
         """What is wrong with a result, with the cause that more calls with the same operands prove."""
+        return repeated.described(result, one, functools.partial(self._again, attempt, truth, place))
 
-        def again(fill: int) -> torch.Tensor | None:
-            how = How(stream=self.stream, fill=fill)
-            with contextlib.suppress(Ended), attempt.phase(Phase.RUN):
-                ran = self._worker.run(attempt.built.number, truth.operands, how)
-                made: torch.Tensor = program.gathered(truth.problem, Returned.of(truth.operands, ran).results)[place]
-                return made
-            return None
-
-        return repeated.described(result, one, again)
+    def _again(self, attempt: Attempt, truth: Truth, place: int, fill: int) -> torch.Tensor | None:
+        """One of the results of a further call, with fresh memory filled with a byte; ``None`` if it fails."""
+        with contextlib.suppress(Ended), attempt.phase(Phase.RUN):
+            ran = self._worker.run(attempt.built.number, truth.operands, How(stream=self.stream, fill=fill))
+            made: torch.Tensor = program.gathered(truth.problem, Returned.of(truth.operands, ran).results)[place]
+            return made
+        return None
 
 
 def run_once(worker: Worker, case: Case) -> None:
