@@ -68,9 +68,13 @@ _open: Final = contextlib.ExitStack()
 _owners: dict[int, str] = {}
 
 
-@functools.cache
 def _timer(device: str) -> cpu.CpuTimer | cuda.CudaTimer:
-    return cuda.CudaTimer() if device == "cuda" else cpu.CpuTimer()
+    return _timer_of(device == "cuda")
+
+
+@functools.cache  # by a fact of the device: a text and the member of an enumeration that equals it are two keys
+def _timer_of(is_cuda: bool) -> cpu.CpuTimer | cuda.CudaTimer:
+    return cuda.CudaTimer() if is_cuda else cpu.CpuTimer()
 
 
 def _check(timer: paired.Timer) -> None:

@@ -288,7 +288,7 @@ class KernelBackend(CallableBackend):
             Unsupported: where it raises what a function raises for arguments that it does not take.
             Exception: whatever else it raises.
         """
-        _begin(operands.device)  # in a process after one that a kernel has ended
+        _begin(operands.device.value)  # in a process after one that a kernel has ended
         try:
             prepared = super().prepare(problem, operands, request)
             prepared.bind(operands)()

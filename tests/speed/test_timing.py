@@ -24,6 +24,7 @@ import fake_nvml
 import pytest
 import torch
 
+from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Misconduct
 from pytest_gemm.machine import processor
 from pytest_gemm.operands.tensors import Operands, make
@@ -546,10 +547,10 @@ def test_l2_that_was_set_aside_before_the_kernel_came_is_not_its_fault(
 ) -> None:
     driver = FakeDriver(default)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
-    bench._timer.cache_clear()  # that of an earlier test knows another default
+    bench._timer_of.cache_clear()  # that of an earlier test knows another default
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     assert bench.begin(None, "cuda") == []
-    timer = bench._timer("cuda")
+    timer = bench._timer(Device.CUDA)  # as operands say it
     bench._check(timer)
     driver.l2 = 16 << 20  # by a kernel
     with pytest.raises(Misconduct, match=f"sets 16.8 MB of L2 aside .*, and {default / 1e6:.3g} MB were before it"):
