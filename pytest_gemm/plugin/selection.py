@@ -240,7 +240,9 @@ def _own_problems(request: Request, config: GemmConfig, backend: Backend) -> lis
     if callable(problems):
         wanted = inspect.signature(problems).parameters
         further = {"device": device, "backend": backend}
-        lines = _called(problems, config.level, **{name: further[name] for name in further if name in wanted})
+        lines: Sequence[Problem | str] = _called(
+            problems, config.level, **{name: further[name] for name in further if name in wanted}
+        )
     else:
         lines = problems
     try:

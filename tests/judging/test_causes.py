@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -184,19 +185,23 @@ def _wrapped(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (x + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
 
 
+def _added(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    return functools.reduce(torch.add, parts)
+
+
 I8 = "int_mm:i8-i8-i32:nn:17x65x{}"
 SUMS: list[tuple[str, str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = [
     ("f32 sums", I8.format(4100), lambda a, b: _held(_parts(a, b, 96), torch.float32)),
     ("f32 sums", I8.format(4100), lambda a, b: (a.double() @ b.double()).float()),
     ("i16 wrap", I8.format(250), lambda a, b: _wrapped(a.double() @ b.double(), 16)),
-    ("i16 wrap", I8.format(700), lambda a, b: sum(_wrapped(part, 16) for part in _parts(a, b, 48))),
-    ("i8 wrap", I8.format(127), lambda a, b: sum(_wrapped(part, 8) for part in _parts(a, b, 2))),
-    ("saturated", I8.format(700), lambda a, b: sum(x.clamp(-32768, 32767) for x in _parts(a, b, 4))),
+    ("i16 wrap", I8.format(700), lambda a, b: _added(_wrapped(part, 16) for part in _parts(a, b, 48))),
+    ("i8 wrap", I8.format(127), lambda a, b: _added(_wrapped(part, 8) for part in _parts(a, b, 2))),
+    ("saturated", I8.format(700), lambda a, b: _added(x.clamp(-32768, 32767) for x in _parts(a, b, 4))),
     ("bf16 sums", "mm:bf16:nn:17x65x127", lambda a, b: _held(_parts(a, b, 1), torch.bfloat16)),
     ("bf16 sums", "mm:f32:nn:17x65x700", lambda a, b: _held(_parts(a, b, 128), torch.bfloat16)),
-    ("bf16 sums", "mm:bf16:nn:17x65x700", lambda a, b: sum(part.bfloat16().float() for part in _parts(a, b, 117))),
+    ("bf16 sums", "mm:bf16:nn:17x65x700", lambda a, b: _added(part.bfloat16().float() for part in _parts(a, b, 117))),
     ("f16 sums", "mm:f16:nn:17x65x700", lambda a, b: _held([part.half() for part in _parts(a, b, 104)], torch.float16)),
-    ("f16 sums", "mm:f32:nn:17x65x127", lambda a, b: sum(part.half().float() for part in _parts(a, b, 64))),
+    ("f16 sums", "mm:f32:nn:17x65x127", lambda a, b: _added(part.half().float() for part in _parts(a, b, 64))),
 ]
 
 
