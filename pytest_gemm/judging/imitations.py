@@ -204,8 +204,10 @@ def _adjacent(x: Tensor) -> Tensor | None:
 
 def _rows_of_a_adjacent(f: Failure) -> Iterator[dict[str, Any]]:
     a = _adjacent(f.given.a)
-    if a is not None:
-        yield {"a": _without_nan(a) if f.problem.op.quantises_a else a}
+    if a is not None and f.problem.op.quantises_a:
+        yield from ({"a": _without_nan(a, fused)} for fused in (True, False))
+    elif a is not None:
+        yield {"a": a}
 
 
 def _last_stride_of_a(f: Failure) -> Iterator[dict[str, Any]]:
@@ -227,7 +229,7 @@ def _last_stride_of_a(f: Failure) -> Iterator[dict[str, Any]]:
             yield {"a": flat[read]}
 
 
-def _without_nan(a: Tensor) -> Tensor:
+def _without_nan(a: Tensor, fused: bool = True) -> Tensor:
     """Numbers that a row is quantised as if a NaN stands in it.
 
     In f32 ``std::min`` and ``std::max`` begin anew behind a NaN, in bf16 the kernel passes it over.  With no number but
@@ -240,9 +242,12 @@ def _without_nan(a: Tensor) -> Tensor:
     lowest, highest = lowest.clamp(max=0.0), highest.clamp(min=0.0)
     lowest = torch.where(lowest == highest, -255.0, lowest)
     scale = 255.0 / (highest - lowest)
+    # The rounding of the kernel decides ties; fused, it does not round a product before it is added to.
+    low, high = (x.double() * scale.double() if fused else x * scale for x in (lowest, highest))
+    zero = torch.where((low - 128.0) + (high + 127.0) > 0.0, -128.0 - low, 127.0 - high).round()
     lost = a.isnan() | ((a * scale).abs() >= 2.0**31)
     clamped = torch.minimum(torch.maximum(a, lowest), highest)
-    return torch.where(lost, torch.where(torch.round(-128.0 - lowest * scale) < 0.0, highest, lowest), clamped)
+    return torch.where(lost, torch.where(zero < 0.0, highest, lowest), clamped)
 
 
 def _rows_of_b_adjacent(f: Failure) -> Iterator[dict[str, Any]]:
@@ -476,12 +481,22 @@ def _nan(f: Failure) -> bool:
     return f.all_bad(f.x.isnan())
 
 
+def _nan_in_rows(f: Failure, which: Tensor) -> bool:
+    """Whether each wrong element is NaN, and of one of these rows of A: bool, of A's shape without K."""
+    reduction = f.problem.reduction
+    rows = which.any(-1, keepdim=True) if reduction is not None and reduction.dim == -2 else which
+    return _nan(f) and f.all_bad(rows[..., None])
+
+
 def _nan_of_next_row(f: Failure) -> bool:
     a = f.judged.operands.a
     rows = a.detach().cpu().flatten(0, -2)
     bad = ~rows[1:, : -a.shape[-1] % 32].to(torch.float32).isfinite().all(1)
-    bad = torch.cat([bad, torch.zeros(1, dtype=torch.bool)])
-    return _nan(f) and len(bad) == f.x[..., 0].numel() and f.all_bad(bad.reshape(f.x.shape[:-1])[..., None])
+    return _nan_in_rows(f, torch.cat([bad, torch.zeros(1, dtype=torch.bool)]).reshape(a.shape[:-1]))
+
+
+def _nan_of_last_infinity(f: Failure) -> bool:
+    return _nan_in_rows(f, as_multiplied(f.problem, f.judged.operands)[0].detach().cpu()[..., -1].isinf())
 
 
 def _nan_of_bias(f: Failure) -> bool:
@@ -529,6 +544,7 @@ _OTHERS: Final[dict[str, Imitation]] = {
     "flushed-to-zero": lambda f: f.all_bad((f.x == 0.0) & (f.judged.interval.expected.abs() < 2.0**-120)),
     "precision-of-f32": lambda f: _within(f, 2.0**-22),
     "precision-of-11-bits": lambda f: _within(f, 2.0**-10.9),
-    **_by_name(_nan, _nan_of_next_row, _nan_of_bias, _number_for_nan, _first_block_right, _beyond_2_31),
+    **_by_name(_nan, _nan_of_next_row, _nan_of_last_infinity, _nan_of_bias, _number_for_nan),
+    **_by_name(_first_block_right, _beyond_2_31),
 }
 IMITATIONS: Final[dict[str, Imitation]] = {**{name: _on(changes) for name, changes in _CHANGES.items()}, **_OTHERS}

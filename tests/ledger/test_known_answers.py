@@ -147,7 +147,6 @@ _KNOWN: Final[tuple[tuple[Any, ...], ...]] = (
     ("precision-of-11-bits", "mm:f32:nn:17x33x48:tanh", afterwards(lambda c: c * (1 + 2.0**-11)), ("rand",)),
     ("nan", "mm:f32:nn:17x33x48", afterwards(lambda c: c.index_fill(0, torch.tensor([3]), torch.nan))),
     ("nan-of-next-row", "mm:bf16:nn:120x136x16:b.argument", PROGRAMS["nan-of-the-row-behind"], ("specials",)),
-    ("nan-of-next-row", "linears:bf16:nt:2x120x136x16", PROGRAMS["nan-of-the-row-behind"], ("specials",)),
     (
         "nan-of-last-infinity",
         "mm:bf16:nn:17x65x127",
