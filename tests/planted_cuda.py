@@ -1,7 +1,6 @@
 r"""Backends with real faults of a GPU: an illegal address, an endless kernel, more memory than there is.
 
-They are registered as a stranger's would be, and go wrong by the problem's M; see :data:`PLAN`.  Two others are right
-on one device alone.  ``test_faults.py``
+They are registered as a stranger's would be, and go wrong by the problem's M; see :data:`PLAN`.  ``test_faults.py``
 runs them where there is a CUDA device.  By hand, from the root of the repository::
 
     problems=mm:f32:nn:16x64x64,mm:f32:nn:32x64x64,mm:f32:nn:48x64x64,mm:f32:nn:80x64x64
@@ -17,7 +16,6 @@ from collections.abc import Callable
 
 import torch
 
-from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
@@ -44,26 +42,6 @@ if triton is not None:
         """Waits for a flag that nobody ever sets."""
         while tl.atomic_cas(flag, 0, 0) == 0:
             pass
-
-    @triton.jit  # type: ignore[untyped-decorator]  # as above
-    def element(a, b, c, n, k, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803  # see above
-        """One element of a product of matrices without gaps."""
-        row, column, at = tl.program_id(0), tl.program_id(1), tl.arange(0, SIZE)
-        x = tl.load(a + row * k + at, mask=at < k, other=0.0)
-        y = tl.load(b + at * n + column, mask=at < k, other=0.0)
-        tl.store(c + row * n + column, tl.sum(x * y, 0))
-
-
-def unguarded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Launches on the current device, wherever the operands are."""
-    c = a.new_empty(a.shape[0], b.shape[1])
-    element[c.shape](a, b, c, *b.T.shape, SIZE=triton.next_power_of_2(a.shape[1]))
-    return c
-
-
-def on_first(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Computes, and leaves its result, on the first device."""
-    return a.cpu().cuda() @ b.cpu().cuda()
 
 
 def illegal_address() -> None:
@@ -141,8 +119,6 @@ class Control(Planted):
 
 
 def pytest_gemm_register_backends(registry: Registry) -> None:
-    """All of them, through the public registry."""
+    """Both, through the public registry."""
     registry.add(Planted())
     registry.add(Control())
-    for name, product in {"unguarded-cuda": unguarded, "on-first-cuda": on_first}.items():
-        registry.add(CallableBackend(name, product, ("f32",), devices=("cuda",)))

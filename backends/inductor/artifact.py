@@ -69,7 +69,6 @@ class Artifact:
         self._bindings: list[Binding] = []
         self._bound: tuple[Any, ...] | None = None
         self._kept: list[torch.Tensor] = []
-        self._programs: dict[torch.device, Compiled] = {}
         self._names = constant_tensors(problem, tensors, spec)
         self._steps = self._make(tensors)
         next(self._steps)
@@ -82,7 +81,7 @@ class Artifact:
         # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
         inlined = [n for n in self._names if tensors[n].dim() < 2 and tensors[n].numel() <= 8]
         if not self._names:
-            yield from self._turn_to(tensors)
+            self._compiled = yield from self._run_compiler(tensors, {})
         elif self.spec.request.user_caches:
             self.rebind_reason = "a user's caches hold the constants"
         elif inlined:
@@ -94,20 +93,12 @@ class Artifact:
         if self.spec.mode == "cudagraphs":
             self.run(tensors)  # PyTorch may skip the graph: to be known before a judged run
 
-    def _turn_to(self, tensors: Tensors) -> Steps[None]:
-        """The program without constants, compiled for the device of these tensors."""
-        if (device := tensors["a"].device) not in self._programs:
-            self._programs[device] = yield from self._run_compiler(tensors, {})
-            self._recorded = ()
-        self._compiled = self._programs[device]
-
     def _run_compiler(self, tensors: Tensors, constants: Tensors) -> Steps[Compiled]:
         self.spec.log.compiles += 1
         spec, again = self.spec, hasattr(self, "_compiled")
         if again and spec.candidate is None:  # other constants are no reason to select something else
             spec = dataclasses.replace(spec, candidate=self.chosen)
-        function = self._compiled.function if self._programs else None
-        made = yield from compile_once(self.problem, tensors, constants, spec, function)
+        made = yield from compile_once(self.problem, tensors, constants, spec)
         if spec is not self.spec:  # a second compile for the same selection benchmarks nothing
             made.session.pruned.update(self._compiled.session.pruned)
         for module in made.modules:
@@ -136,7 +127,6 @@ class Artifact:
     def bind(self, tensors: Tensors) -> None:
         """Make these constants those of the program; nothing to do when they are already."""
         if not self._names:
-            _finished(self._turn_to(tensors))
             return
         identity = tuple((t.data_ptr(), t._version, t.shape, t.stride()) for t in (tensors[n] for n in self._names))
         if identity == self._bound:

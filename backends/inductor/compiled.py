@@ -130,16 +130,11 @@ def constant_tensors(problem: Problem, tensors: Tensors, spec: CompileSpec) -> t
 
 
 def _started(
-    problem: Problem,
-    tensors: Tensors,
-    constants: Tensors,
-    spec: CompileSpec,
-    function: Callable[..., torch.Tensor] | None = None,
+    problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec
 ) -> tuple[Callable[..., torch.Tensor], str]:
     """The program as a user of the mode calls it, after a call that compiles it with these constants inside.
 
     That call ends at a kernel that waits for a compiler, see :mod:`together`.
-    ``function`` is a program that was compiled for another device: the call compiles it for that of the tensors too.
 
     Returns:
         the program, and its generated text where no Python module has it.
@@ -153,14 +148,11 @@ def _started(
         for name, t in zip(inputs, args, strict=True):
             for place in dims.get(name, ()):
                 torch._dynamo.mark_dynamic(t, place)
-    text = ""
-    if function is None:
-        module = straight_line(problem, constants, inputs, spec.matmul)
-        sizes = [dims.get(name, {}) for name in inputs]
-        if spec.mode == "aoti":
-            function, text = torch_compat.ahead_of_time(module, args, sizes, spec.options)
-        else:
-            function = torch.compile(module, fullgraph=True, dynamic=spec.mode == "dynamic" or None)
+    module = straight_line(problem, constants, inputs, spec.matmul)
+    if spec.mode == "aoti":
+        function, text = torch_compat.ahead_of_time(module, args, [dims.get(name, {}) for name in inputs], spec.options)
+    else:
+        function, text = torch.compile(module, fullgraph=True, dynamic=spec.mode == "dynamic" or None), ""
     try:
         function(*args)
     except Exception as error:
@@ -170,13 +162,9 @@ def _started(
 
 
 def compile_once(
-    problem: Problem,
-    tensors: Tensors,
-    constants: Tensors,
-    spec: CompileSpec,
-    function: Callable[..., torch.Tensor] | None = None,
+    problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec
 ) -> Generator[None, None, Compiled]:
-    """Compile the program, or ``function`` again, with these constants inside, and run it once on the inputs.
+    """Compile the program with these constants inside, and run it once on the inputs.
 
     It pauses when the program is generated: kernels of it may wait for a compiler, see :mod:`together`.
     """
@@ -185,7 +173,7 @@ def compile_once(
     while True:
         with _compiling(problem, spec, candidate) as seen:
             try:
-                function, text = _started(problem, tensors, constants, spec, function)
+                function, text = _started(problem, tensors, constants, spec)
                 break
             except Exception as error:
                 after_failure(problem, spec, seen, error, pruned)

@@ -51,7 +51,7 @@ _LISTS: Final = {
     "devices": '("cuda",)',
 }
 # Words of flags that change how operands lie in memory, and not what is computed of them.
-_LAYOUTS: Final = frozenset({"padded", "offset", "argument", "constant", "dynamic", "second"})
+_LAYOUTS: Final = frozenset({"padded", "offset", "argument", "constant", "dynamic"})
 
 
 @dataclasses.dataclass(eq=False)

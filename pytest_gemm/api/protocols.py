@@ -277,17 +277,7 @@ def unsupported(backend: Backend, problem: Problem, request: BuildRequest) -> Un
     if request.mode.is_compiled and not honours(backend, Capability.MODE):
         text = f"{name} is called as it is: it has no mode {request.mode}"
         return Unsupported("mode", text, "--gemm-modes=eager")
-    if problem.has("device.second") and (count := _devices(request.device)) < 2:
-        text = f"device.second needs two CUDA devices, and {count or 'none'} can be used"
-        return Unsupported("one-device", text, "run on a machine with two GPUs, without -n, which gives a worker one")
     return backend.supports(problem, request)
-
-
-def _devices(device: str) -> int:
-    """How many CUDA devices a case on ``device`` can use."""
-    import torch
-
-    return torch.cuda.device_count() if device == "cuda" else 0
 
 
 @contextlib.contextmanager

@@ -234,8 +234,6 @@ def script(outcome: Outcome, recipe: Recipe, evidence: Evidence, warm: str = "")
     wrong = evidence.interval is not None and evidence.actual is not None
     if outcome.ended is Status.INCORRECT and not wrong:
         raise Unsupported("no-script", f"a script shows a wrong result, a crash or a fallback, not {code}")
-    if evidence.operands.problem.has("device.second"):
-        raise Unsupported("no-script", "it fails on a second device, and a script computes on one")
     if warm == "others":
         raise Unsupported("no-script", "it fails after other programs were compiled, and a script holds one program")
     if outcome.ended is Status.FALLBACK and (recipe.matmul or recipe.how == "aoti"):

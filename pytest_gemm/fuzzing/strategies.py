@@ -272,7 +272,6 @@ def _changes(op: Op) -> tuple[st.SearchStrategy[Sequence[Step | str]], ...]:
             groups.setdefault(_group(op, step), []).append(step)
     passes = groups.pop("")
     flags = [name for name, flag in FLAGS.items() if flag.every or name in op.flags]
-    flags.remove("device.second")  # most machines have one
     return (
         *(st.lists(st.sampled_from(group), max_size=1) for group in groups.values()),
         st.lists(st.sampled_from(passes), max_size=_LONGEST_CHAIN),

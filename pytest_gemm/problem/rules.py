@@ -358,7 +358,6 @@ _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] 
     "program.unswizzled": lambda p: [(not p.micro_block, "is about scales of mx and nv", "write quant.mx or quant.nv")],
     "program.chained": _chained,
     **dict.fromkeys(("n.dynamic", "k.dynamic"), _argument),
-    "device.second": lambda p: [(p.constant_b, "copies arguments, and B is a constant", "add b.argument, or drop it")],
     "batch.dynamic": _any_batch,
     **dict.fromkeys(("bias.first", "bias.last", "bias.offset"), _own_bias),
     **dict.fromkeys(("steps.first", "steps.last"), _own_steps),

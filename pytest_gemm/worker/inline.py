@@ -34,7 +34,7 @@ from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.worker import faults, second_device, streams
+from pytest_gemm.worker import faults, streams
 from pytest_gemm.worker.calls import KEPT_BYTES, Escape, asking, check_place, handing, has_bits, quiet, taken
 from pytest_gemm.worker.load import loaded
 from pytest_gemm.worker.messages import Announced, Built, How, Job, Ran, Thrown
@@ -167,29 +167,22 @@ class Inline:
         # Once for each candidate is enough: what runs is decided when it is compiled.
         profiled = how.profiled and device is Device.CUDA and device_kernels.works()
         side = how.stream == "side" and device is Device.CUDA
-        is_second = job.problem.has("device.second") and how.phase is not Phase.TIME
         with telling(how.phase, device), cpu_threads(job.threads):
             with (
                 contextlib.nullcontext() if self.pages is None else self.pages.running(),
                 streams.on_side_stream(given) if side else contextlib.nullcontext(given) as streamed,
-                second_device.copied(given) if is_second else contextlib.nullcontext(streamed) as here,
                 _filled(how.fill) if how.fill else contextlib.nullcontext(),
             ):
-                if is_second:
-                    _called(job, prepared, streamed)
                 if how.phase is not Phase.RUN_AGAIN:
-                    _prime_allocator(job.problem, here.a.device, how.fill)
+                    _prime_allocator(job.problem, device, how.fill)
                 with device_kernels.profile() if profiled else contextlib.nullcontext() as names:
-                    call = functools.partial(_called, job, prepared, here, is_timed=how.phase is Phase.TIME)
-                    own, copies = call() if how.calls == 1 else _odd(call, how.calls, job, here.a.device)
-                if is_second:
-                    copies = second_device.back(copies, given)
+                    call = functools.partial(_called, job, prepared, streamed, is_timed=how.phase is Phase.TIME)
+                    own, copies = call() if how.calls == 1 else _odd(call, how.calls, job)
             proof = dataclasses.replace(_proof(prepared), profiled=None if names is None else tuple(names))
             with asking():
                 contract = _of_type(prepared.contract, Contract, "the attribute contract is")
         kept = given.out is None and sum(one.numel() * one.element_size() for one in own) < KEPT_BYTES
-        now = (lambda: second_device.back(own, given)) if is_second else lambda: own
-        return Ran(copies, proof, contract, now if kept else None)
+        return Ran(copies, proof, contract, (lambda: own) if kept else None)
 
     def eager(self, problem: Problem, given: Operands) -> tuple[torch.Tensor, ...]:
         """As :meth:`Worker.eager`."""
@@ -220,13 +213,13 @@ class Inline:
         """Nothing runs."""
 
 
-def _odd(call: Callable[[], _Called], count: int, job: Job, device: torch.device) -> _Called:
+def _odd(call: Callable[[], _Called], count: int, job: Job) -> _Called:
     """Of so many calls under load one whose results have other bits than those of most; without one, the first."""
     with loaded(job.request.device):
         first = odd = call()
         differing = 0
         for _ in range(1, count):
-            _prime_allocator(job.problem, device)
+            _prime_allocator(job.problem, job.request.device)
             found = call()
             if not all(map(_equal, found[1], first[1])):
                 differing, odd = differing + 1, found
@@ -240,9 +233,9 @@ def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
     return torch.equal(*(one.contiguous().flatten().view(torch.uint8) for one in (x, y)))
 
 
-def _called(job: Job, prepared: Prepared, given: Operands, *, is_timed: bool = False) -> _Called:
+def _called(job: Job, prepared: Prepared, given: Operands, *, is_timed: bool) -> _Called:
     """What one call gives."""
-    device = given.a.device
+    device = job.request.device
     with cpu_threads(job.request.run_threads), handing(given) as handed:
         with timed(prepared, handed) if is_timed else contextlib.nullcontext(lambda: prepared.run(handed)) as call:
             given.reset_out()  # what is timed has been called before
@@ -259,10 +252,10 @@ def as_tuple(made: Any) -> tuple[torch.Tensor, ...]:
     return made if isinstance(made, tuple) else (made,)
 
 
-def wait_for(device: str | torch.device) -> None:
+def wait_for(device: str) -> None:
     """Until the device has computed all that it was given: errors of a kernel show no earlier."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def _proof(prepared: Prepared) -> Proof:
@@ -297,7 +290,7 @@ def _filled(byte: int) -> Iterator[None]:
         mallopt(_M_PERTURB, 0)
 
 
-def _prime_allocator(problem: Problem, device: torch.device, fill: int = 0) -> None:
+def _prime_allocator(problem: Problem, device: str, fill: int = 0) -> None:
     """Leave NaN in the memory that the result is likely to get, so that unwritten elements show; or other bytes."""
     if fill:
         for size in (1, 2, 4, 8):  # of accumulators too

@@ -110,7 +110,7 @@ def observed(line: str, seed: int = 0) -> tuple[Any, ...]:
     request = (
         problem.constant_b,
         problem.frozen,
-        *(problem.has(flag) for flag in FLAGS if flag.endswith(".dynamic") or flag.startswith(("math.", "device."))),
+        *(problem.has(flag) for flag in FLAGS if flag.endswith(".dynamic") or flag.startswith("math.")),
         problem.has("program.v2"),  # which function multiplies, and the product is replaced here
     )
     try:

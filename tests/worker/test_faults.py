@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_gemm.core.outcome import Misconduct
 from pytest_gemm.numerics import reference
 from pytest_gemm.plugin import xdist
 from pytest_gemm.worker import faults
+from pytest_gemm.worker.calls import check_place
 
 # How the planted backend goes wrong, by M; the second distribution is the one that it cannot stand.
 PLANTED = """
@@ -375,6 +377,13 @@ def test_a_lost_device_says_what_cuda_said(message: str, code: str) -> None:
     assert reason.code == code
     assert message.splitlines()[0].rpartition(": ")[2] in reason.text
     assert "compute-sanitizer" in reason.remedy
+
+
+def test_a_result_on_another_device_of_its_kind_is_named() -> None:
+    first, second = (SimpleNamespace(device=torch.device("cuda", index)) for index in (0, 1))
+    results, given = [first], SimpleNamespace(a=second)
+    with pytest.raises(Misconduct, match="the result is on cuda:0, the operands on cuda:1"):
+        check_place(results, given)  # type: ignore[arg-type]  # tensors of devices that are not here
 
 
 def test_an_error_that_is_raised_once_is_no_lost_device(monkeypatch: pytest.MonkeyPatch) -> None:
