@@ -36,6 +36,7 @@ COMPUTES: Final[Mapping[str, str]] = {
     # -- what is wrong about the elements ----------------------------------------------------------
     "nan": "each wrong element is NaN",
     "nan-of-next-row": "each wrong element is NaN, and the next row of A begins with NaN or an infinity",
+    "nan-of-last-infinity": "each wrong element is NaN, and its row of A ends with an infinity",
     "nan-of-bias": "each wrong element is NaN, where the bias is NaN or an infinity",
     "number-for-nan": "each wrong element is a number where NaN is right",
     "first-block-right": "the first 4 rows are right in the first 16 columns: the first thread's block",
