@@ -122,7 +122,7 @@ def _cutlass_groups(problem: Problem) -> bool:
     """Whether one CUTLASS kernel of PyTorch's own multiplies all groups; otherwise cuBLAS is called for each."""
     import torch
 
-    fits = ("grouped_" in problem.op.name or problem.op.routed) and problem.dtypes.out.name == "bf16"
+    fits = "grouped_" in problem.op.name and problem.dtypes.out.name == "bf16"
     return fits and torch.cuda.get_device_capability()[0] in (9, 10)
 
 

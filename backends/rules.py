@@ -124,7 +124,6 @@ def _grouped_rows(problem: Problem, _: BuildRequest) -> str:
     lengths = {
         "A": shape.m if problem.layout.a_transposed else k,
         "B": k if problem.layout.b_transposed else n,
-        **({"the second weights": n // 2} if problem.op.routed else {}),
     }
     for name, length in lengths.items():
         # A row of no elements has a stride of one; the gap is that of operands/tensors.py.

@@ -198,11 +198,8 @@ def _scales_in_order(t: Tensors, problem: Problem) -> None:
     t["scale_a"] = torch.from_numpy(moved).view(t["scale_a"].dtype)
 
 
-# -- experts
-
-
 def _one_tile(a: Tensor, b: Tensor) -> Tensor:
-    """Of the rows of an expert only those of the first tile of 4 are written; the workspace was zero."""
+    """Of the rows of a group only those of the first tile of 4 are written; the workspace was zero."""
     c = exact(a, b)
     c[4:] = 0.0
     return store(c, a)
@@ -269,8 +266,7 @@ IMITATIONS: Final[dict[str, Plant]] = {
     "swizzled-scales-in-order": corrupted(_scales_in_order),
     "scales-transposed": changed(scale_a=lambda scale: scale.mT.reshape(scale.shape)),
     "bias-rounded-down": changed(bias=lambda bias: bias.as_strided(bias.shape, bias.stride(), 0)),
-    # -- experts
-    "one-tile-of-an-expert": product(_one_tile),
+    "one-tile-of-a-group": product(_one_tile),
     # -- states
     "row-of-a-tile-lost-in-one-of-50-calls": _row_lost_rarely(),
 }

@@ -16,7 +16,7 @@ from pytest_gemm.problem.problem import Problem
 
 # What an op of the package alone can have: operands and bounds of these are functions of operands/ and numerics/.
 _INSIDE: Final = (
-    *("scales", "int8", "zero_points", "fused_steps", "rounds_once", "several", "routed", "ragged", "quantises_a"),
+    *("scales", "int8", "zero_points", "fused_steps", "rounds_once", "several", "ragged", "quantises_a"),
     *("converts", "weight_scales", "pack", "derived"),
 )
 # Files with the cases of the ops that are registered in this process.

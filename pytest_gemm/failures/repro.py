@@ -94,7 +94,7 @@ def _replaced(given: Operands, values: str) -> Operands:
         name: operand(t.shape, t.stride(), _offset(t), t.dtype, seed, values).to(given.device)
         for seed, (name, t) in enumerate(program.args(given.problem, given).items(), 1)
     }
-    if given.problem.op.one_a or given.problem.has("program.concat"):
+    if given.problem.op.several or given.problem.has("program.concat"):
         raise Unsupported("own-operands", "several weights have no formula of their own")
     weight = given.problem.op.weight
     new |= {name: views.cut(given.problem, name, new[name]) for name in ("a", "b") if given.problem.view_of(name)}

@@ -179,8 +179,7 @@ def _plain(op: Op, dtypes: DTypes, layout: Layout, shape: Shape) -> Problem:
     """The problem with nothing but the steps without which the op is none, and the first scales that fit the dtypes."""
     requant = (Step("requant"),) if op.fused_steps and not dtypes.out.is_float else ()
     first, *others = ((Step(name), *requant) for name in op.scales) if op.scales else [requant]
-    needed = (Step("bias"),) if op.addend else (Step("top", "1"),) if op.routed else ()
-    make = functools.partial(Problem, op, dtypes, layout, shape, needed)
+    make = functools.partial(Problem, op, dtypes, layout, shape, (Step("bias"),) if op.addend else ())
     for quant in others if dtypes.a.is_packed else ():
         with contextlib.suppress(ProblemError):
             return make(quant=quant)
@@ -254,7 +253,7 @@ def _problem(draw: st.DrawFn, form: Form, work: int) -> Problem:
     op = form.op
     layout = draw(st.sampled_from(form.layouts))
     m, n, k = (draw(st.sampled_from(SIZES)) for _ in range(3))
-    batches = _BATCHES[1:-1] if op.one_a else _BATCHES
+    batches = _BATCHES[1:-1] if op.several else _BATCHES
     batch = draw(st.sampled_from({"never": (None,), "optional": (None, *batches), "always": batches}[op.batch]))
     problem = _plain(op, form.dtypes, layout, _fitting(form, _within(m, n, k, batch, work)))
     for some in _changes(op):
@@ -282,12 +281,10 @@ def _changes(op: Op) -> tuple[st.SearchStrategy[Sequence[Step | str]], ...]:
 def _fitting(form: Form, shape: Shape) -> Shape:
     """The shape with whole groups of K, or blocks of four bits, and with elements where the op needs them."""
     op, sizes = form.op, {"m": shape.m, "n": shape.n, "k": shape.k}
-    if op.quantises_a or op.routed:
+    if op.quantises_a:
         sizes = {name: max(1, size) for name, size in sizes.items()}
     if form.dtypes.a.is_packed and op.ragged:
         sizes |= {"m": -(-max(1, shape.m) // ALIGNMENT) * ALIGNMENT, "batch": max(1, shape.batch or 1)}
-    if op.routed:
-        sizes["n"] += sizes["n"] % 2
     unit = 128 if "group" in op.scales else 32 if form.dtypes.a.is_packed else op.summands
     sizes["k"] = -(-sizes["k"] // unit) * unit
     if op.quantises_a and form.dtypes.a.name == "bf16":

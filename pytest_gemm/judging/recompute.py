@@ -93,7 +93,7 @@ class Sample:
         index = ((wrong.bad ^ good) & wrong.x.isfinite() & interval.value.isfinite() & width.isfinite()).nonzero()
         one_of_several = problem.has("steps.first") or problem.has("steps.last") or problem.op.outside
         one_of_several |= problem.reduction is not None
-        several_went_in = problem.op.ragged in {"n", "k"} or problem.op.routed or problem.step("gated")
+        several_went_in = problem.op.ragged in {"n", "k"} or problem.step("gated")
         if len(index) < FEW or several_went_in or one_of_several:
             return None  # no single product went into an element, or another epilogue into each
         index = index[_spread(len(index), _SAMPLE)]

@@ -58,9 +58,7 @@ def applies(problem: Problem, mode: str) -> bool:
     """
     op, is_batched = problem.op, problem.shape.batch is not None
     # Each row is one of a group, unless columns or K are divided, and flags of linears are about one of them.
-    apart = (
-        op.routed or (op.grouped and op.ragged != "m") or problem.has("groups.unowned") or problem.has("groups.masked")
-    )
+    apart = (op.grouped and op.ragged != "m") or problem.has("groups.unowned") or problem.has("groups.masked")
     several = apart or (op.several and problem.flags) or (op.rounds_once and is_batched)
     scaled = problem.micro_block or problem.step("result")
     changed = scaled or problem.has("program.chained") or problem.prologues("ab") or problem.reduction is not None

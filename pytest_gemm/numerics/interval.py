@@ -29,7 +29,6 @@ import torch
 from pytest_gemm.core.outcome import Reason
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.epilogue import Arithmetic, Span, apply, cast, reduced, requantised, step_span, undefined_at
-from pytest_gemm.numerics.experts import experts_product, gated_span
 from pytest_gemm.numerics.product import Bounding, Product, Tier, either, product_of
 from pytest_gemm.numerics.reference import Reference, as_added, as_multiplied, underflowed, widened
 from pytest_gemm.numerics.rounding import round_to
@@ -103,8 +102,6 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
     given = Bounding(problem, operands, reference, contract)
     if problem.has("steps.first") or problem.has("steps.last"):
         return _of_one(given)
-    if problem.op.routed:
-        return _Passage(given, experts_product(given)).result()
     found = passed(given, product_of(given))
     return (
         found
@@ -264,11 +261,24 @@ class _Passage:
         return found
 
     def _join(self, step: Step) -> None:
-        """The activation of the first product times the second."""
-        gate, first, second = Step(step.text), self._span.map(lambda x: x[0]), self._span.map(lambda x: x[1])
+        """The activation of the first product times the second.
+
+        The two ranges are independent, so the product's ends are among the four products of their ends.  Where some of
+        these are NaN (0 * Inf) and others not, it depends on roundings whether the result is one.
+        """
+        gate, span, arithmetic, dtype = Step(step.text), self._span, self._arithmetic, self._dtype
+        first, second = (span.map(lambda x: x[0]), span.map(lambda x: x[1]))
+        undefined = undefined_at(gate, first, None)
+        first = arithmetic.stored(step_span(gate, first, None, arithmetic, dtype), dtype)
         self._value = apply(gate, self._value[0], None) * self._value[1]
-        self._span, undefined = gated_span(gate, first, second, self._arithmetic, self._dtype)
+        if first.thin and second.thin:
+            product = Span.of(first.lo * second.lo)
+        else:
+            ends = torch.stack([a * b for a in (first.lo, first.hi) for b in (second.lo, second.hi)])
+            product = Span(ends.amin(0), ends.amax(0))
+            undefined = either(ends.isnan().any(0) & ~ends.isnan().all(0), undefined)
         self._free = either(undefined, None if self._free is None else self._free[0] | self._free[1])
+        self._span = arithmetic.stored(arithmetic.basic(product), dtype)
 
     def _reduce(self, step: Step) -> None:
         """A sum of what is stored or, in fused code, of what the kernel still holds; or of A."""

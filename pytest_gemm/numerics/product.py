@@ -93,7 +93,7 @@ def _float_product(given: Bounding) -> Product:
     problem, contract, addend, value = given.problem, given.contract, given.addend, given.value
     out = problem.dtypes.out
     arithmetic = Arithmetic(DTYPES["f64"] if out.name == "f64" else _F32, contract.epilogue)
-    error, tier = error_of(given, value, addend, given.scale, problem.alpha)
+    error, tier = _error_of(given, value, addend, given.scale, problem.alpha)
     span = Span.of(value, error)
     # Autocast's rounding of the bias is a cast on the way, too, and fused code may leave it out.
     unrounded = None
@@ -101,7 +101,7 @@ def _float_product(given: Bounding) -> Product:
         unrounded = addend_of(problem, given.operands, stored=True)
     if unrounded is not None:
         as_it_is = with_addend(problem, given.reference.c, given.scale, unrounded)
-        span = span.union(Span.of(as_it_is, error_of(given, as_it_is, unrounded, given.scale, problem.alpha)[0]))
+        span = span.union(Span.of(as_it_is, _error_of(given, as_it_is, unrounded, given.scale, problem.alpha)[0]))
     plain = addend is None and given.scale is None and problem.alpha == 1.0
     # Without any further step the last rounding is the only one in every contract.
     if contract.epilogue != "fused" and not (plain and not problem.passes):
@@ -110,7 +110,7 @@ def _float_product(given: Bounding) -> Product:
             span = Span.of(span.lo) if torch.equal(span.lo, span.hi) else span
         elif addend is not None:  # of an op that rounds once
             scaled = with_addend(problem, given.reference.c, given.scale, None)
-            parts = arithmetic.apart(Span.of(scaled, error_of(given, scaled, None, given.scale, 1.0)[0]), out)
+            parts = arithmetic.apart(Span.of(scaled, _error_of(given, scaled, None, given.scale, 1.0)[0]), out)
             span = span.union(arithmetic.basic(parts.map(lambda x: x + addend)))
         span = arithmetic.stored(span, out)
     return Product(value, span, tier, undecided(given))
@@ -123,7 +123,7 @@ def _in_parts(given: Bounding, unrounded: torch.Tensor | None, arithmetic: Arith
     """
     problem, out = given.problem, given.problem.dtypes.out
     bare = given.reference.c
-    parts = Span.of(bare, error_of(given, bare, None, None, 1.0)[0]).hull(out)
+    parts = Span.of(bare, _error_of(given, bare, None, None, 1.0)[0]).hull(out)
     if given.scale is not None:
         scale = given.scale
         parts = parts.turned(lambda x: x * scale).hull(out)
@@ -251,7 +251,7 @@ def _of_codes(given: Bounding) -> Product:
     return Product(value, arithmetic.stored(span, problem.dtypes.out), "exact" if exact else "hard")
 
 
-def error_of(
+def _error_of(
     given: Bounding, value: torch.Tensor, addend: torch.Tensor | None, scale: torch.Tensor | None, alpha: float
 ) -> tuple[torch.Tensor | None, Tier]:
     """D, the error of ``value`` before any rounding to the output's dtype, and its tier; ``None`` for D = 0."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
@@ -16,7 +15,6 @@ from pytest_gemm.numerics.dynamic import RULES
 from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.operands import prologues
 from pytest_gemm.operands.dtypes import torch_dtype
-from pytest_gemm.problem.ops.experts import sorted_by_expert
 from pytest_gemm.problem.ops.grouped_mm import joined, pair
 from pytest_gemm.problem.ops.quantised import of_blocks
 from pytest_gemm.problem.problem import Problem
@@ -101,7 +99,7 @@ def widened(x: Tensor) -> Tensor:
     return x.detach().to(device="cpu", dtype=torch.float64, copy=True)
 
 
-def by_group(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...], idle: Tensor | None = None) -> Tensor:
+def _by_group(a: Tensor, b: Tensor, groups: tuple[tuple[int, int], ...], idle: Tensor | None) -> Tensor:
     """a @ b, or with groups the product of each: of what is divided neither a nor b has a matrix for each group.
 
     Rows that no group owns are zero, whatever B holds.
@@ -121,23 +119,15 @@ def _by_program(problem: Problem, a: Tensor, b: Tensor) -> Tensor:
     return cast("Tensor", problem.op.around(torch, problem, {"a": a, "b": b.mT if problem.op.weight else b}, _matmul))
 
 
-def routes(problem: Problem, operands: Operands) -> tuple[Tensor, tuple[tuple[int, int], ...]]:
-    """The choices of all tokens in the order of their experts, and [first, last) of each expert in it."""
-    assert operands.ids is not None
-    order, ends = sorted_by_expert(torch, operands.ids.cpu(), problem.shape.batch or 0)
-    return order, tuple(itertools.pairwise([0, *ends.tolist()]))
-
-
 def _multiplying(problem: Problem, operands: Operands) -> Callable[[Tensor, Tensor], Tensor]:
     """What the op makes of two matrices of A's and B's shapes in float64."""
     if problem.op.outside:
         return functools.partial(_by_program, problem)
-    groups = routes(problem, operands)[1] if problem.op.routed else operands.groups
-    return functools.partial(by_group, groups=groups, idle=operands.idle)
+    return functools.partial(_by_group, groups=operands.groups, idle=operands.idle)
 
 
 def as_multiplied(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]:
-    """A and B as the product multiplies them: after the prologues; of ``experts`` a row of A for each choice.
+    """A and B as the product multiplies them: after the prologues.
 
     Under autocast on the CPU, rounded once to the half type; A without its zero point, or as the op quantises it, and
     B's codes with their scales and zeros, both exact in float64.  Otherwise they are the
@@ -149,8 +139,6 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[Tensor, Tensor]
     if operands.zero:
         return widened(operands.a) - operands.zero, operands.b
     a, b = operands.a, operands.b
-    if problem.op.routed:
-        return a.cpu()[routes(problem, operands)[0] // problem.choices], b
     if problem.scale_blocks or problem.micro_block:
         assert operands.scale_a is not None
         assert operands.scale_b is not None

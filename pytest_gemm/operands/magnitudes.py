@@ -218,7 +218,7 @@ def headroom_of(problem: Problem, draw: Callable[[str], Stream] = Stream) -> Hea
     batch = 1 if shape.batch is None else shape.batch
     # All groups of a grouped product lie in one matrix of A, of B, or of both.
     rows, columns = (problem.ends if op.ragged == name else getattr(shape, name) for name in "mn")
-    one_a = op.one_a or problem.has("a.broadcast") or op.ragged in {"m", "k"}
+    one_a = op.several or problem.has("a.broadcast") or op.ragged in {"m", "k"}
     one_b = op.weight or problem.has("b.broadcast") or op.ragged in {"n", "k"}
     of_a, of_b, zero = _multiplied(problem)
     # Elements of four bits are drawn line by line, as their bytes have to be put together.

@@ -62,8 +62,7 @@ class Guarded:
     """A tensor inside a larger storage whose other bytes are poison.
 
     Attributes:
-        name: which operand it is: ``a b out offs down ids weights bias r0 i0 scale scale_a zero_a scale_b zero_b
-            quantisation``.
+        name: which operand it is: ``a b out offs bias r0 i0 scale scale_a zero_a scale_b zero_b quantisation``.
         storage: the whole memory as a flat tensor, guard bands included.
         view: the strided window of the data, not expanded over a batch.
         whole: the tensor that the program takes, where ``view`` is a view that it makes; otherwise ``view``.

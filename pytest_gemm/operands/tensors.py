@@ -30,7 +30,7 @@ from torch import Tensor
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import did_you_mean
-from pytest_gemm.operands import experts, prologues, views
+from pytest_gemm.operands import prologues, views
 from pytest_gemm.operands.addends import TABLE_ROWS, bias_of, residuals_of
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
@@ -49,7 +49,7 @@ from pytest_gemm.problem.rules import FLAGS
 # The fields of :class:`Operands` that are a tensor or ``None``, in the order of a program's arguments.
 _TENSORS: Final = (
     "a", "b", "scale_a", "zero_a", "scale_b", "zero_b", "whole_a", "whole_b", "quantisation", "offs", "labels",
-    "counts", "down", "ids", "weights", "bias", "out",
+    "counts", "bias", "out",
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ class Operands(Grid):
     Attributes:
         problem, distribution, seed, device: the arguments of :func:`make`.
         a: ([B,] M, K), strided by layout and flags; (B * M, K) for ``grouped_mm``, (M, B * K) for ``grouped_mm_k``,
-            (M, K) for ``linears`` and ``experts``.
+            (M, K) for ``linears``.
         b: ([B,] K, N); (K, N) for ``linear`` and quantised weights, (K, B * N) for ``grouped_mm_n``, (B * K, N) for
             ``grouped_mm_k``; ``a.mT`` for ``self``, ``a`` for ``square``.  ``woq_int4``: codes of 0 to 15 in bytes.
         bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
@@ -84,8 +84,6 @@ class Operands(Grid):
         offs: where the groups of a grouped product end, int32, (B,), see :mod:`groups`; or ``None``.
         labels: with ``groups.labels`` the group of each row, int32, (B * M,), and -1 of a row of none; or ``None``.
         counts: with ``groups.masked`` how many rows of each A count, int32, (B,); or ``None``.
-        down, ids, weights: of ``experts``: the second weights, (B, K, N / 2), the experts of each row of A, (M, top),
-            int32, and what their results are multiplied by, (M, top), f32; or ``None``.
         out: where the program writes its result, in ``result_shape``, as :meth:`reset_out` leaves it; or ``None``.
         zero_mean: the products are independent with zero mean: a statistical bound may be used.
         finite: no NaN and no infinity in any of the tensors.
@@ -114,15 +112,12 @@ class Operands(Grid):
     offs: Tensor | None = None
     labels: Tensor | None = None
     counts: Tensor | None = None
-    down: Tensor | None = None
-    ids: Tensor | None = None
-    weights: Tensor | None = None
     out: Tensor | None = None
     zero: int = 0
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """A, B, bias, scales, zero points, routing and a given result, by field; without residuals."""
+        """A, B, bias, scales, zero points, groups and a given result, by field; without residuals."""
         given = {name: getattr(self, name) for name in _TENSORS}
         return {name: x for name, x in given.items() if x is not None}
 
@@ -237,7 +232,7 @@ def _wide(x: Tensor) -> Tensor:
 
 # Streams of what does not have M rows.  Names of streams decide the values.
 _CONSTANT: Final = frozenset(
-    {"b", "b-heavy", "b-specials", "b-zeros", "scale", "scale-both", "bias", "affine", "affine-zero", "pruned", "down"}
+    {"b", "b-heavy", "b-specials", "b-zeros", "scale", "scale-both", "bias", "affine", "affine-zero", "pruned"}
 )
 
 
@@ -321,8 +316,6 @@ class _Memory:
         division = divided(problem, headroom.draw)
         found |= {name: self.keep(name, values, DTYPES["i32"]) for name, values in division.items()}
         spoil(a, idle_rows(problem, a, found.get("offs"), found.get("counts")))
-        if problem.op.routed:
-            found |= {name: self.keep(name, *drawn) for name, drawn in experts.drawn(headroom).items()}
         found |= self._scales(headroom, drawn)
         bias = bias_of(headroom, drawn, distribution == "specials")
         if bias is not None:
@@ -362,7 +355,7 @@ class _Memory:
         problem, is_a = self._problem, side.name == "a"
         transposed = problem.layout.a_transposed if is_a else problem.layout.b_transposed
         batch = problem.shape.batch
-        one = problem.op.one_a or problem.op.ragged in {"m", "k"} if is_a else problem.op.weight
+        one = problem.op.several or problem.op.ragged in {"m", "k"} if is_a else problem.op.weight
         is_matrix = batch is None or one or (problem.op.ragged in {"n", "k"} and not is_a)
         dtype = problem.dtypes.a if is_a else problem.dtypes.b
         stored = all_lines(lines, side.shape, transposed == is_a)

@@ -10,7 +10,7 @@ FIELDS: Final = ("op", "dtypes", "layout", "shape", "epilogue", "quant", "flags"
 # What words are about, in the order of a canonical line.
 SUBJECTS: Final = (
     *("quant", "math", "a", "b", "r0", "bias", "steps", "out"),
-    *("m", "n", "k", "batch", "routing", "program", "groups"),
+    *("m", "n", "k", "batch", "program", "groups"),
 )
 GRAMMAR: Final = "op:dtypes:layout:shape[:epilogue][:subject.word+word]..."
 _SUBJECT: Final = re.compile(r"([a-z_][a-z0-9_]*)\.")

@@ -284,18 +284,10 @@ class Facts:
     def result_shape(self) -> tuple[int, ...]:
         """Shape of the value in the product's own coordinates, where it is judged; of ``linears`` of all results."""
         m, n, batch = self.shape.m, self.shape.n, self.shape.batch
-        if self.op.routed:
-            return (m, self.shape.k)
         if batch is None or self.step("gated") is not None:
             return (m, n)
         grouped = {"m": (batch * m, n), "n": (m, batch * n)}
         return grouped.get(self.op.ragged, (batch, m, n))
-
-    @property
-    def choices(self) -> int:
-        """How many experts each token has; 0 where there are none."""
-        top = self.step("top")
-        return int(top.text) if top else 0
 
     def prologues(self, operands: str) -> tuple[str, ...]:
         """What the program does to ``a``, ``b`` or any of ``ab`` before it multiplies: flags without the operand."""

@@ -25,7 +25,7 @@ from pytest_gemm.storage.errors import FileError
 _LARGEST: Final = 2**31 - 1
 _MOST_ELEMENTS: Final = 2**40
 # Where the parameters of the product stand in a canonical epilogue; everything else follows in the order given.
-_RANKS: Final = {"bias": 0, "alpha": 1, "beta": 2, "gated": 3, "top": 3}
+_RANKS: Final = {"bias": 0, "alpha": 1, "beta": 2, "gated": 3}
 _PASS: Final = 4
 _COMPUTING: Final = (StepKind.UNARY, StepKind.BINARY, StepKind.REDUCE)
 _ONCE: Final = (StepKind.FACTOR, StepKind.QUANT, StepKind.BIAS, StepKind.JOIN)

@@ -383,14 +383,6 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         help="cast-f32: result in another dtype",
         choices=tuple(name for name, dtype in DTYPES.items() if dtype.bits > 4),
     ),
-    # A gate saturates, as below.
-    "top": StepSpec(
-        StepKind.FACTOR,
-        help="top-2: so many experts for each token, each with a weight",
-        choices=tuple(map(str, range(1, 17))),
-        needs="routed",
-        saturates=True,
-    ),
     # Where the result is stored, and what later steps meet there.  A result has up to 10 dimensions, so that each is
     # named by one digit.
     "t": _view(help="the last two dimensions swapped"),

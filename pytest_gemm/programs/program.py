@@ -32,13 +32,13 @@ Program = Callable[..., Any]
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
     """The program's tensors by name, in the order of the fields of :class:`Operands`.
 
-    They are a, b, scale_a, zero_a, scale, zero_b, quantisation, offs, down, ids, weights, bias, out, r0.  ``b`` is the
-    stored N x K weight for the weight ops and ``experts``, not packed, the (K, N) view otherwise.  Where the program
-    makes A or B itself, it is the larger tensor, as it is stored.  ``b`` is absent where B is A, and so is ``r0`` for
-    ``r0.alias``.  With ``out.addend`` there is ``out`` and no ``bias``, with ``out.alias`` ``a`` and no ``out``.  Of a
-    residual that is looked up ``r0`` is the table and ``i0`` the index.  ``linears`` have a weight and a bias for each
-    product: b0, b1 ...; with ``program.concat`` there are b0 and scale0 to b2 and scale2, views of B and of its scales.
-    With ``groups.labels`` there is ``labels`` in place of ``offs``, and with ``groups.masked`` ``counts``.
+    They are a, b, scale_a, zero_a, scale, zero_b, quantisation, offs, bias, out, r0.  ``b`` is the stored N x K weight
+    for the weight ops, not packed, the (K, N) view otherwise.  Where the program makes A or B itself, it is the larger
+    tensor, as it is stored.  ``b`` is absent where B is A, and so is ``r0`` for ``r0.alias``.  With ``out.addend``
+    there is ``out`` and no ``bias``, with ``out.alias`` ``a`` and no ``out``.  Of a residual that is looked up ``r0``
+    is the table and ``i0`` the index.  ``linears`` have a weight and a bias for each product: b0, b1 ...; with
+    ``program.concat`` there are b0 and scale0 to b2 and scale2, views of B and of its scales.  With ``groups.labels``
+    there is ``labels`` in place of ``offs``, and with ``groups.masked`` ``counts``.
     """
     op, found, tensors = problem.op, dict[str, torch.Tensor](), operands.tensors
     if problem.has("groups.labels"):
@@ -55,7 +55,7 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
             if problem.view_of(name):
                 found[name] = views.given_whole(problem, name, x)
             elif not problem.b_is_a:
-                weight = x.mT if op.weight or op.one_a else x
+                weight = x.mT if op.weight or op.several else x
                 found |= _numbered(name, weight) if op.several else _thirds(problem, name, weight)
         elif name == "bias" and op.several:
             own = _numbered(name, x[:, 0])

@@ -49,27 +49,22 @@ class Work:
 def work(problem: Problem) -> Work:
     """Operations and least traffic of a problem.
 
-    Operations: ``2 M N K`` times the batch, for the product alone; of ``experts`` those of both products.  The epilogue
-    adds a few for each of the ``M N`` elements and is left out, as rates of matrix products are usually quoted.
+    Operations: ``2 M N K`` times the batch, for the product alone.  The epilogue adds a few for each of the ``M N``
+    elements and is left out, as rates of matrix products are usually quoted.
 
     Bytes: A, B, bias, residuals, scales and group ends read once in the dtypes in which they are *stored*, and the
     result (two of them for ``program.multi_output``) written once.  What is expanded over a batch is read once; B is
-    not read where it is A, nor a residual that is A, nor a bias that ``beta-0`` ignores, nor padding between rows, nor
-    weights of more experts than can be chosen.  A residual that is looked up counts as what is read of its table.
+    not read where it is A, nor a residual that is A, nor a bias that ``beta-0`` ignores, nor padding between rows.  A
+    residual that is looked up counts as what is read of its table.
     Copies that a program makes on its way (a cast to the half type under autocast) are what a kernel could have
     avoided, and do not count.
     """
     shape = problem.shape
     batch = 1 if shape.batch is None else shape.batch
     rows = shape.m * batch  # of grouped_mm as well: M is the mean size of a group
-    a_rows = shape.m if problem.has("a.broadcast") or problem.op.one_a else rows
-    flops, bits = float(shape.flops), a_rows * shape.k * problem.dtypes.a.bits
-    if problem.op.routed:
-        # The second weights of an expert are half as many as the first.
-        chosen = shape.m * problem.choices
-        flops = 3.0 * chosen * shape.n * shape.k
-        bits += min(batch, chosen) * shape.n * shape.k * 3 // 2 * problem.dtypes.b.bits + chosen * 64
-    elif not problem.b_is_a:
+    a_rows = shape.m if problem.has("a.broadcast") or problem.op.several else rows
+    bits = a_rows * shape.k * problem.dtypes.a.bits
+    if not problem.b_is_a:
         # One weight serves a whole batch of linear.
         b_count = 1 if problem.has("b.broadcast") or problem.op.batch == "optional" else batch
         bits += b_count * shape.k * shape.n * problem.dtypes.b.bits
@@ -79,7 +74,7 @@ def work(problem: Problem) -> Work:
         bits += (rows if problem.has("groups.labels") else batch) * DTYPES["i32"].bits
     bits += _scale_bits(problem) + _residual_bits(problem)
     bits += sum(math.prod(one.judged_shape) * one.result_dtype.bits for one in problem.outputs)
-    return Work(flops, bits / 8)
+    return Work(float(shape.flops), bits / 8)
 
 
 def _scale_bits(problem: Problem) -> int:
@@ -185,8 +180,8 @@ def floor(problem: Problem, peaks: Peaks, device: str) -> Floor:
     * Bytes that fit in the caches need not come from memory again.  Whatever a cache keeps, no more than its size is
       kept from one call on the same operands to the next: of ``sets`` operand sets in turn, ``sets * bytes - cache``
       must cross the bus.  On a CPU one set is counted, for B is the same in all of them.
-    * What a kernel may leave out (:func:`_fewest_operations`) does not count, nor do the bytes of grouped products and
-      of experts, of which some may have no rows, and of masked ones.
+    * What a kernel may leave out (:func:`_fewest_operations`) does not count, nor do the bytes of grouped products, of
+      which a group may be empty, and of masked ones.
 
     Every time is divided by :data:`MARGIN`.
     """
@@ -198,7 +193,7 @@ def floor(problem: Problem, peaks: Peaks, device: str) -> Floor:
     if (rate := _measured_rate(name, peaks)) is not None:
         halves = max(peaks.flops.get("f16", 0.0), peaks.flops.get("bf16", 0.0))
         computing = operations / max(rate, _by_width(name, peaks), halves / _split(problem)[1])
-    if peaks.bandwidth > 0.0 and not (problem.op.grouped or problem.op.routed or problem.has("groups.masked")):
+    if peaks.bandwidth > 0.0 and not (problem.op.grouped or problem.has("groups.masked")):
         sets = cuda.rotation(int(moved), device) if device == "cuda" else 1
         # A cache of which the size is not known may hold everything.
         reading = max(0.0, moved - (cache_bytes(device) or math.inf) / sets) / peaks.bandwidth

@@ -32,8 +32,6 @@ REFUSED = {
     ("woq", "k"): {"grammar"},  # of Q8_0 and NF4
     ("woq_int4", "k"): {"grammar"},
     ("woq_int4", "n"): {"int4-shape"},
-    ("experts", "n"): {"alignment"},
-    ("experts", "k"): {"alignment"},
     ("grouped_mm", "k"): {"alignment"},
     ("grouped_mm_n", "k"): {"alignment"},
     ("grouped_bmm", "k"): {"alignment"},

@@ -29,7 +29,7 @@ OTHERS = ("program.chained", "program.branching")
 def problems() -> Iterator[Problem]:
     """Those of quick with a result in a half type that is one product with its steps."""
     for one in matrix.products("quick"):
-        is_one = not (one.op.several or one.op.routed or one.reduction or any(map(one.has, OTHERS)))
+        is_one = not (one.op.several or one.reduction or any(map(one.has, OTHERS)))
         if is_one and one.dtypes.out.name in {"f16", "bf16"} and one.shape.flops < 2e6:
             yield one
 

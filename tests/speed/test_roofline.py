@@ -72,8 +72,6 @@ def test_bytes_are_those_of_the_operands_and_the_result(line: str) -> None:
         ("addmm:f32:nn:2x3x4:bias-mn+beta-0", Work(48, 104)),  # such a bias is not read
         # Two values in a byte; for each of 3 columns and 2 groups of 128 a scale and a zero point.
         ("woq_int4:bf16-i4-bf16:nt:2x3x256:quant.group", Work(3072, 2 * 512 + 384 + 24 + 12)),
-        # Six choices among eight experts: weights of six, and for each choice an index and a weight.
-        ("experts:bf16:nt:8x3x4x6:top-2", Work(432, 36 + 6 * 2 * (24 + 12) + 6 * 8 + 36)),
     ],
 )
 def test_work_by_hand(line: str, work: Work) -> None:

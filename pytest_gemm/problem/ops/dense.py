@@ -150,7 +150,6 @@ OPS: Final = (
         layouts=_WEIGHTS,
         own_bias=True,
         several=True,
-        one_a=True,
         check=_check_linears,
         flags=("b.argument", "a.3d", "out.2d", "bias.first", "bias.last", "steps.first", "steps.last"),
     ),

@@ -120,9 +120,7 @@ class Op:
         zero_points: whether A has a zero point.
         fused_steps: whether the op computes its steps itself, in f32, and requantises an 8-bit result.
         rounds_once: whether the op is one kernel that keeps f32 up to its store.
-        several: whether the program returns a product for each matrix of the batch.
-        one_a: whether all matrices of the batch meet one A.
-        routed: whether each row of A goes through a gated layer and a second product, of the matrices chosen for it.
+        several: whether there is one product for each matrix of the batch, all of one A.
         ragged: the dimension that is divided into groups of uneven sizes, ``m``, ``n`` or ``k``; "" for none.
         summands: of how many products the result is the sum; each has its share of K.
         quantises_a: whether the op itself quantises each row of A to 8 bits.
@@ -156,8 +154,6 @@ class Op:
     fused_steps: bool = False
     rounds_once: bool = False
     several: bool = False
-    one_a: bool = False
-    routed: bool = False
     ragged: str = ""
     summands: int = 1
     quantises_a: bool = False
@@ -191,4 +187,4 @@ class Op:
     @property
     def batched(self) -> bool:
         """Whether it multiplies a batch of A by a batch of B, matrix by matrix."""
-        return self.batch == "always" and not self.grouped and not self.one_a
+        return self.batch == "always" and not self.grouped and not self.several
