@@ -97,10 +97,7 @@ class GemmRun:
         config.pluginmanager.register(self._batches, "gemm-batches")
         if reports_run:
             timeline.register(config)
-            try:
-                cache.tidy()
-            except ValueError as error:
-                raise pytest.UsageError(str(error)) from None
+            cache.tidy()
             if (output := self.settings.output) is not None:
                 self._claim(output)
             self._writer.open(self.settings.file("run.jsonl"))

@@ -1,4 +1,4 @@
-"""What is kept between runs: its entries, its limits, and that nothing goes while a process uses it."""
+"""What is kept between runs: its entries, how long they stay, and that nothing goes while a process uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 from pytest_gemm.backends.inductor import backend
 from pytest_gemm.storage import cache, files, kernel_store
-from pytest_gemm.storage.cache import Limits
 
 DAY = 86400.0
 HASH = "c" + 50 * "a"
@@ -22,8 +21,6 @@ HASH = "c" + 50 * "a"
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of our own, which this process does not hold."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in ("PYTEST_GEMM_CACHE_DAYS", "PYTEST_GEMM_CACHE_GB"):
-        monkeypatch.delenv(name, raising=False)
     made = cache.home()
     made.mkdir()
     return made
@@ -49,17 +46,18 @@ def test_what_belongs_together_goes_together(home: Path) -> None:
     keep(home / "inductor-2.13" / "fxgraph" / HASH / "deep" / "one", 40)
     keep(home / "cutlass-kernels" / "123.o", 40)
     keep(home / "cutlass-kernels" / "123.json", 40)
-    found = {tuple(sorted(path.name for path in entry.paths)) for entry in cache.entries(home)}
+    found = {tuple(sorted(path.name for path in entry)) for entry in cache.entries(home)}
     assert found == {
         ("cabc.cpp", "cabc.main.so"),
         ("cdef.cpp", "cdef.main.so"),
         (HASH,),
         ("123.json", "123.o"),
     }
-    done = cache.prune(home, Limits(days=30, gigabytes=0))
-    assert done.count == 3
+    cache.tidy()
     left = sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
     assert left == [
+        ".lock",
+        ".tidied",
         "inductor-2.13/ab/cabc.cpp",
         "inductor-2.13/ab/cabc.main.so",
         f"inductor-2.13/triton/0/{HASH}/one.json",
@@ -68,26 +66,18 @@ def test_what_belongs_together_goes_together(home: Path) -> None:
     assert not (home / "cutlass-kernels").exists(), "no empty folder stays"
 
 
-def test_beyond_the_size_the_least_recently_used_go(home: Path) -> None:
-    for days in (1, 2, 3, 4):
-        keep(home / "inductor-2.13" / "ab" / f"c{days}.so", days, size=1_000_000)
-    cache.prune(home, Limits(days=0, gigabytes=0.0025))
-    assert sorted(path.name for path in home.rglob("*.so")) == ["c1.so", "c2.so"]
-    cache.prune(home, Limits(days=0, gigabytes=1e-9), spared=1.5 * DAY)
-    assert [path.name for path in home.rglob("*.so")] == ["c1.so"], "what was used lately stays at the start of a run"
-
-
 def test_links_are_removed_and_not_followed(home: Path, tmp_path: Path) -> None:
     precious = keep(tmp_path / "precious" / "file", 100)
     tree = home / "inductor-2.13" / "cutlass-tree"
     tree.mkdir(parents=True)
     (tree / "include").symlink_to(precious.parent)
-    cache.prune(home, Limits(days=-1.0))
+    os.utime(tree / "include", (0, 0), follow_symlinks=False)
+    cache.tidy()
     assert precious.exists()
     assert not tree.exists()
 
 
-def test_a_run_tidies_once_a_day_and_never_beside_another(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_tidies_once_a_day_and_never_beside_another(home: Path) -> None:
     old = home / "inductor-2.13" / "ab" / "c1.so"
     keep(old, 40)
     reader = files.shared(home / ".lock")
@@ -99,10 +89,9 @@ def test_a_run_tidies_once_a_day_and_never_beside_another(home: Path, monkeypatc
     keep(old, 40)
     cache.tidy()
     assert old.exists(), "done today"
-    os.utime(home / ".pruned", (0, 0))
-    monkeypatch.setenv("PYTEST_GEMM_CACHE_DAYS", "50")
+    os.utime(home / ".tidied", (0, 0))
     cache.tidy()
-    assert old.exists()
+    assert not old.exists()
 
 
 def test_whoever_asks_for_the_folder_holds_it_until_the_process_ends(home: Path) -> None:
@@ -114,14 +103,11 @@ def test_whoever_asks_for_the_folder_holds_it_until_the_process_ends(home: Path)
     using = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert using.stdout is not None
     assert using.stdout.readline() == "ready\n"
-    command = [sys.executable, "-m", "pytest_gemm.tools.cli", "cache", "prune"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, old.exists()) == (1, True)
-    assert "a running process uses it, so nothing was removed" in done.stdout
+    cache.tidy()
+    assert old.exists()
     using.communicate("\n")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, old.exists()) == (0, False)
-    assert "removed 1 entries, 0.0 MB; 0.0 MB are left" in done.stdout
+    cache.tidy()
+    assert not old.exists()
 
 
 def test_inductor_s_caches_are_in_the_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,16 +126,6 @@ def test_a_kernel_that_is_used_is_young(tmp_path: Path) -> None:
     assert made.stat().st_mtime > time.time() - DAY
 
 
-@pytest.mark.parametrize("limit", ["much", "-1", "nan"])
-def test_a_wrong_limit_in_the_environment_is_told(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
-    monkeypatch.setenv("PYTEST_GEMM_CACHE_GB", limit)
-    result = pytester.runpytest("--gemm-backends=aten")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: PYTEST_GEMM_CACHE_GB={limit}: give a number, 0 for no limit"])
-
-
 @pytest.mark.study
 def test_a_compiler_finds_its_way_with_half_of_its_files_gone(
     home: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
@@ -161,10 +137,11 @@ def test_a_compiler_finds_its_way_with_half_of_its_files_gone(
     found = list(cache.entries(home))
     assert len(found) > 1
     for number, entry in enumerate(found):
-        for path in entry.paths:
+        for path in entry:
             for file in [path, *path.rglob("*")]:
                 if number % 2:
                     os.utime(file, (0, 0))
-    done = cache.prune(home, Limits())
-    assert done.count == len(found) // 2
+    os.utime(home / ".tidied", (0, 0))
+    cache.tidy()
+    assert len(list(cache.entries(home))) == len(found) - len(found) // 2
     assert pytester.runpytest_subprocess(*options).ret == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -36,6 +37,15 @@ def test_the_key_follows_what_was_compiled(
     assert printed(capsys)["key"] == first, "a run writes these anew: nothing to save"
     (folder / "cdef.main.so").touch()
     assert printed(capsys)["key"] != first
+
+
+def test_a_month_begins_with_no_kernels_of_the_last_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = printed(capsys)["prefix"]
+    later = time.gmtime(time.time() + 32 * 86400.0)
+    monkeypatch.setattr(time, "gmtime", lambda: later)
+    assert printed(capsys)["prefix"] not in {now, ""}
 
 
 def test_without_torch_there_is_no_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
