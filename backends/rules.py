@@ -62,10 +62,10 @@ def _holds(key: str, value: Any, problem: Problem, request: BuildRequest) -> obj
 
 
 def executes(isa: str, request: BuildRequest) -> bool:
-    """Whether code may be of this instruction set: that of the level that is generated for, or the CPU's own."""
+    """Whether code may be of this instruction set: that of the level that is generated for, or what Inductor takes."""
     if request.isa:
         return isa_module.ISAS.index(isa) <= isa_module.ISAS.index(request.isa)
-    return isa in isa_module.isas(processor.cpu().flags)
+    return isa in isa_module.isas(isa_module.used(processor.cpu().flags))
 
 
 # -- conditions that only code can express ---------------------------------------------------------------
@@ -148,6 +148,13 @@ def _cublas_before_12_9(_problem: Problem, _request: BuildRequest) -> str:
     return built if built and tuple(map(int, built.split(".")[:2])) < (12, 9) else ""
 
 
+def _lacks_scaled_mm_v2(_problem: Problem, _request: BuildRequest) -> bool:
+    """Whether the CPU has no kernel for it, as with torch 2.11."""
+    import torch
+
+    return not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm_v2", "CPU")
+
+
 def _lacks_onednn(problem: Problem, request: BuildRequest) -> tuple[str, str] | None:
     """Where oneDNN does not compute the half type of linears, and the level from which on it does."""
     import torch
@@ -205,6 +212,7 @@ _WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
     "cublas-before-12.9": _cublas_before_12_9,
     "scaled-addend": lambda p, _: p.alpha != 1.0 or p.beta != 1.0,
     "no-onednn": _lacks_onednn,
+    "no-scaled-mm-v2": _lacks_scaled_mm_v2,
     "unpacked-a": _unpacked_a,
     "unfolded-a": _unfolded_a,
     "a-columns": lambda p, _: p.layout.a_transposed and (p.shape.m != 1 or p.has("a.padded")),
