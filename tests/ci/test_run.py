@@ -17,11 +17,18 @@ README = """\
 """
 
 
-def run(folder: Path, readme: str, tests: int = 0, lint: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+# What runs behind the commands: the suite as on other processors.
+CAPPED = "python tests/studies/caps.py --level=smoke ONEDNN_MAX_CPU_ISA=AVX512_CORE ATEN_CPU_CAPABILITY=avx2"
+
+
+def run(
+    folder: Path, readme: str, tests: int = 0, lint: int = 0, caps: int = 0, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run ``.ci/run`` in a folder where the environment, its pytest and lint are scripts."""
     programs = {
         ".ci/lint": f"echo says lint; exit {lint}",
         ".venv/bin/pytest": f'echo "pytest $*"; exit {tests}',
+        ".venv/bin/python": f'echo "python $*"; exit {caps}',
         "bin/python3": 'echo "python3 $*"',
     }
     for name, text in programs.items():
@@ -40,14 +47,15 @@ def test_the_readme_has_both_commands(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "python3 -m venv .venv\n" in done.stdout
     assert "pytest --gemm-backends=aten,cpp" in done.stdout
-    assert done.stdout.endswith("pytest tests -n auto\n")
+    assert "\npytest tests -n auto\n" in done.stdout
+    assert done.stdout.endswith(f"{CAPPED}\n")
 
 
 def test_both_run_as_they_are_written(tmp_path: Path) -> None:
     done = run(tmp_path, README)
     assert (done.returncode, done.stderr) == (0, "")
     said = [line for line in done.stdout.splitlines() if line and not line.startswith("==")]
-    expected = ["python3 -m venv .venv", "torch==2.13.0 with --gemm-output=build/run", "pytest tests -n auto"]
+    expected = ["python3 -m venv .venv", "torch==2.13.0 with --gemm-output=build/run", "pytest tests -n auto", CAPPED]
     assert said == expected
 
 
@@ -56,17 +64,18 @@ def test_another_release_of_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("readme", "tests", "lint", "status", "last"),
+    ("readme", "red", "status", "last"),
     [
-        (README, 1, 0, 1, "pytest tests -n auto"),
-        (README, 0, 1, 1, "says lint"),
-        (README.replace("echo", "false"), 0, 0, 1, "python3 -m venv .venv"),
-        ("", 0, 0, 4, ""),
+        (README, {"tests": 1}, 1, CAPPED),
+        (README, {"lint": 1}, 1, "says lint"),
+        (README, {"caps": 3}, 3, CAPPED),
+        (README.replace("echo", "false"), {}, 1, "python3 -m venv .venv"),
+        ("", {}, 4, ""),
     ],
-    ids=["tests", "lint", "first-command", "no-commands"],
+    ids=["tests", "lint", "caps", "first-command", "no-commands"],
 )
-def test_what_is_red_ends_it(tmp_path: Path, readme: str, tests: int, lint: int, status: int, last: str) -> None:
-    done = run(tmp_path, readme, tests, lint)
+def test_what_is_red_ends_it(tmp_path: Path, readme: str, red: dict[str, int], status: int, last: str) -> None:
+    done = run(tmp_path, readme, **red)  # type: ignore[arg-type]  # each of them is a number
     said = [line for line in done.stdout.splitlines() if line and not line.startswith("==")]
     assert (done.returncode, said[-1] if said else "") == (status, last)
     assert ("README.md has 0 commands" in done.stderr) == (not readme)
