@@ -237,7 +237,7 @@ class GemmRun:
             raise pytest.UsageError(untaken[0])
         if not self.totals.missing:
             effect.check_cases(self.settings, tests=len(ids), cases=len(cases), timed=len(timed))
-        if settings.typed and not (cases or settings.fuzz or settings.shard or self.totals.failed):
+        if (settings.typed or not ids) and not (cases or settings.fuzz or settings.shard or self.totals.failed):
             self.totals.notes += untaken or [f"no case was selected here; the suite of the package: {effect.SUITE}"]
         if self._config.option.collectonly:
             return []
