@@ -54,8 +54,13 @@ class AtenBackend:
         Raises:
             Unsupported: what the checks of ``_int_mm``, ``_scaled_mm`` and ``_grouped_mm`` on the device reject.
         """
+        import torch
+
         if reason := self.unsupported(problem, operands.device):
             raise reason
+        # With ATEN_CPU_CAPABILITY set ATen does not know the processor before something has asked, and whether oneDNN
+        # computes fp8 would depend on what ran before.
+        torch.cpu._is_amx_tile_supported()
         if request.mode.is_compiled:
             return self.compiled.prepare(problem, operands, request)
         return AtenPrepared(problem, operands.device)
