@@ -47,6 +47,12 @@ AGAIN = (
 TWO = "mm:f32:nn:20x40x100:relu+gelu:program.multi_output"
 
 
+@pytest.fixture(autouse=True)
+def exact_int_mm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own saturates where oneDNN is capped (aten-int-mm-saturates)."""
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: a.int() @ b.int())
+
+
 def eager(
     line: str = "", given: Callable[[Tensors], Tensors] = dict, made: Callable[[Any], Any] = lambda c: c
 ) -> Plant:
