@@ -95,9 +95,8 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError(f"{given.kernel!r} names no function: give FILE.py:FUNCTION, MODULE:FUNCTION or LIB.so:SYMBOL")
     if where.endswith((".py", ".so")) and not Path(where).is_file():
         raise ValueError(f"{where}: there is no such file")
-    dtypes = tuple(filter(None, given.dtypes.split(",")))
     kernel, started = Kernel(given.kernel, signature=given.signature), psutil.Process().create_time()
-    options = given.op, dtypes, given.device, given.problem, given.seed, given.time_limit
+    options = given.op, given.dtypes, given.device, given.problem, given.seed, given.time_limit
     found = _Judging(kernel, *options, started=started).found()
     show((json.dumps(found.to_dict()) if given.json else found.text) + "\n")
     return found.status
@@ -147,6 +146,8 @@ class _Judging:
 
     def __post_init__(self) -> None:
         """Check what a user writes."""
+        if isinstance(self.dtypes, str):  # as the option has them
+            self.dtypes = tuple(filter(None, self.dtypes.split(",")))
         if unknown := [name for name in self.dtypes if name not in _DTYPES]:
             raise ValueError(f"--dtypes={','.join(self.dtypes)}: unknown {unknown[0]!r}; known: {' '.join(_DTYPES)}")
         if self.limit is not None and self.limit <= 0:

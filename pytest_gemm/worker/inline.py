@@ -194,7 +194,7 @@ class Inline:
 
     def call(self, _: type[_Kind], name: str, *more: object, given: Operands | None = None) -> _Kind:
         """As :meth:`Worker.call`."""
-        with telling(Phase.TIME, "cuda" if torch.cuda.is_initialized() else "cpu"):
+        with telling(Phase.TIME, "cuda" if torch.cuda.is_initialized() else "cpu"), asking():
             return self._calls[name](self, *more, *([] if given is None else [given]))  # type: ignore[no-any-return]  # of this package
 
     def results(self, name: str, *more: object) -> tuple[torch.Tensor, ...]:

@@ -232,9 +232,25 @@ def _last_row(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def test_check_in_a_test_gives_the_screen() -> None:
     closure = pytest_gemm.check(lambda a, b: a @ b, problem="mm:f32:nn:17x65x127")
     assert closure.ok
-    found = pytest_gemm.check(_last_row, problem="mm:f32:nn:17x65x127", dtypes=["f32"])
-    with pytest.raises(AssertionError, match="never computed: mm:f32:nn:17x65x127"):
-        assert found, found.text
+    for dtypes in (["f32"], "f32"):  # a text is one as the option has it
+        found = pytest_gemm.check(_last_row, problem="mm:f32:nn:17x65x127", dtypes=dtypes)
+        with pytest.raises(AssertionError, match="never computed: mm:f32:nn:17x65x127"):
+            assert found, found.text
+
+
+class _Silent(BaseException):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def _raises(_a: torch.Tensor, _b: torch.Tensor) -> None:
+    raise _Silent
+
+
+@pytest.mark.slow
+def test_what_a_first_call_raises_ends_no_process_whatever_it_is() -> None:
+    with pytest.raises(ValueError, match="no first call worked: _Silent: "):
+        pytest_gemm.check(_raises, dtypes=["f32"])
 
 
 @pytest.mark.slow
