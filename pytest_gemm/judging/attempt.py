@@ -110,7 +110,8 @@ class Attempt:
             raise
         except Exception as error:  # any exception of a backend is its case's failure
             if self.truth is not None:
-                self.truth.spoiled |= isinstance(error, Misconduct)
+                # Where the judge's own part fails, PyTorch's product has nothing to do with it either.
+                self.truth.spoiled |= isinstance(error, Misconduct) or phase in {Phase.OPERANDS, Phase.REFERENCE}
             self._spend(phase, started)
             raise Ended(self.failed(phase, error)) from None
         self._spend(phase, started)

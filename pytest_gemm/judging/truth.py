@@ -38,7 +38,7 @@ class Truth:
     Attributes:
         operands: of the problem.
         digest: of the operands, as they were made.
-        spoiled: a backend has taken the memory of an operand away.
+        spoiled: a backend has taken the memory of an operand away, or the judge's own part has failed.
         product: what A @ B is taken for, float64; ``None``: what it is.
         pytorch: what PyTorch's own product gave, by the numbers of CPU threads.
     """
