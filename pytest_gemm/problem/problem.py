@@ -174,6 +174,8 @@ class Problem(Facts):
         """The program of one result that lacks the step at this place of the epilogue; ``None``: that lacks none."""
         kept = tuple(step for index, step in enumerate(self.epilogue) if index != place)
         gone = _TWO_RESULTS if any(s.kind is StepKind.BINARY for s in kept) else {*_TWO_RESULTS, "r0.alias"}
+        if not any(step.name == "bias" for step in kept):
+            gone = {*gone, *(flag for flag in self.flags if flag.startswith("bias."))}
         return dataclasses.replace(self, epilogue=kept, flags=tuple(f for f in self.flags if f not in gone))
 
     @property

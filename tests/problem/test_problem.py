@@ -391,6 +391,11 @@ def test_the_dtype_in_which_a_product_is_multiplied(line: str, autocast: bool, d
         ),
         # Without its residual the problem of two results has nothing that could be A.
         ("mm:f16:nn:4x8x8:add:r0.alias:program.multi_output", ["mm:f16:nn:4x8x8", "mm:f16:nn:4x8x8:add:r0.alias"]),
+        # Nor anything whose address could be odd, where it has no bias.
+        (
+            "woq_int8:f32-i8-f32:nt:4x8x8:bias:bias.offset:program.multi_output",
+            ["woq_int8:f32-i8-f32:nt:4x8x8", "woq_int8:f32-i8-f32:nt:4x8x8:bias:bias.offset"],
+        ),
         (
             "linear:f16:nt:4x8x8:bias+cast-f32:program.multi_output",
             ["linear:f16:nt:4x8x8:bias", "linear:f16:nt:4x8x8:bias+cast-f32"],
