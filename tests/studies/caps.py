@@ -15,8 +15,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-import tabulate
-
 from pytest_gemm.core.outcome import Status
 from pytest_gemm.core.text import show
 from pytest_gemm.machine import isa, processor
@@ -81,15 +79,16 @@ def main() -> int:
     given = parser.parse_args()
     every = ["", *(f"{name}={level}" for name, levels in _LEVELS.items() for level in levels)]
     caps = given.caps or [cap for cap in every if not cap or takes_something(cap)]
-    rows, status = [], 0
+    status = 0
+    heads = ["cap", "passed", "known failures", "unsupported", "entries", "failed", "status", "seconds"]
+    show(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}\n")
     for cap in caps:
-        line, failures, returned = row(cap, given.level)
-        rows.append(line)
+        cells, failures, returned = row(cap, given.level)
+        show(f"| {' | '.join(map(str, cells))} |\n")
+        sys.stdout.flush()  # each takes minutes
         status |= returned
         for failure in failures:
             sys.stderr.write(f"{cap or 'no cap'}: {failure}\n")
-    heads = ["cap", "passed", "known failures", "unsupported", "entries", "failed", "status", "seconds"]
-    show(tabulate.tabulate(rows, heads, tablefmt="github") + "\n")
     for cap in _OF_TESTS if given.tests else ():
         command = [sys.executable, "-m", "pytest", "tests", "-q", "-n", "auto"]
         status |= subprocess.run(command, env=environment(cap), check=False).returncode
