@@ -189,6 +189,7 @@ class Entry:
         says: what the outcome's reason or details say: asked of any other failure, and of a wrong result that was not
             compared, or where no ``computes`` states it.
         unstated: why it states neither, "" where it does or no one has looked.
+        sometimes: why all of its cases may pass on a machine that its conditions do not tell apart, "" where none may.
         crashes: its cases can kill the process and are not run.
         line: 1-based line in its file.
     """
@@ -201,6 +202,7 @@ class Entry:
     computes: Globs = Globs()
     says: Globs = Globs()
     unstated: str = ""
+    sometimes: str = ""
     crashes: bool = False
     line: int = 0
 

@@ -249,7 +249,7 @@ def _is_filled(value: object) -> bool:
 # -- the keys --------------------------------------------------------------------------------------------------
 
 # The keys that are no conditions.
-_PLAIN: Final = ("id", "reason", "link", "status", "computes", "says", "unstated", "crashes")
+_PLAIN: Final = ("id", "reason", "link", "status", "computes", "says", "unstated", "sometimes", "crashes")
 _TEXT: Final = "write a text between quotes"
 _BACKEND: Final = 'name a backend, for example backend = "cpp"'
 _KEYS: Final[Mapping[str, Key]] = {
@@ -272,6 +272,7 @@ _KEYS: Final[Mapping[str, Key]] = {
     "computes": _globs(lambda: COMPUTES),
     "says": _globs(),
     "unstated": Key(_is_filled, "say in a sentence why the failure cannot be stated"),
+    "sometimes": Key(_is_filled, "say in a sentence where all of its cases pass"),
     "torch": Key(_is_filled, _TEXT, read=_read_releases),
     "where": Key(lambda value: isinstance(value, dict), 'write where = { op = "mm", m = ">=4" }'),
     "crashes": Key(lambda value: isinstance(value, bool), "write true or false"),

@@ -141,7 +141,7 @@ def head(config: GemmConfig, command: Sequence[str]) -> Head:
         config.allow,
         bool(config.fuzz),
         config.wanted_candidates,
-        tuple(entry.id for entry in config.ledger.entries),
+        tuple(entry.id for entry in config.ledger.entries if not entry.sometimes),
     )
     number, total = config.shard or (0, 0)
     gpus = any(config.device_of(backend) == "cuda" for backend in config.backends) and has_cuda_device()

@@ -41,7 +41,7 @@ class Terms:
         allow: what does not fail the run.
         fuzz: whether it draws its problems.
         candidates: which candidates are judged.
-        entries: ids of the ledger's entries.
+        entries: ids of the ledger's entries that are stale where all of their cases pass.
     """
 
     backends: tuple[str, ...] = ()

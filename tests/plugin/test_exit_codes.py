@@ -208,6 +208,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     for name, backend, more in (
         ("known", "off", ""),
         ("stale", "mine", ""),
+        ("sometimes", "mine", 'sometimes = "where the cache is small"'),
         ("withheld", "mine", "crashes = true"),
         ("all", "*", 'status = ["incorrect", "crashed"]'),
     ):
@@ -223,6 +224,7 @@ HERE = [
     (0, "--gemm-backends=refusing --gemm-allow=unjudged", "refusing does not support 2: nothing is taken"),
     (0, "--gemm-backends=mine,absent --gemm-allow=missing", "absent did not run: there is no board"),
     (0, "--gemm-backends=mine --gemm-known-failures=stale.toml --gemm-ops=mm", "*2 passed*"),  # it is narrowed
+    (0, "--gemm-backends=mine --gemm-known-failures=sometimes.toml", "*2 passed*"),
     (0, "--gemm-backends=mine,refusing -k mine", "*2 passed, 2 deselected*"),
     (0, "--gemm-backends=bound", "bound: 2 cases by its own path, *"),
     (0, "--gemm-backends=biased --gemm-allow=unjudged", "*2 passed*"),
