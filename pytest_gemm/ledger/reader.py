@@ -20,6 +20,7 @@ from pytest_gemm.ledger.computes import COMPUTES
 from pytest_gemm.ledger.entry import SIZES, THREADS, Comparison, Comparisons, Entry, Globs, LedgerError, Releases
 from pytest_gemm.machine.isa import ISA_NAMES, LIBRARIES
 from pytest_gemm.machine.processor import cpu
+from pytest_gemm.machine.software import OLDEST_TORCH
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout
@@ -29,8 +30,7 @@ from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import STEPS, Step
 from pytest_gemm.storage.datafile import Key, TableFile, WrongValue, is_any, is_text, is_texts, shown
 
-# The oldest release of torch that this package supports.
-_OLDEST: Final = Version("2.11")
+_OLDEST: Final = Version(OLDEST_TORCH)
 # How many known words a message lists.
 _LISTED: Final = 24
 _STATUSES: Final = {status.value: status for status in Status if status.is_failure}

@@ -55,24 +55,26 @@ def software(device: Device) -> dict[str, str]:
 
 def unknown_torch() -> str:
     """What to say of an installed torch that is newer than :data:`NEWEST_TORCH`, "" of any other; imports nothing."""
-    try:
-        version = metadata.version("torch")
-        newer = Version(version).release[:2] > Version(NEWEST_TORCH).release
-    except (metadata.PackageNotFoundError, InvalidVersion):
-        return ""
+    version, release = _installed_torch()
     known = f"torch {version} is newer than {NEWEST_TORCH}, the newest release that pytest-gemm was tested with"
-    return f"{known}: it is judged by the code that it generates" if newer else ""
+    return f"{known}: it is judged by the code that it generates" if release > Version(NEWEST_TORCH).release else ""
 
 
 def old_torch() -> str:
     """What to say of an installed torch that is older than :data:`OLDEST_TORCH`, "" of any other; imports nothing."""
+    version, release = _installed_torch()
+    known = f"torch {version} is older than {OLDEST_TORCH}, the oldest release that pytest-gemm supports"
+    is_old = release and release < Version(OLDEST_TORCH).release
+    return f"{known}: pip install 'torch>={OLDEST_TORCH}'" if is_old else ""
+
+
+def _installed_torch() -> tuple[str, tuple[int, ...]]:
+    """The version of the installed torch, and the first two numbers of it; none where it cannot be read."""
     try:
         version = metadata.version("torch")
-        is_old = Version(version).release[:2] < Version(OLDEST_TORCH).release
+        return version, Version(version).release[:2]
     except (metadata.PackageNotFoundError, InvalidVersion):
-        return ""
-    known = f"torch {version} is older than {OLDEST_TORCH}, the oldest release that pytest-gemm supports"
-    return f"{known}: pip install 'torch>={OLDEST_TORCH}'" if is_old else ""
+        return "", ()
 
 
 def onednn() -> str:
