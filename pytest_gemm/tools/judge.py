@@ -17,7 +17,7 @@ import pickle
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -40,48 +40,26 @@ from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import known
-from pytest_gemm.speed import bench
 from pytest_gemm.speed.kept import Kept
 from pytest_gemm.speed.timing import paired
-from pytest_gemm.tools import kernel as kernels
+from pytest_gemm.tools.design import problems_for
+from pytest_gemm.tools.first_calls import CALLS, DEATHS, TRIED, FirstCalls, Said
 from pytest_gemm.tools.judgement import Judgement, Speed
-from pytest_gemm.tools.kernel import Form, Kernel, KernelBackend
+from pytest_gemm.tools.kernel import Kernel, KernelBackend
 from pytest_gemm.worker.inline import Inline
 from pytest_gemm.worker.keeper import Keeper, cuda_has_started
 from pytest_gemm.worker.messages import Died, How, Thrown
 from pytest_gemm.worker.process import Process
 
-# Sizes, M x N x K: simple ones, then each dimension 1, odd, and not a multiple of a tile; empty ones; larger ones.
-_SIZES: Final = (
-    *("16x16x16", "32x48x64", "32x48x65", "32x65x64", "33x48x64", "1x48x64", "32x1x64", "32x48x1", "1x1x1", "3x5x17"),
-    *("17x65x127", "64x64x1000", "31x1x1004", "8x16x0", "0x16x8", "16x0x8", "128x128x128", "130x258x514"),
-)
-_FEW: Final = ("32x48x64", "1x48x64", "17x65x127", "64x64x1000")
-_LARGE: Final = ("256x512x1000", "512x512x512")
-_BATCHED: Final = ("2x16x32x64", "3x17x65x127")
-# Sizes of first calls, with three different dimensions: small ones, and what a kernel of large tiles takes.
-_FIRST: Final = ((32, 64, 128), (128, 256, 512))
-# Types that are tried: f64, which a kernel that converts to f32 inside takes by accident, where no other one works.
-_FLOATS: Final = ("f32", "f16", "bf16")
-_DTYPES: Final = (*_FLOATS, "f64", "i8")
-# Names of parameters that a function writes its result to, and of those that it adds.
-_OUT: Final = {"out", "output", "c", "y", "result", "res", "dst", "d"}
-_BIAS: Final = {"bias", "input", "c"}
 _DISTRIBUTIONS: Final = 4
-# Seconds after which no further problem is begun, and how many ends of the worker end the judging.
+# Seconds after which no further problem is begun.
 _BUDGET: Final = 15.0
-_DEATHS: Final = 3
 # Operations of a problem that is judged several times.
 _QUICK: Final = 1 << 23
 # Ends of causes that a lower precision is, and how many problems have to be right under it, those that are worst.
 _OF_PRECISION: Final = (" inputs", " products", " sums")
 _WORST: Final = 10
 _PLAN: Final = paired.Plan(warm_seconds=0.05, max_seconds=1.5, retakes=2)
-_CALLS: Final[Mapping[str, Callable[..., Any]]] = {
-    **bench.CALLS,
-    "parameters": kernels.parameters,
-    "first_call": kernels.first_call,
-}
 
 
 def run(given: argparse.Namespace) -> int:
@@ -148,8 +126,8 @@ class _Judging:
         """Check what a user writes."""
         if isinstance(self.dtypes, str):  # as the option has them
             self.dtypes = tuple(filter(None, self.dtypes.split(",")))
-        if unknown := [name for name in self.dtypes if name not in _DTYPES]:
-            raise ValueError(f"--dtypes={','.join(self.dtypes)}: unknown {unknown[0]!r}; known: {' '.join(_DTYPES)}")
+        if unknown := [name for name in self.dtypes if name not in TRIED]:
+            raise ValueError(f"--dtypes={','.join(self.dtypes)}: unknown {unknown[0]!r}; known: {' '.join(TRIED)}")
         if self.limit is not None and self.limit <= 0:
             raise ValueError(f"--time-limit={self.limit:g}: give seconds above 0")
         if self.problem:
@@ -162,9 +140,9 @@ class _Judging:
             ValueError: when its first calls do not show what it takes.
         """
         if inline:
-            self.worker = self.pytorch = Inline(_CALLS)
+            self.worker = self.pytorch = Inline(CALLS)
             return self._found()
-        with contextlib.closing(Keeper({}, cores(), (), _CALLS, passive=False)) as keeper:
+        with contextlib.closing(Keeper({}, cores(), (), CALLS, passive=False)) as keeper:
             first = 90.0 if self.kernel.may_compile else 15.0
             self.worker, self.pytorch = (Process(keeper, (self.limit or 10.0, self.limit or first)) for _ in range(2))
             with contextlib.closing(self.worker), contextlib.closing(self.pytorch):
@@ -172,12 +150,13 @@ class _Judging:
 
     def _found(self) -> Judgement:
         with self.worker.watch(Activity(CaseId("judge", ""), Phase.COMPILE)):
-            first = self._first()
-            found = self._takes(first)
+            calls = FirstCalls(self.kernel, Said(self.op, self.dtypes, self.device), self.worker)
+            first = calls.best()
+            found = calls.takes(first)
         kernel = dataclasses.replace(self.kernel, form=first.form)
         name, own = kernel.short.replace(".", "-"), [dtype.partition("-")[0] for dtype in found.dtypes]
         backend = KernelBackend(name, kernel, own, devices=(first.device,))
-        problems = [Problem.parse(self.problem)] if self.problem else _problems(found, first.form)
+        problems = [Problem.parse(self.problem)] if self.problem else problems_for(found, first.form)
         if first.died is None:
             self._judge_all(found, backend, problems)
         else:  # it has no end, or ends its process, in any call
@@ -194,70 +173,11 @@ class _Judging:
         found.seconds["in all"] = time.time() - self.started
         return found
 
-    # -- what it takes
-
-    def _first(self) -> _Call:
-        """The first right call, or else the first of those that went best.
-
-        Raises:
-            ValueError: when none has returned anything.
-        """
-        try:
-            names = self.worker.call(list[str], "parameters", self.kernel)
-        except (Died, Thrown) as error:
-            raise ValueError(f"{self.kernel.name}: {error}") from None
-        made: list[_Call] = []
-        sizes = [size for size in _FIRST if self.op != "bmm"] + [(2, *size) for size in _FIRST]
-        dtypes = self.dtypes or (("i8",) if self.op == "int_mm" else _DTYPES)
-        both = ("cuda", "cpu") if self.kernel.is_for_gpus else ("cpu", "cuda")
-        devices = (self.device,) if self.device else both
-        for device, size, dtype, form in itertools.product(devices, sizes, dtypes, _forms(names, self.op)):
-            made.append(self._call(form, device, size, dtype))
-            died = made[-1].died
-            if made[-1].rank <= 1 or (died is not None and (died.limit or self.worker.deaths >= _DEATHS)):
-                break
-        if made and (best := min(made, key=lambda one: one.rank)).rank <= 3:
-            return best
-        said = "; ".join(dict.fromkeys(f"{one.said} ({one.form} of {one.dtype})" for one in made[:3]))
-        text = f"{self.kernel.name} ({', '.join(names) or 'unknown parameters'}): no first call worked: {said}"
-        triton = "; a Triton kernel needs a GPU, or TRITON_INTERPRET=1" if "driver" in said else ""
-        ops = "mm|addmm|linear|bmm|int_mm"
-        raise ValueError(f"{text}. Say what it takes: --op={ops}, --dtypes, --device=cpu|cuda{triton}")
-
-    def _takes(self, first: _Call) -> Judgement:
-        """What it takes in the form of a first call, and what it has refused."""
-        form, own, is_batch = first.form, first.dtype, len(first.size) == 4
-        others: dict[str, _Call] = {}
-        if first.died is None:
-            more = self.dtypes or (() if own == "i8" else _FLOATS)
-            others = {dtype: self._call(form, first.device, first.size, dtype) for dtype in more if dtype != own}
-            if not is_batch and "bias" not in form.roles and self.op in {"", "bmm"}:
-                others["bmm"] = self._call(form, first.device, (2, *first.size), own)
-        right = {name: one.said for name, one in others.items() if one.rank == 0}
-        batched = right.pop("bmm", "") != "" or is_batch
-        op = "bmm" if is_batch else "int_mm" if own == "i8" else form.op
-        types = first.said if first.rank == 0 else "i8-i8-i32" if own == "i8" else own
-        arguments = f"{self.kernel.short}{form}"
-        found = Judgement(self.kernel.name, op, [types, *right.values()], first.device, batched, arguments)
-        for name, one in others.items():
-            if one.rank > 0:
-                found.refused.setdefault(one.said, []).append(name)
-        return found
-
-    def _call(self, form: Form, device: str, size: tuple[int, ...], dtype: str) -> _Call:
-        kernel, given = dataclasses.replace(self.kernel, form=form), (form, device, size, dtype)
-        try:
-            return _Call(*given, *self.worker.call(tuple[int, str], "first_call", kernel, dtype, size, device))
-        except Died as error:
-            return _Call(*given, 3, error.reason.text, error)
-        except Thrown as error:
-            return _Call(*given, 4, str(error))
-
     # -- whether it is right, with which arithmetic, and how fast
 
     def _judge_all(self, found: Judgement, backend: KernelBackend, problems: Sequence[Problem]) -> None:
         """Judge problems, until they have taken too long or the worker has ended too often."""
-        end, deaths = time.monotonic() + _BUDGET, self.worker.deaths + _DEATHS
+        end, deaths = time.monotonic() + _BUDGET, self.worker.deaths + DEATHS
         for number, problem in enumerate(problems):
             hangs = any(one.status is Status.TIMED_OUT for one in found.outcomes)
             if hangs or time.monotonic() > end or self.worker.deaths >= deaths:
@@ -372,66 +292,3 @@ def _readable(one: Outcome) -> Outcome:
     remedy = "--time-limit=SECONDS gives it more" if one.status is Status.TIMED_OUT else ""
     reason = one.reason and dataclasses.replace(one.reason, remedy=remedy)
     return dataclasses.replace(one, details="\n".join(kept), reason=reason)
-
-
-# -- first calls ---------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """A first call.
-
-    Attributes:
-        form, device, size, dtype: what was given.
-        rank: how well it went: 0, 1 and 2 as of :func:`kernels.first_call`, 3 died, 4 refused.
-        said: the dtypes of a problem line of one that is right, else what was wrong.
-        died: how the process has ended in it.
-    """
-
-    form: Form
-    device: str
-    size: tuple[int, ...]
-    dtype: str
-    rank: int
-    said: str
-    died: Died | None = None
-
-
-def _forms(names: Sequence[str], op: str) -> list[Form]:
-    """The forms that parameters may have and that compute an op, the likeliest first.
-
-    Raises:
-        ValueError: where there are too many parameters.
-    """
-    last, first, out = ("a", "b", "bias"), ("bias", "a", "b"), ("a", "b", "out")
-    roles: list[tuple[str, ...]] = [("a", "b")]
-    if len(names) == 3:
-        roles = [first] if names[0] in _BIAS else [out, last] if names[2] in _OUT else [last, out]
-    elif not names:
-        roles = [last, first, *roles]
-    elif len(names) != 2:
-        raise ValueError(f"a kernel takes a and b, and perhaps bias or out; this one takes {', '.join(names)}")
-    weights = (True, False) if len(names) > 1 and names[1] in {"w", "weight"} else (False, True)
-    forms = [Form(*one) for one in itertools.product(roles, weights, (False, True))]
-    return [form for form in forms if op in {"", "bmm", "int_mm", form.op}]
-
-
-def _problems(found: Judgement, form: Form) -> list[Problem]:
-    """Problems of a form: the simplest first, the largest last."""
-    own, strided = ("nt", ("tt",)) if form.weight else ("nn", ("nt", "tn", "tt"))
-    first, *others = found.dtypes
-    groups = [
-        (first, own, _SIZES),
-        *((first, layout, _FEW[::2]) for layout in strided),
-        *((dtype, own, _FEW) for dtype in others),
-        *((dtype, own, _BATCHED) for dtype in found.dtypes if found.batched and found.op != "bmm"),
-        (first, own, _LARGE),
-    ]
-    problems = []
-    for dtype, layout, size in ((dtype, layout, size) for dtype, layout, sizes in groups for size in sizes):
-        is_batch = found.op == "bmm" or size in _BATCHED
-        op = "bmm" if is_batch else "int_mm" if dtype[0] == "i" else form.op
-        line = f"{op}:{dtype}:{layout}:{'2x' * (found.op == 'bmm')}{size}{':bias' * ('bias' in form.roles)}"
-        with contextlib.suppress(ProblemError):  # an op has its own rules, as int_mm of a transposed A
-            problems.append(Problem.parse(line))
-    return problems

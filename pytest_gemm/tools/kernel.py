@@ -1,20 +1,16 @@
 """The kernel that ``pytest-gemm judge`` is given: how it is found and called, and the backend that is made of it.
 
-All that needs the user's code happens in the worker: :func:`parameters` and :func:`first_call` are asked of it there,
-and a :class:`Kernel` loads its function when it is first called.
+All that needs the user's code happens in the worker: a :class:`Kernel` loads its function when it is first called.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 import functools
 import importlib
-import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,28 +20,18 @@ from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.core.outcome import Phase, Unsupported
 from pytest_gemm.core.text import described
-from pytest_gemm.operands.dtypes import torch_dtype
-from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import bench
+from pytest_gemm.tools import c_function
+from pytest_gemm.tools.c_function import SIGNATURE
 from pytest_gemm.worker import faults
 
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
 
-SIGNATURE: Final = "void f(int m, int n, int k, const float* a, const float* b, float* c)"
-"""Of a function of a shared library, unless ``--signature`` gives another one."""
+begin = functools.cache(functools.partial(bench.begin, None))
+"""Prepare the process of a kernel for a device, once."""
 
-# Types of C that a pointer may point to.
-_ELEMENTS: Final = {
-    **{"float": "f32", "double": "f64", "_Float16": "f16", "uint16_t": "bf16", "int8_t": "i8", "int32_t": "i32"},
-    "int": "i32",
-}
-_PARAMETER: Final = re.compile(r"(?:const\s+)?(\w+)\s*(\*?)\s*(?:const\s+|__restrict__\s+|restrict\s+)?(\w+)")
-_MATRICES: Final = ("a", "b", "c", "bias")
-_NUMBERS: Final = ("m", "n", "k", "lda", "ldb", "ldc", "alpha", "beta")
-# Relative error of a result in a half type.
-_NEARLY: Final = 0.01
 # What a function raises for what it does not take.
 _REFUSALS: Final = (ValueError, TypeError, NotImplementedError, AssertionError)
 
@@ -144,7 +130,7 @@ class Kernel:
 def _loaded(name: str, signature: str) -> Callable[..., Any]:
     where, _, function = name.rpartition(":")
     if re.search(r"\.so(\.\d+)*$|\.dylib$", where):
-        return _of_library(where, function, signature)
+        return c_function.of_library(where, function, signature)
     folder, module = "", where
     if where.endswith(".py"):
         folder, module = str(Path(where).absolute().parent), Path(where).stem
@@ -154,108 +140,6 @@ def _loaded(name: str, signature: str) -> Callable[..., Any]:
     if not callable(found):
         raise TypeError(f"{function} is {type(found).__name__}, no function")
     return found  # type: ignore[no-any-return]  # whether it is one shows when it is called
-
-
-def _of_library(path: str, symbol: str, signature: str) -> Callable[..., Any]:
-    """A function of tensors around one of C, on row-major matrices; what is strided is copied before."""
-    parameters = c_parameters(signature)
-    foreign = getattr(ctypes.CDLL(str(Path(path).absolute())), symbol)
-    foreign.argtypes = [ctypes.c_void_p if name in _MATRICES else kind for name, kind in parameters.items()]
-    foreign.restype = None if signature.lstrip().startswith("void") else ctypes.c_int
-    dtypes = {name: torch_dtype(DTYPES[parameters[name]]) for name in _MATRICES if name in parameters}
-
-    def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if (a.dim(), a.dtype, b.dtype) != (2, dtypes["a"], dtypes["b"]):
-            raise TypeError(f"{symbol} takes matrices of {dtypes['a']} and {dtypes['b']}")
-        (m, k), n = a.shape, b.shape[1]
-        tensors = {"a": a.contiguous(), "b": b.contiguous(), "c": a.new_empty(m, n, dtype=dtypes["c"])}
-        if bias is not None:
-            tensors["bias"] = bias.contiguous()
-        values = {"m": m, "n": n, "k": k, "lda": k, "ldb": n, "ldc": n, "alpha": 1, "beta": 0}
-        values |= {name: one.data_ptr() for name, one in tensors.items()}
-        if code := foreign(*(values[name] for name in parameters)):
-            raise ValueError(f"{symbol} returned {code}")
-        return tensors["c"]
-
-    return call if "bias" in dtypes else lambda a, b: call(a, b)  # noqa: PLW0108  # whose parameters are asked for
-
-
-def c_parameters(signature: str) -> dict[str, Any]:
-    """The parameters of a C function by name: the dtype of a matrix, the ctypes type of a number.
-
-    Raises:
-        ValueError: for what cannot be handed over.
-    """
-    outline = re.fullmatch(r"\s*(?:void|int)\s+\w+\s*\((.*)\)\s*;?\s*", signature, re.DOTALL)
-    found: dict[str, Any] = {}
-    for text in map(str.strip, outline[1].split(",") if outline else []):
-        parts = _PARAMETER.fullmatch(text)
-        kind, star, name = parts.groups() if parts else ("", "", "")
-        name = {"out": "c", "y": "c"}.get(name.lower(), name.lower())
-        number = getattr(ctypes, f"c_{re.sub('(?<=[0-9])_t$', '', kind)}", None)  # ctypes names them as C does
-        found[name] = _ELEMENTS.get(kind) if star else number
-        if found[name] is None or name not in (_MATRICES if star else _NUMBERS):
-            known = f"pointers {' '.join(_MATRICES)} to {', '.join(_ELEMENTS)}, and numbers {' '.join(_NUMBERS)}"
-            raise ValueError(f"--signature={signature}: cannot hand over {text!r}; known are {known}")
-    if not {"a", "b", "c"} <= found.keys():
-        raise ValueError(f"--signature={signature}: give a function of C with pointers a, b and c, as {SIGNATURE!r}")
-    return found
-
-
-# -- asked of the worker -----------------------------------------------------------------------------------------
-
-_begin = functools.cache(functools.partial(bench.begin, None))
-
-
-def parameters(_: object, kernel: Kernel) -> list[str]:
-    """Names of the positional parameters without a default, and of a bias with one; empty where they are unknown.
-
-    Raises:
-        TypeError: for a function that cannot be called by itself.
-    """
-    _begin.cache_clear()  # in the process of a user another kernel may have been judged
-    _begin("cuda" if kernel.is_for_gpus and torch.cuda.is_available() else "cpu")
-    function = kernel.load()
-    if type(function).__module__.startswith("triton."):
-        raise TypeError("a @triton.jit function is started on a grid: name the Python function that starts it")
-    found: list[str] = []
-    with contextlib.suppress(ValueError, TypeError):  # functions of C have no signature
-        for one in inspect.signature(function).parameters.values():
-            is_positional = one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}
-            if is_positional and (one.default is one.empty or one.name == "bias"):
-                found.append(one.name.lower())
-    return found
-
-
-def first_call(_: object, kernel: Kernel, dtype: str, shape: Sequence[int], device: str) -> tuple[int, str]:
-    """Call a kernel with ones.
-
-    Returns:
-        0 and the dtypes of a problem line for a result as a product has it: of the same type, i32 of i8, f32 of a half
-        but in a linear.  Else what is wrong, after 1 for a product in a wider type, 2 for anything else.
-    """
-    _begin(device)
-    *batch, m, n, k = shape
-    given, kind = DTYPES[dtype], torch_dtype(DTYPES[dtype])
-    a, b = (torch.ones(*batch, *sizes, dtype=kind, device=device) for sizes in ((m, k), (k, n)))
-    b = b.mT.contiguous().mT if kernel.form.weight else b
-    with torch.no_grad():
-        found = kernel(a, b, torch.ones(n, dtype=kind, device=device))
-    if not isinstance(found, torch.Tensor):
-        return 2, f"returned {type(found).__name__}"
-    said = next((one for one in DTYPES.values() if one.torch_name == str(found.dtype)[6:]), None)
-    if said is None or tuple(found.shape) != (*batch, m, n):
-        return 2, f"returned {str(found.dtype)[6:]} of shape {tuple(found.shape)}"
-    # Of another type it may be a product, or what comes of reading memory of the wrong type.
-    sums = k + ("bias" in kernel.form.roles)
-    is_product = bool(((found.double() - sums).abs() <= _NEARLY * sums).all())
-    wide = {"i8": "i32"}.get(dtype, "f32" if given.bits == 16 and kernel.form.op != "linear" else "")
-    if is_product and said.name == wide:
-        return 0, f"{dtype}-{dtype}-{wide}"
-    if said.name == dtype != "i8":
-        return 0, dtype
-    is_wider = is_product and said.is_float and said.bits > given.bits
-    return (1 if is_wider else 2), f"returned {said.name}{'' if is_product else ' that is no product'}"
 
 
 # -- the backend -------------------------------------------------------------------------------------------------
@@ -288,7 +172,7 @@ class KernelBackend(CallableBackend):
             Unsupported: where it raises what a function raises for arguments that it does not take.
             Exception: whatever else it raises.
         """
-        _begin(operands.device.value)  # in a process after one that a kernel has ended
+        begin(operands.device.value)  # in a process after one that a kernel has ended
         try:
             prepared = super().prepare(problem, operands, request)
             prepared.bind(operands)()
