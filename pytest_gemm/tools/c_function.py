@@ -1,72 +1,262 @@
-"""A function of a C library as one of tensors: its declaration is read, and what it names is handed over."""
+"""A function of a C library as one of tensors: its prototype is read, and what it names is handed over."""
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import functools
+import inspect
 import re
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from pytest_gemm.core.text import did_you_mean
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.storage.datafile import document
+
+if TYPE_CHECKING:
+    from pytest_gemm.tools.kernel import Form
 
 SIGNATURE: Final = "void f(int m, int n, int k, const float* a, const float* b, float* c)"
 """Of a function of a shared library, unless ``--signature`` gives another one."""
 
-# Types of C that a pointer may point to.
-_ELEMENTS: Final = {
-    **{"float": "f32", "double": "f64", "_Float16": "f16", "uint16_t": "bf16", "int8_t": "i8", "int32_t": "i32"},
-    "int": "i32",
-}
-_PARAMETER: Final = re.compile(r"(?:const\s+)?(\w+)\s*(\*?)\s*(?:const\s+|__restrict__\s+|restrict\s+)?(\w+)")
-_MATRICES: Final = ("a", "b", "c", "bias")
-_NUMBERS: Final = ("m", "n", "k", "lda", "ldb", "ldc", "alpha", "beta")
+_WORDS: Final[Mapping[str, Any]] = document(Path(__file__).with_name("c_words.toml"))
+_ELEMENTS, _NAMES = ({word: key for key, words in _WORDS[of].items() for word in words} for of in ("elements", "names"))
+_MATRICES: Final = ("a", "b", "bias", "c")
+_BASIC: Final = re.compile(r"(void|_?[Bb]ool|char|short|int|long|unsigned|signed|float|double)\b")
+# Comments, attributes, the body of a definition; then what changes nothing in how a parameter is handed over.
+_NOISE: Final = (
+    r"/\*.*?\*/|//[^\n]*|\[\[.*?\]\]|extern\s*\"C\"\s*\{?|\w+::|\{.*"
+    r"|(__attribute__|__declspec|alignas|noexcept)\s*\(([^()]|\(([^()]|\([^()]*\))*\))*\)"
+)
+_QUALIFIER: Final = r"\b(const|volatile|register|struct|enum|_*restrict(__)?)\b|\[[^]]*\]"
 
 
-def of_library(path: str, symbol: str, signature: str) -> Callable[..., Any]:
-    """A function of tensors around one of C, on row-major matrices; what is strided is copied before."""
-    parameters = c_parameters(signature)
-    foreign = getattr(ctypes.CDLL(str(Path(path).absolute())), symbol)
-    foreign.argtypes = [ctypes.c_void_p if name in _MATRICES else kind for name, kind in parameters.items()]
-    foreign.restype = None if signature.lstrip().startswith("void") else ctypes.c_int
-    dtypes = {name: torch_dtype(DTYPES[parameters[name]]) for name in _MATRICES if name in parameters}
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter of a C function.
 
-    def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if (a.dim(), a.dtype, b.dtype) != (2, dtypes["a"], dtypes["b"]):
-            raise TypeError(f"{symbol} takes matrices of {dtypes['a']} and {dtypes['b']}")
-        (m, k), n = a.shape, b.shape[1]
-        tensors = {"a": a.contiguous(), "b": b.contiguous(), "c": a.new_empty(m, n, dtype=dtypes["c"])}
-        if bias is not None:
-            tensors["bias"] = bias.contiguous()
-        values = {"m": m, "n": n, "k": k, "lda": k, "ldb": n, "ldc": n, "alpha": 1, "beta": 0}
-        values |= {name: one.data_ptr() for name, one in tensors.items()}
-        if code := foreign(*(values[name] for name in parameters)):
-            raise ValueError(f"{symbol} returned {code}")
-        return tensors["c"]
+    Attributes:
+        role: what is handed over: a name of c_words.toml, "one" for the length of a text, "" for a fixed value.
+        kind: the words of its type, or of what it points to, in the order of the alphabet.
+        is_pointer: it takes an address.
+        flags: the values for a matrix as it is and for a transposed one; of a layout the one for rows.
+        fixed: what is always handed over, as ctypes takes it.
+    """
 
-    return call if "bias" in dtypes else lambda a, b: call(a, b)  # noqa: PLW0108  # whose parameters are asked for
+    role: str
+    kind: str
+    is_pointer: bool
+    flags: tuple[int, ...] = ()
+    fixed: Any = None
+
+    def argument(self, values: Mapping[str, float]) -> Any:
+        """What ctypes takes, of the values of all roles."""
+        if self.fixed is not None:
+            return self.fixed
+        value = values[self.role]
+        if self.role in _MATRICES:
+            return ctypes.c_void_p(int(value))
+        return self.number(self.flags[int(value)] if self.flags else value)
+
+    def number(self, value: float) -> Any:
+        """A number, or its address.
+
+        64 bits serve for an integer of any size: processors of 64 bits pass it alike and store its lower bytes first.
+        """
+        kind = {"f32": ctypes.c_float, "f64": ctypes.c_double}.get(_ELEMENTS.get(self.kind, ""))
+        held = kind(value) if kind else ctypes.c_int64(int(value))
+        return ctypes.byref(held) if self.is_pointer else held
 
 
-def c_parameters(signature: str) -> dict[str, Any]:
-    """The parameters of a C function by name: the dtype of a matrix, the ctypes type of a number.
+@dataclasses.dataclass(frozen=True)
+class Prototype:
+    """What is known of a C function.
+
+    Attributes:
+        parameters: in their order.
+        result: its type for ctypes, where it tells whether the function failed; else ``None``.
+        assumed: what of it the user has not said.
+    """
+
+    parameters: list[Parameter]
+    result: Any
+    assumed: str
+
+
+@functools.cache
+def of_library(path: str, symbol: str, signature: str, form: Form) -> Callable[..., None]:
+    """A function of A, B, perhaps a bias, and C around one of C, on row-major matrices; strided ones are copied before.
+
+    Its attribute ``out_dtype`` is the type of C.
 
     Raises:
-        ValueError: for what cannot be handed over.
+        AttributeError: where the library has no such function.
+        OSError: where it cannot be loaded.
+        ValueError: for a prototype of which something cannot be handed over.
     """
-    outline = re.fullmatch(r"\s*(?:void|int)\s+\w+\s*\((.*)\)\s*;?\s*", signature, re.DOTALL)
-    found: dict[str, Any] = {}
-    for text in map(str.strip, outline[1].split(",") if outline else []):
-        parts = _PARAMETER.fullmatch(text)
-        kind, star, name = parts.groups() if parts else ("", "", "")
-        name = {"out": "c", "y": "c"}.get(name.lower(), name.lower())
-        number = getattr(ctypes, f"c_{re.sub('(?<=[0-9])_t$', '', kind)}", None)  # ctypes names them as C does
-        found[name] = _ELEMENTS.get(kind) if star else number
-        if found[name] is None or name not in (_MATRICES if star else _NUMBERS):
-            known = f"pointers {' '.join(_MATRICES)} to {', '.join(_ELEMENTS)}, and numbers {' '.join(_NUMBERS)}"
-            raise ValueError(f"--signature={signature}: cannot hand over {text!r}; known are {known}")
-    if not {"a", "b", "c"} <= found.keys():
-        raise ValueError(f"--signature={signature}: give a function of C with pointers a, b and c, as {SIGNATURE!r}")
-    return found
+    prototype = read(signature)
+    foreign = _function(Path(path).absolute(), symbol)
+    foreign.restype = prototype.result
+    kinds = {one.role: one.kind for one in prototype.parameters}
+    roles = [role for role in _MATRICES if role in kinds]
+    dtypes = [torch_dtype(DTYPES[_ELEMENTS[kinds[role]]]) for role in roles]
+    absent = [name for name in "mnk" if name not in kinds]
+
+    def call(*tensors: torch.Tensor) -> None:
+        if [one.dtype for one in tensors] != dtypes or tensors[0].dim() != 2:
+            raise TypeError(f"{symbol} takes matrices {', '.join(roles)} of {', '.join(map(str, dtypes))}")
+        (m, n), k = tensors[-1].shape, tensors[0].shape[0 if form.columns else 1]
+        if len(absent) in {1, 2} and not m == n == k:
+            raise ValueError(f"{symbol} takes square matrices: its prototype has no {' and no '.join(absent)}")
+        ready = [one.contiguous() for one in tensors]
+        values: dict[str, float] = {role: one.data_ptr() for role, one in zip(roles, ready, strict=True)}
+        values |= {"m": m, "n": n, "k": k, "alpha": 1, "beta": form.c == "addend", "one": 1, "layout": 0}
+        values |= {"ta": form.columns, "tb": form.weight, "threads": torch.get_num_threads()}
+        # A BLAS asks for leading dimensions above 0 of empty matrices too.
+        values |= {"lda": max(1, m if form.columns else k), "ldb": max(1, k if form.weight else n), "ldc": max(1, n)}
+        code = foreign(*(one.argument(values) for one in prototype.parameters))
+        if ready[-1] is not tensors[-1]:
+            tensors[-1].copy_(ready[-1])
+        if prototype.result is not None and bool(code) != (prototype.result is ctypes.c_bool):
+            raise ValueError(f"{symbol} returned {code} (declare it void if that is no error)")
+
+    names = ["out" if role == "c" else role for role in roles]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
+    vars(call).update(out_dtype=dtypes[-1], __signature__=inspect.Signature(parameters))
+    return call
+
+
+def read(signature: str) -> Prototype:
+    """What a prototype says, or the usual one where it is "".
+
+    Raises:
+        ValueError: for what is no prototype of a product, and for a parameter of which nothing is known.
+    """
+    text = re.sub(_NOISE, " ", signature or SIGNATURE, flags=re.DOTALL)
+    outline = re.match(r"([^()]*?)\b\w+\s*\((.*)\)[^()]*$", text, re.DOTALL)
+    head, inner = outline.groups() if outline else ("", "")
+    wrong, assumed = f"--signature={signature}: ", "" if signature else SIGNATURE
+    if local := re.search(r"\b(static|__global__)\b", head):
+        raise ValueError(f"{wrong}a {local[0]} function is no symbol of a library")
+    texts = [part.strip() for part in inner.split(",")]
+    if not any(_type_and_name(part)[1] for part in texts):
+        order = sorted(range(len(texts)), key=lambda i: (_stars(texts[i]), "const" not in texts[i]))
+        if [_stars(texts[i]) for i in order] == [0, 0, 0, 1, 1, 1]:
+            for i, name in zip(order, "mnkabc", strict=True):  # what is written to is the last pointer
+                texts[i] += f" {name}"
+            assumed = f"unnamed parameters are {', '.join(part[-1] for part in texts)}"
+    hints = {hint for hint in ("char", "cblas") if hint in text.lower()}
+    parameters: list[Parameter] = []
+    for part in texts:
+        if (one := _parameter(part, hints)) is None:
+            known = f"pointers {' '.join(_MATRICES)} to {', '.join(_WORDS['elements'])}, and numbers"
+            numbers = " ".join(role for role in _WORDS["names"] if role not in _MATRICES)
+            fixed = "'int nt=4', 'char side='L'', 'float* ws=1024' (memory of 1024 elements) or 'void* stream=NULL'"
+            raise ValueError(f"{wrong}cannot hand over {part!r}; known are {known} {numbers}; fix others, as {fixed}")
+        if one.role in {earlier.role for earlier in parameters} - {"", "one"}:
+            raise ValueError(f"{wrong}{part!r} is a second {one.role}: rename one of them, or fix its value")
+        parameters.append(one)
+    if not {"a", "b", "c"} <= {one.role for one in parameters}:
+        raise ValueError(f"{wrong}give a function of C with pointers a, b and c, as {SIGNATURE!r}")
+    return Prototype(parameters, _result(head), assumed)
+
+
+def _result(head: str) -> Any:
+    """The type of ctypes for a result that tells whether a function failed, by the text before the function's name."""
+    if re.search(r"\*|\b(void|unsigned|long|short)\b", head):
+        return None
+    if re.search(r"\b(_B|b)ool\b", head):
+        return ctypes.c_bool
+    return ctypes.c_int if re.search(r"\bint(32_t)?\b|\benum\b|status|err", head, re.I) else None
+
+
+def _stars(text: str) -> int:
+    """How many addresses a parameter is away from a value; an array is one, of any number of dimensions."""
+    return text.count("*") + text.count("&") + ("[" in text and "(" not in text)
+
+
+def _type_and_name(text: str) -> tuple[str, str]:
+    """The words of a type in the order of the alphabet, and the name, "" where there is none."""
+    words = re.findall(r"\w+", re.sub(_QUALIFIER, " ", text))
+    name = words.pop() if len(words) > 1 and not _BASIC.fullmatch(words[-1]) else ""
+    return " ".join(sorted(words)), name
+
+
+def _parameter(text: str, hints: set[str]) -> Parameter | None:
+    """A parameter by its text, where there is something to hand over."""
+    declared, _, value = map(str.strip, text.partition("="))
+    (kind, name), stars = _type_and_name(declared), _stars(declared)
+    role, dtype = _NAMES.get(name.lower().replace("_", ""), ""), _ELEMENTS.get(kind, "")
+    if value:
+        one, is_memory = Parameter("", kind, stars > 0), stars > 0 and ("const" not in declared or role in _MATRICES)
+        fixed = _fixed(one, value, is_memory=is_memory)
+        return None if fixed is None else dataclasses.replace(one, fixed=fixed)
+    flags: tuple[int, ...] = ()
+    if role in {"ta", "tb"}:
+        is_truth = kind.endswith("_t") or all(map(_BASIC.fullmatch, kind.split()))
+        flags = (78, 84) if kind == "char" else (111, 112) if "cblas" in hints else (0, 1) if is_truth else ()
+    elif role == "layout" and "cblas" in hints:
+        flags = (101,)
+    elif not role and "char" in hints and ("len" in f"{kind} {name}" or (kind, name) == ("size_t", "")):
+        role = "one"  # Fortran takes the lengths of texts after all other parameters
+    if role in _MATRICES:
+        is_known = stars == 1 and dtype != ""
+    elif role in {"alpha", "beta"}:
+        is_known = dtype in {"f32", "f64", "i32"}
+    else:
+        is_known = flags != () if role in {"ta", "tb", "layout"} else role != "" and kind != "void"
+    return Parameter(role, kind, stars > 0, flags) if is_known and stars < 2 else None
+
+
+def _fixed(one: Parameter, value: str, *, is_memory: bool) -> Any:
+    """A fixed value as ctypes takes it: a number, its address, NULL, or memory; ``None`` for what is no value."""
+    value = _WORDS["values"].get(value, value)
+    if value == "NULL":
+        return ctypes.c_void_p(None)
+    if letter := re.fullmatch(r"'(.)'", value):
+        return one.number(ord(letter[1]))
+    if not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?[fFuUlL]*", value):
+        return None
+    number, dtype = float(value.rstrip("fFuUlL")), _ELEMENTS.get(one.kind)
+    if not is_memory:
+        return one.number(number)
+    size = DTYPES[dtype].bits // 8 if dtype else 1 if one.kind == "void" else 8
+    memory = torch.zeros(int(number) * size, dtype=torch.uint8).numpy()  # at an address that vector code may ask for
+    return (ctypes.c_char * len(memory)).from_buffer(memory) if number else ctypes.c_void_p(None)
+
+
+def _function(path: Path, symbol: str) -> Any:
+    """A function of a library."""
+    library = ctypes.CDLL(str(path))
+    try:
+        return getattr(library, symbol)
+    except AttributeError:
+        names, mangled = _symbols(path), re.compile(rf"_[ZR]\w*?(?<!\d){len(symbol)}{re.escape(symbol)}")
+        hint = did_you_mean(symbol, names) or f"; it has {', '.join(names[:5]) or 'none'}"
+        if other := next(filter(mangled.match, names), ""):
+            hint = f', but {other}: declare it extern "C"'
+        elif any(name.startswith("PyInit_") for name in names):
+            hint = ": it is a module of Python, so give MODULE:FUNCTION"
+        raise AttributeError(f"{path.name} has no function {symbol!r}{hint}") from None
+
+
+def _symbols(path: Path) -> list[str]:
+    """Functions that a library in the 64-bit ELF of most processors has for other programs."""
+    data, names = path.read_bytes(), []
+    if data[:6] != b"\x7fELF\2\1":
+        return []
+    (table,), (count,) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<H", data, 60)
+    sections = [struct.unpack_from("<4xI16xQQI", data, table + 64 * i) for i in range(count)]
+    for _, start, size, strings in (one for one in sections if one[0] == 11):  # SHT_DYNSYM
+        for at in range(start, start + size, 24):
+            name, info, defined = struct.unpack_from("<IBxH", data, at)
+            if defined and info & 15 in {2, 10}:  # STT_FUNC and STT_GNU_IFUNC
+                first = sections[strings][1] + name
+                names.append(data[first : data.index(b"\0", first)].decode())
+    return names
