@@ -424,7 +424,8 @@ class CallablePrepared(EagerPrepared):
         if not (called := self._calls.names):
             nothing = self.problem.shape.is_empty or self.problem.shape.k == 0  # to multiply
             return dataclasses.replace(proof, uncalled="" if nothing else self._name)
-        return dataclasses.replace(proof, executed=called, composed=self._calls.composed)
+        executed = (*called, *dict.fromkeys(self.executed))
+        return dataclasses.replace(proof, executed=executed, composed=self._calls.composed)
 
 
 def _name_of_call(call: Callable[[], Any]) -> str:

@@ -252,6 +252,9 @@ def _features(key: _Key) -> frozenset[str]:
             found |= {f"{name} % {step} > 1"} if rest > 1 else set()
         for power in range(4, 14):
             found.add(f"{name} {'>=' if size >= 1 << power else '<'} {1 << power}")
+    for step in (16, 64):
+        is_whole = not any(size % step for size in (shape.m, shape.n, shape.k))
+        found.add(f"M, N and K % {step} = 0" if is_whole else f"M, N or K % {step} > 0")
     a, out = problem.dtypes.a.name, problem.dtypes.out.name
     found |= {problem.op.name, f"layout {problem.layout}", f"A in {a}", f"result in {out}"}
     found |= {"result in f16 or bf16"} if out in {"f16", "bf16"} else set()

@@ -12,54 +12,60 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import pickle
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import psutil
+import torch
 
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.config.options import suite
 from pytest_gemm.config.values import cores
 from pytest_gemm.core.case_id import CaseId, Device
-from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Status, Unsupported
+from pytest_gemm.core.outcome import Activity, Outcome, Phase, Reason, Status
 from pytest_gemm.core.text import show
+from pytest_gemm.core.units import plural, seconds_text
 from pytest_gemm.failures import findings as grouping
 from pytest_gemm.judging import repeated
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
-from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.problem import shapes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import known
-from pytest_gemm.speed.kept import Kept
-from pytest_gemm.speed.timing import paired
-from pytest_gemm.tools.design import problems_for
-from pytest_gemm.tools.first_calls import CALLS, DEATHS, TRIED, FirstCalls, Said
+from pytest_gemm.tools import beside_aten, progress
+from pytest_gemm.tools.design import Design, distributions
+from pytest_gemm.tools.first_calls import CALLS, DEATHS, FirstCalls, Said
 from pytest_gemm.tools.judgement import Judgement, Speed
-from pytest_gemm.tools.kernel import Kernel, KernelBackend
+from pytest_gemm.tools.kernel import Kernel, KernelBackend, check_name
 from pytest_gemm.worker.inline import Inline
 from pytest_gemm.worker.keeper import Keeper, cuda_has_started
-from pytest_gemm.worker.messages import Died, How, Thrown
 from pytest_gemm.worker.process import Process
 
-_DISTRIBUTIONS: Final = 4
-# Seconds after which no further problem is begun.
-_BUDGET: Final = 15.0
+# Seconds of a call, unless a user gives others.
+LIMIT: Final = 10.0
+# Seconds after which the command begins no further problem.
+BUDGET: Final = 15.0
+# Calls of a problem; seconds of one from which on larger ones are expected to be slow; operations from which on it is
+# computed by as many threads as there are.
+_CALLS: Final = 8
+_SLOW: Final = 0.05
+_THREADED: Final = 1 << 24
+# Distributions that tell the precision.
+_FIRST: Final = 4
 # Operations of a problem that is judged several times.
 _QUICK: Final = 1 << 23
 # Ends of causes that a lower precision is, and how many problems have to be right under it, those that are worst.
 _OF_PRECISION: Final = (" inputs", " products", " sums")
 _WORST: Final = 10
-_PLAN: Final = paired.Plan(warm_seconds=0.05, max_seconds=1.5, retakes=2)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -68,28 +74,55 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         ValueError: for a kernel that is not there, cannot be imported, or does not say what it takes.
     """
-    where, _, function = given.kernel.rpartition(":")
-    if not where or not function:
-        raise ValueError(f"{given.kernel!r} names no function: give FILE.py:FUNCTION, MODULE:FUNCTION or LIB.so:SYMBOL")
-    if where.endswith((".py", ".so")) and not Path(where).is_file():
-        raise ValueError(f"{where}: there is no such file")
+    check_name(given.kernel)
     kernel, started = Kernel(given.kernel, signature=given.signature), psutil.Process().create_time()
-    options = given.op, given.dtypes, given.device, given.problem, given.seed, given.time_limit
-    found = _Judging(kernel, *options, started=started).found()
-    show((json.dumps(found.to_dict()) if given.json else found.text) + "\n")
-    return found.status
+    options = {"problem": given.problem, "seed": given.seed, "limit": given.time_limit, "budget": _budget(given.budget)}
+    judging = _Judging(kernel, _said(vars(given)), **options, started=started)
+    torch.set_num_threads(1)  # this process waits for the kernel's in turns, and its own sums are small
+    with progress.shown(judging.doing):
+        judgement = judging.judgement()
+    show((json.dumps(judgement.to_dict()) if given.json else judgement.text) + "\n")
+    return judgement.status
 
 
 def check(function: Callable[..., Any], **options: Any) -> Judgement:
     """As ``pytest_gemm.check``."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__name__)
-    judging = _Judging(Kernel(":".join(filter(None, (module, name))), function=function), **options)
+    kernel, said = Kernel(":".join(filter(None, (module, name))), function=function), _said(options)
+    judging = _Judging(kernel, said, **{key: value for key, value in options.items() if not hasattr(said, key)})
     inline = sys.platform != "linux" or cuda_has_started()
     try:
         pickle.dumps(function)
     except Exception:  # pickle raises whatever an object's own methods do
         inline = True  # no other process can find it
-    return judging.found(inline=inline)
+    return judging.judgement(inline=inline)
+
+
+def _budget(text: str) -> float | None:
+    """The seconds of an option; ``None`` for ``none``."""
+    try:
+        return None if text == "none" else float(text or BUDGET)
+    except ValueError:
+        raise ValueError(f"--budget={text}: give seconds above 0, or none") from None
+
+
+def _problems(text: str) -> list[Problem]:
+    """The problem of a line, or those of a shapes file.
+
+    Raises:
+        ValueError: for what is no line and no file.
+    """
+    if not text.endswith(".toml"):
+        return [Problem.parse(text)]
+    if not Path(text).is_file():
+        raise ValueError(f"--problem={text}: there is no such file")
+    return list(dict.fromkeys(problem for each in shapes.read(Path(text)) for problem in each.problems))
+
+
+def _said(options: Mapping[str, Any]) -> Said:
+    """What is said of a kernel, of options of either kind."""
+    names = [field.name for field in dataclasses.fields(Said)]
+    return Said(**{name: options[name] for name in names if name in options})
 
 
 @dataclasses.dataclass
@@ -98,9 +131,10 @@ class _Judging:
 
     Attributes:
         kernel: without its form.
-        op, dtypes, device: what the kernel takes; "" or empty to find out.
+        said: what its user says of it; what is not said is found out.
         problem: the only problem line; "" for all of the kernel's form.
         seed: of all values.
+        budget: seconds after which no further problem is begun; ``None``: no clock decides.
         limit: seconds of a call, after which the worker is ended; ``None``: 10, and 15 of a first call, or 90 where
             it may compile.
         started: since when seconds count, by ``time.time()``.
@@ -108,32 +142,33 @@ class _Judging:
         pytorch: that of PyTorch's own product, which a kernel's module cannot patch.
 
     Raises:
-        ValueError: for an unknown dtype, a limit that is not above 0, or a line that is no problem.
+        ValueError: for a limit that is not above 0, or a line that is no problem.
     """
 
     kernel: Kernel
-    op: str = ""
-    dtypes: Sequence[str] = ()
-    device: str = ""
+    said: Said
     problem: str = ""
     seed: int = 0
     limit: float | None = None
+    budget: float | None = None
     started: float = dataclasses.field(default_factory=time.time)
     worker: Process | Inline = dataclasses.field(init=False)
     pytorch: Process | Inline = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         """Check what a user writes."""
-        if isinstance(self.dtypes, str):  # as the option has them
-            self.dtypes = tuple(filter(None, self.dtypes.split(",")))
-        if unknown := [name for name in self.dtypes if name not in TRIED]:
-            raise ValueError(f"--dtypes={','.join(self.dtypes)}: unknown {unknown[0]!r}; known: {' '.join(TRIED)}")
-        if self.limit is not None and self.limit <= 0:
-            raise ValueError(f"--time-limit={self.limit:g}: give seconds above 0")
-        if self.problem:
-            Problem.parse(self.problem)
+        for option, seconds in (("--time-limit", self.limit), ("--budget", self.budget)):
+            if seconds is not None and not seconds > 0:
+                raise ValueError(f"{option}={seconds:g}: give seconds above 0")
+        self._asked = _problems(self.problem) if self.problem else []
+        self._pace, self._count, self._now = 0.0, 0, "first calls"
 
-    def found(self, *, inline: bool = False) -> Judgement:
+    def doing(self) -> str:
+        """What it does now, in words."""
+        phase = getattr(getattr(self, "worker", None), "phase", "")  # there is no worker at first
+        return f"{plural(self._count, 'problem')} judged, now {self._now}" + f" ({phase})" * bool(phase)
+
+    def judgement(self, *, inline: bool = False) -> Judgement:
         """All that is found out of the kernel, in a process of its own or in this one.
 
         Raises:
@@ -141,58 +176,84 @@ class _Judging:
         """
         if inline:
             self.worker = self.pytorch = Inline(CALLS)
-            return self._found()
+            return self._judged()
         with contextlib.closing(Keeper({}, cores(), (), CALLS, passive=False)) as keeper:
             first = 90.0 if self.kernel.may_compile else 15.0
-            self.worker, self.pytorch = (Process(keeper, (self.limit or 10.0, self.limit or first)) for _ in range(2))
+            self.worker, self.pytorch = (Process(keeper, (self.limit or LIMIT, self.limit or first)) for _ in range(2))
             with contextlib.closing(self.worker), contextlib.closing(self.pytorch):
-                return self._found()
+                return self._judged()
 
-    def _found(self) -> Judgement:
+    def _judged(self) -> Judgement:
         with self.worker.watch(Activity(CaseId("judge", ""), Phase.COMPILE)):
-            calls = FirstCalls(self.kernel, Said(self.op, self.dtypes, self.device), self.worker)
+            calls = FirstCalls(self.kernel, self.said, self.worker)
             first = calls.best()
-            found = calls.takes(first)
+            judgement = calls.takes(first)
         kernel = dataclasses.replace(self.kernel, form=first.form)
-        name, own = kernel.short.replace(".", "-"), [dtype.partition("-")[0] for dtype in found.dtypes]
-        backend = KernelBackend(name, kernel, own, devices=(first.device,))
-        problems = [Problem.parse(self.problem)] if self.problem else problems_for(found, first.form)
+        name, own = kernel.short.replace(".", "-"), [dtype.partition("-")[0] for dtype in judgement.dtypes]
+        backend = KernelBackend(name, kernel, own, devices=(first.device,), **self.said.arithmetic)
+        self._design = Design(judgement, first.form, calls.learnt(first))
         if first.died is None:
-            self._judge_all(found, backend, problems)
+            self._judge_all(judgement, backend)
         else:  # it has no end, or ends its process, in any call
-            problem = problems[0].resized(dict(zip("mnk", first.size[-3:], strict=True)))
+            problem = next(iter(self._design)).resized(dict(zip("mnk", first.size[-3:], strict=True)))
             status = Status.TIMED_OUT if first.died.limit else Status.CRASHED
             one = Outcome(CaseId(name, problem.line), "ones", self.seed, status, first.died.reason)
-            found.outcomes = [_readable(dataclasses.replace(one, details=first.died.details, kernels=(name,)))]
-            found.not_judged = [one.line for one in problems]
-        found.seconds.setdefault("first verdict", time.time() - self.started)
-        found.seconds["judged"] = time.time() - self.started
-        found.findings = grouping.findings(found.outcomes)
-        self._arithmetic(found, backend)
-        self._speed(found, backend)
-        found.seconds["in all"] = time.time() - self.started
-        return found
+            judgement.outcomes = [_readable(dataclasses.replace(one, details=first.died.details, kernels=(name,)))]
+        judgement.seconds.setdefault("first verdict", time.time() - self.started)
+        judgement.seconds["judged"] = time.time() - self.started
+        judgement.findings = grouping.findings(judgement.outcomes)
+        self._arithmetic(judgement, backend)
+        self._speed(judgement, backend)
+        judgement.seconds["in all"] = time.time() - self.started
+        return judgement
 
     # -- whether it is right, with which arithmetic, and how fast
 
-    def _judge_all(self, found: Judgement, backend: KernelBackend, problems: Sequence[Problem]) -> None:
-        """Judge problems, until they have taken too long or the worker has ended too often."""
-        end, deaths = time.monotonic() + _BUDGET, self.worker.deaths + DEATHS
-        for number, problem in enumerate(problems):
-            hangs = any(one.status is Status.TIMED_OUT for one in found.outcomes)
-            if hangs or time.monotonic() > end or self.worker.deaths >= deaths:
-                found.not_judged = [one.line for one in problems[number:]]
-                return
-            outcomes = self._outcomes(backend, problem)
-            if any(one.code == "not-deterministic" for one in outcomes):
-                found.deterministic, backend.deterministic = False, False
-                outcomes = self._outcomes(backend, problem)
-            found.deterministic &= all(one.cause not in repeated.NAMES for one in outcomes)
-            found.seconds.setdefault("first verdict", time.time() - self.started)
-            found.outcomes += map(_readable, outcomes)
-            for one in outcomes:
-                if one.status is Status.UNSUPPORTED and one.reason is not None:
-                    found.refused.setdefault(one.reason.text, []).append(one.problem)
+    def _judge_all(self, judgement: Judgement, backend: KernelBackend) -> None:
+        """Judge problems, until the budget is spent, a call hangs, or the worker has ended too often."""
+        started, deaths = time.monotonic(), self.worker.deaths + DEATHS
+        problems = enumerate(self._asked or self._design)
+        for number, problem in problems:
+            left = math.inf if self.budget is None else self.budget - (time.monotonic() - started)
+            slow = self._pace * problem.shape.flops
+            if any(one.status is Status.TIMED_OUT for one in judgement.outcomes):
+                judgement.cut = "a call hangs"
+            elif self.worker.deaths >= deaths:
+                judgement.cut = f"it ended its process {DEATHS} times"
+            elif left <= 0.0:
+                judgement.cut = f"limit {self.budget:g} s"
+            elif _CALLS * slow > left or slow > (self.limit or LIMIT) / 2:
+                judgement.cut = judgement.cut or f"a call takes {seconds_text(slow)}"
+                judgement.not_judged.append(problem.line)
+                continue
+            else:
+                self._now = problem.line
+                self._judge_one(judgement, backend, problem, number)
+                self._count += 1
+                continue
+            judgement.not_judged += [problem.line, *(one.line for _, one in problems)]
+            return
+
+    def _judge_one(self, judgement: Judgement, backend: KernelBackend, problem: Problem, number: int) -> None:
+        names = distributions_for(problem) if len(self._asked) == 1 else distributions(problem, number)
+        outcomes = self._outcomes(backend, problem, names)
+        if any(one.code == "not-deterministic" for one in outcomes):
+            judgement.deterministic, backend.deterministic = False, False
+            outcomes = self._outcomes(backend, problem, names)
+        # Where nearly all is zero, nothing is asked.
+        outcomes = [one for one in outcomes if one.status is not Status.MISTRUSTED] or outcomes
+        judgement.deterministic &= all(one.cause not in repeated.NAMES for one in outcomes)
+        judgement.seconds.setdefault("first verdict", time.time() - self.started)
+        judgement.outcomes += map(_readable, outcomes)
+        for one in outcomes:
+            if products := [name for name in one.kernels if name.startswith("aten.")]:
+                judgement.called[one.problem] = products[0]
+            if one.status is Status.UNSUPPORTED and one.reason is not None:
+                judgement.refused.setdefault(one.reason.text, []).append(one.problem)
+                self._design.refused.add(one.problem)
+        # Of several calls the shortest: a first one may have to start something.
+        if (least := min(one.seconds.run for one in outcomes)) > _SLOW:
+            self._pace = max(self._pace, least / problem.shape.flops)
 
     @functools.cached_property
     def _judge(self) -> Judge:
@@ -210,24 +271,27 @@ class _Judging:
     def _ledger(self) -> Ledger:
         return Ledger.load(suite("conformance") / "known_failures.toml")
 
-    def _outcomes(self, backend: KernelBackend, problem: Problem) -> list[Outcome]:
-        distributions = distributions_for(problem)[:_DISTRIBUTIONS]
-        # One thread: several wait for one another where the cores are busy.
-        case = Case(backend, problem, distributions, self.seed, Device(backend.devices[0]), threads=1)
+    def _case(self, backend: KernelBackend, problem: Problem, names: tuple[str, ...]) -> Case:
+        """A problem; of a small one with one thread: several wait for one another where the cores are busy."""
+        threads = 1 if problem.shape.flops < _THREADED else 0
+        return Case(backend, problem, names, self.seed, Device(backend.devices[0]), threads=threads)
+
+    def _outcomes(self, backend: KernelBackend, problem: Problem, names: tuple[str, ...]) -> list[Outcome]:
+        case = self._case(backend, problem, names)
         made = self._judge.outcomes(case)
         if any(one.inherited for one in made):
             environment = known.environment_of(case)
             made = [known.inherited(one, problem, self._ledger, environment) for one in made]
         return [dataclasses.replace(one, case=dataclasses.replace(one.case, threads=0)) for one in made]
 
-    def _arithmetic(self, found: Judgement, backend: KernelBackend) -> None:
+    def _arithmetic(self, judgement: Judgement, backend: KernelBackend) -> None:
         """The most accurate partial sums with which all is right: of what has failed, or of some long sums."""
-        failed = [one for one in found.outcomes if one.status.is_failure and not one.inherited]
+        failed = [one for one in judgement.outcomes if one.status.is_failure and not one.inherited]
         causes = {one.cause if one.status is Status.INCORRECT else str(one.status) for one in failed}
         if any(cause and not cause.endswith(_OF_PRECISION) for cause in causes):
             return  # a crash is no arithmetic, and neither is a K tail
         failed.sort(key=lambda one: -(one.ratio or 0.0))
-        lines = dict.fromkeys(one.problem for one in failed or found.passed)
+        lines = dict.fromkeys(one.problem for one in failed or judgement.passed)
         problems = [one for one in map(Problem.parse, lines) if one.dtypes.out.is_float]
         problems = [one for one in problems if one.shape.flops <= _QUICK] or problems
         tried = problems[:_WORST] if failed else sorted(problems, key=lambda one: one.shape.k)[-3:]
@@ -237,53 +301,40 @@ class _Judging:
             with contextlib.suppress(ProblemError):  # TF32 is of f32 alone
                 flags = ("math.tf32",) * tf32
                 cases = [dataclasses.replace(one, flags=(*one.flags, *flags)) for one in tried]
-                if cases and all(o.status is Status.PASSED for one in cases for o in self._outcomes(other, one)):
-                    found.accumulate, found.tf32 = accumulate, tf32
+                if cases and all(
+                    o.status is Status.PASSED
+                    for one in cases
+                    for o in self._outcomes(other, one, distributions_for(one)[:_FIRST])
+                ):
+                    judgement.accumulate, judgement.tf32 = accumulate, tf32
                     return
 
-    def _speed(self, found: Judgement, backend: KernelBackend) -> None:
+    def _speed(self, judgement: Judgement, backend: KernelBackend) -> None:
         """Time the two largest problems of the first dtype that are right and not slow."""
-        if not found.ok:
-            found.untimed = "it is not right" if found.findings else "nothing was judged"
+        if not judgement.ok:
+            judgement.untimed = "it is not right" if judgement.findings else "nothing was judged"
             return
-        quick = {one.problem for one in found.passed if one.seconds.run < (self.limit or 10.0) / 100}
-        problems = [one for one in map(Problem.parse, quick) if str(one.dtypes) == found.dtypes[0]]
-        why = [self._timed(found, backend, one) for one in sorted(problems, key=lambda one: one.shape.flops)[-2:]]
-        found.findings = grouping.findings(found.outcomes)
-        found.untimed = "" if found.speed else "; ".join(dict.fromkeys(why)) or "each call takes too long"
-
-    def _timed(self, found: Judgement, backend: KernelBackend, problem: Problem) -> str:
-        """Time the kernel beside ATen, in interleaved blocks of one process.
-
-        Returns:
-            Why it was not timed, "" where it was; a kernel that is wrong then has another outcome.
-        """
-        worker, device = self.worker, Device(backend.devices[0])
-        case = Case(backend, problem, ("rand",), self.seed, device)
-        aten = dataclasses.replace(case, backend=AtenBackend())
-        given = tensors.make(problem, "rand", self.seed, device)
-        try:
-            with worker.watch(Activity(case.id(), Phase.TIME)):
-                number, beside = [worker.prepare(one.job(), given).number for one in (case, aten)]
-                kept = Kept(case, worker, number, worker.run(number, given, How(Phase.TIME)))
-                kept.keep(beside, given)
-            readings = kept.window(_PLAN, is_looked_at=True)
-            reason = kept.wrong(self._judge, "rand")
-            kept.drop()
-        except (Unsupported, Died, Thrown) as error:
-            return str(error)
-        except Misconduct as error:
-            reason = error.reason
-        if reason is not None:
-            wrong = Outcome(case.id(), "rand", self.seed, Status.INCORRECT, reason, kernels=(backend.name,))
-            found.outcomes.append(wrong)
-            return "it is not right"
-        blocks = range(0, len(readings.subject), 2)
-        ratios = [sum(readings.subject[i : i + 2]) / sum(readings.comparator[i : i + 2]) for i in blocks]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        own, atens = map(statistics.median, (readings.subject, readings.comparator))
-        found.speed.append(Speed(problem.line, own, atens, middle, low, high, readings.disturbed))
-        return ""
+        quick = {one.problem for one in judgement.passed if one.seconds.run < (self.limit or LIMIT) / 100}
+        problems = [
+            one for one in map(Problem.parse, quick - judgement.called.keys()) if str(one.dtypes) == judgement.dtypes[0]
+        ]
+        if quick and not problems:
+            judgement.untimed = "its product is ATen's"
+            return
+        why = []
+        for problem in sorted(problems, key=lambda one: one.shape.flops)[-2:]:
+            case, self._now = self._case(backend, problem, ()), f"timing {problem.line}"
+            time_of_it = beside_aten.timed(case, self.worker, self._judge)
+            if isinstance(time_of_it, Speed):
+                judgement.speed.append(time_of_it)
+            elif isinstance(time_of_it, Reason):
+                wrong = Outcome(case.id(), "rand", self.seed, Status.INCORRECT, time_of_it, kernels=(backend.name,))
+                judgement.outcomes.append(wrong)
+                judgement.findings = grouping.findings(judgement.outcomes)
+                why.append("it is not right")
+            else:
+                why.append(time_of_it)
+        judgement.untimed = "" if judgement.speed else "; ".join(dict.fromkeys(why)) or "each call takes too long"
 
 
 def _readable(one: Outcome) -> Outcome:

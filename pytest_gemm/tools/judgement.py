@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shlex
 import textwrap
 from collections import Counter
@@ -22,11 +23,16 @@ SCHEMA: Final = 1
 
 COLUMNS, LINES = 100, 24
 """Of a screen."""
-# Quartiles of a disturbed ratio that lie further apart say nothing.
-_UNCLEAR: Final = 1.5
+# Problems that have to be right before the others are an exception.
+_ENOUGH: Final = 3
+# Multiples that a kernel may be right for alone.
+_STEPS: Final = (2, 4, 8, 16, 32, 64, 128, 256)
+# What is wrong with special values, by words of its cause.
+_SPECIAL: Final = "NaN and infinities"
+_SPECIALS: Final = {"inf": "infinities", "subnormal": "subnormal numbers", "zero": "signs of zero", "NaN": "NaN"}
 _TAKES: Final = ("op", "dtypes", "device", "batched", "arguments")
 _ARITHMETIC: Final = ("accumulate", "tf32", "deterministic", "correctly_rounded")
-_PLAIN: Final = ("verdict", "status", "kernel", "refused", "not_judged", "speed", "untimed")
+_PLAIN: Final = ("verdict", "headline", "status", "kernel", "refused", "not_judged", "cut", "calls", "speed", "untimed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +43,6 @@ class Speed:
         problem: its line.
         seconds, aten_seconds: medians of a call.
         ratio: of the kernel's time to ATen's, the median over interleaved blocks; ``low`` and ``high`` are quartiles.
-        disturbed: why the times are not to be trusted; "" when they are.
     """
 
     problem: str
@@ -46,14 +51,11 @@ class Speed:
     ratio: float
     low: float
     high: float
-    disturbed: str = ""
 
     def __str__(self) -> str:
         low, ratio, high = map(three, (self.low, self.ratio, self.high))
-        if self.disturbed and self.high > _UNCLEAR * self.low:
-            return f"unclear on {self.problem}, the machine is busy: {low}x to {high}x its time"
         times = f"{seconds_text(self.seconds)} against {seconds_text(self.aten_seconds)}"
-        return f"{ratio}x its time ({low} to {high}) on {self.problem}, {times}{self.disturbed and ' (disturbed)'}"
+        return f"{ratio}x its time ({low} to {high}) on {self.problem}, {times}"
 
 
 @dataclasses.dataclass(repr=False)
@@ -64,11 +66,15 @@ class Judgement:
         kernel: its name.
         op, dtypes, device: what it takes, as in a problem line.
         batched: it takes 3-D tensors too.
-        arguments: its positional ones.
+        arguments: its own.
+        options: of the command, which were given and tell how it is judged.
+        reads_c: it is right only where its result held no NaN before.
         outcomes: of every case, with the words of ``run.jsonl``.
         findings: its failures by cause.
         refused: what it does not take, by the reason.
-        not_judged: problem lines for which there was no time.
+        not_judged: problem lines that were left out.
+        cut: why they were.
+        called: ATen's product that the function called, by problem line.
         accumulate: partial sums that explain every result; "" where none does.
         tf32: only if inputs of f32 may be rounded to TF32.
         deterministic: the same call gave the same bits.
@@ -83,10 +89,14 @@ class Judgement:
     device: str
     batched: bool
     arguments: str
+    options: Sequence[str] = ()
+    reads_c: bool = False
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     findings: list[Finding] = dataclasses.field(default_factory=list)
     refused: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     not_judged: list[str] = dataclasses.field(default_factory=list)
+    cut: str = ""
+    called: dict[str, str] = dataclasses.field(default_factory=dict)
     accumulate: str = ""
     tf32: bool = False
     deterministic: bool = True
@@ -110,12 +120,71 @@ class Judgement:
     @property
     def status(self) -> int:
         """The exit status: 0 right, 1 wrong, 10 nothing was judged."""
-        return 1 if self.findings else 0 if self.passed else 10
+        return 1 if self.findings or (self.passed and self.reads_c) else 0 if self.passed else 10
 
     @property
     def verdict(self) -> str:
-        """``right``, ``not judged``, or the title of the first finding."""
-        return self.findings[0].title if self.findings else "right" if self.passed else "not judged"
+        """``right``, ``right so far`` if problems were left out, ``not judged``, or the title of the first finding."""
+        right = "right so far" if self.not_judged else "right"
+        right = "right but for NaN in C (beta = 0 multiplies it)" if self.reads_c else right
+        return self.findings[0].title if self.findings else right if self.passed else "not judged"
+
+    @property
+    def judged(self) -> dict[str, bool]:
+        """Whether a problem is right, by its line, of those that were judged."""
+        judged: dict[str, bool] = {}
+        for one in self.outcomes:
+            if one.was_judged:
+                judged[one.problem] = judged.get(one.problem, True) and not one.status.is_failure
+        return judged
+
+    @property
+    def headline(self) -> str:
+        """The verdict with its count, or first what a wrong kernel is right for."""
+        count, left_out = len(self.judged), len(self.not_judged)
+        if self.findings:
+            exception = self._exception()
+            return f"{exception}: {self.verdict.partition(': ')[2] or self.verdict}" if exception else self.verdict
+        whole = f"{count} of {count + left_out}" + (f": {self.cut}" if left_out else f" {plural(count, 'problem')[2:]}")
+        return f"{self.verdict} ({whole})" if self.passed else self.verdict
+
+    def _exception(self) -> str:
+        """The kind of problem or value that alone is wrong, as ``right but for K = 0``; "" where it is no single one."""
+        wrong = [one for one in self.outcomes if one.status.is_failure]
+        failed, passed = (
+            [Problem.parse(line).shape for line, is_right in self.judged.items() if is_right is side]
+            for side in (False, True)
+        )
+        passed = [shape for shape in passed if not shape.is_empty]
+        if len(passed) < _ENOUGH:
+            return ""
+        for name, size in itertools.product("kmn", (0, 1)):
+            if all(getattr(shape, name) == size for shape in failed):
+                return f"right but for {name.upper()} = {size}"
+        if {one.distribution for one in wrong} <= {"specials"}:
+            causes = " ".join(one.cause for one in wrong)
+            return f"right but for {next((words for word, words in _SPECIALS.items() if word in causes), _SPECIAL)}"
+        for step in _STEPS:
+            whole = [all(size % step == 0 for size in (shape.m, shape.n, shape.k)) for shape in (*passed, *failed)]
+            if all(whole[: len(passed)]) and not any(whole[len(passed) :]):
+                return f"right for multiples of {step} alone"
+        return ""
+
+    @property
+    def calls(self) -> str:
+        """ATen's product that the function calls, and in which problems: ``aten::mm for M % 64 > 0``."""
+        if not self.called:
+            return ""
+        names = ", ".join(dict.fromkeys(name.split(".")[1] for name in self.called.values()))
+        others = [(line, "") for line in self.judged if line not in self.called]
+        theirs = [(line, "") for line in self.called]
+        text = f"aten::{names}"
+        if not others:
+            return text
+        if where := grouping.condition(theirs, others).features:
+            return f"{text} for {' and '.join(where)}"
+        apart = " and ".join(grouping.condition(others, theirs).features)
+        return f"{text} in {len(theirs)} of {len(self.judged)} problems" + (f", not for {apart}" if apart else "")
 
     @property
     def correctly_rounded(self) -> float | None:
@@ -144,9 +213,9 @@ class Judgement:
     @property
     def text(self) -> str:
         """The screen."""
-        lines = [f"{self.verdict}  {self.kernel}", "", *self._failures()]
+        lines = [f"{self.headline}  {self.kernel}", "", *self._failures()]
         judged = [one for one in self.outcomes if one.was_judged]
-        problems = [Problem.parse(line) for line in dict.fromkeys(one.problem for one in judged)]
+        problems = [*map(Problem.parse, self.judged)]
         shapes = [str(one.shape) for one in sorted(problems, key=lambda one: one.shape.flops)]
         layouts = " ".join(dict.fromkeys(str(one.layout) for one in problems))
         counts = f"{plural(len(problems), 'problem')}, {plural(len(judged), 'case')}; {layouts}"
@@ -156,7 +225,8 @@ class Judgement:
             "takes": takes,
             "judged": f"{counts}; {shapes[0]} to {shapes[-1]}" if shapes else "",
             "refused": "; ".join(f"{_first_of(names)}: {why}" for why, names in self.refused.items()),
-            "no time for": _first_of(self.not_judged),
+            "left out": self.not_judged and f"{_first_of(self.not_judged)}: {self.cut}",
+            "calls": self.calls,
             "arithmetic": self._arithmetic() if self.passed or self.accumulate else "",
             "against ATen": "; ".join(map(str, self.speed)) or f"not timed: {self.untimed}",
             "seconds": ", ".join(f"{value:.1f} {name}" for name, value in self.seconds.items()),
@@ -173,7 +243,7 @@ class Judgement:
         if not self.findings:
             return []
         first, *others = self.findings
-        rerun = shlex.join(["pytest-gemm", "judge", self.kernel, f"--problem={first.simplest.problem}"])
+        rerun = shlex.join(["pytest-gemm", "judge", self.kernel, *self.options, f"--problem={first.simplest.problem}"])
         more = [f"also {o.title}: {plural(len(o.outcomes), 'case')}, simplest {o.simplest.problem}" for o in others[:2]]
         rest = [f"also {plural(len(others) - 2, 'more finding')}"] if len(others) > 2 else []
         return [*grouping.text(first, rerun).splitlines(), *more, *rest, ""]

@@ -64,7 +64,7 @@ class Process:
         self._keeper = keeper
         self._names = {id(backend): name for name, backend in keeper.backends.items()}
         self._run_limit, self._compile_limit = limits
-        self._limit, self._phase = 0.0, Phase.CASE
+        self._limit, self.phase = 0.0, Phase.CASE
         self._worker: Started | None = None
         self.pages: GuardPages | None = None
         self.ended: int | None = None
@@ -84,13 +84,13 @@ class Process:
     @contextlib.contextmanager
     def watch(self, activity: Activity) -> Iterator[None]:
         """A block whose questions have the limit of the activity's phase."""
-        before = self._phase, self._limit
-        self._phase = activity.phase
+        before = self.phase, self._limit
+        self.phase = activity.phase
         self._limit = self._run_limit if activity.phase.is_run else self._compile_limit
         try:
             yield
         finally:
-            self._phase, self._limit = before
+            self.phase, self._limit = before
 
     # -- questions
 
@@ -316,9 +316,9 @@ class Process:
         frames = _frames(worker)
         self.ended = status = self._gone()
         if not ended:
-            text = f"the kernel's process closed its connection or wrote into it in {self._phase}"
+            text = f"the kernel's process closed its connection or wrote into it in {self.phase}"
             return Died(Reason("process-died", text), words)
-        text = f"the kernel's process died in {self._phase}: {manner(status)}"
+        text = f"the kernel's process died in {self.phase}: {manner(status)}"
         details = "\n".join(filter(None, (frames, words)))
         return Died(Reason("process-died", text, remedy(status)), details, status=status)
 
@@ -328,8 +328,8 @@ class Process:
         worker.has_ended(GRACE)
         frames = _frames(worker)
         self._gone()
-        option = "--gemm-timeout=RUN" if self._phase.is_run else "--gemm-timeout=RUN,COMPILE"
-        text = f"no end in {self._phase} within {self._limit:g} s"
+        option = "--gemm-timeout=RUN" if self.phase.is_run else "--gemm-timeout=RUN,COMPILE"
+        text = f"no end in {self.phase} within {self._limit:g} s"
         reason = Reason("no-end", text, f"raise {option} if it is only slow")
         return Died(reason, frames, self._limit)
 
