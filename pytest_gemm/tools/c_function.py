@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import re
-import struct
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +34,7 @@ _NOISE: Final = (
     r"/\*.*?\*/|//[^\n]*|\[\[.*?\]\]|extern\s*\"C\"\s*\{?|\w+::|\{.*"
     r"|(__attribute__|__declspec|alignas|noexcept)\s*\(([^()]|\(([^()]|\([^()]*\))*\))*\)"
 )
+_WEIGHT: Final = r"\bw(eights?)?\b"
 _QUALIFIER: Final = r"\b(const|volatile|register|struct|enum|_*restrict(__)?)\b|\[[^]]*\]"
 
 
@@ -42,7 +43,7 @@ class Parameter:
     """A parameter of a C function.
 
     Attributes:
-        role: what is handed over: a name of c_words.toml, "one" for the length of a text, "" for a fixed value.
+        role: what is handed over: a name of c_words.toml, "length" of a text, "" for a fixed value.
         kind: the words of its type, or of what it points to, in the order of the alphabet.
         is_pointer: it takes an address.
         flags: the values for a matrix as it is and for a transposed one; of a layout the one for rows.
@@ -106,23 +107,23 @@ def of_library(path: str, symbol: str, signature: str, form: Form) -> Callable[.
     kinds = {one.role: one.kind for one in prototype.parameters}
     roles = [role for role in _MATRICES if role in kinds]
     dtypes = [torch_dtype(DTYPES[_ELEMENTS[kinds[role]]]) for role in roles]
-    absent = [name for name in "mnk" if name not in kinds]
+    absent = [name for name in "mnk" if kinds.keys() & {"m", "n", "k"} and name not in kinds]
 
     def call(*tensors: torch.Tensor) -> None:
         if [one.dtype for one in tensors] != dtypes or tensors[0].dim() != 2:
-            raise TypeError(f"{symbol} takes matrices {', '.join(roles)} of {', '.join(map(str, dtypes))}")
+            raise TypeError(f"{symbol} takes matrices: {', '.join(f'{x} of {_ELEMENTS[kinds[x]]}' for x in roles)}")
         (m, n), k = tensors[-1].shape, tensors[0].shape[0 if form.columns else 1]
-        if len(absent) in {1, 2} and not m == n == k:
+        if absent and not m == n == k:
             raise ValueError(f"{symbol} takes square matrices: its prototype has no {' and no '.join(absent)}")
         ready = [one.contiguous() for one in tensors]
         values: dict[str, float] = {role: one.data_ptr() for role, one in zip(roles, ready, strict=True)}
-        values |= {"m": m, "n": n, "k": k, "alpha": 1, "beta": form.c == "addend", "one": 1, "layout": 0}
+        values |= {"m": m, "n": n, "k": k, "alpha": 1, "beta": form.c == "addend", "cs": 1, "length": 1, "layout": 0}
+        for x, one in zip("abc", (tensors[0], tensors[1], tensors[-1]), strict=True):
+            values |= {f"rows{x}": one.shape[0], f"cols{x}": one.shape[1]}
         values |= {"ta": form.columns, "tb": form.weight, "threads": torch.get_num_threads()}
         # A BLAS asks for leading dimensions above 0 of empty matrices too.
         values |= {"lda": max(1, m if form.columns else k), "ldb": max(1, k if form.weight else n), "ldc": max(1, n)}
         code = foreign(*(one.argument(values) for one in prototype.parameters))
-        if ready[-1] is not tensors[-1]:
-            tensors[-1].copy_(ready[-1])
         if prototype.result is not None and bool(code) != (prototype.result is ctypes.c_bool):
             raise ValueError(f"{symbol} returned {code} (declare it void if that is no error)")
 
@@ -145,21 +146,22 @@ def read(signature: str) -> Prototype:
     if local := re.search(r"\b(static|__global__)\b", head):
         raise ValueError(f"{wrong}a {local[0]} function is no symbol of a library")
     texts = [part.strip() for part in inner.split(",")]
-    if not any(_type_and_name(part)[1] for part in texts):
-        order = sorted(range(len(texts)), key=lambda i: (_stars(texts[i]), "const" not in texts[i]))
-        if [_stars(texts[i]) for i in order] == [0, 0, 0, 1, 1, 1]:
-            for i, name in zip(order, "mnkabc", strict=True):  # what is written to is the last pointer
-                texts[i] += f" {name}"
-            assumed = f"unnamed parameters are {', '.join(part[-1] for part in texts)}"
-    hints = {hint for hint in ("char", "cblas") if hint in text.lower()}
+    stars = [_words(part)[0] for part in texts]
+    if sorted(stars) == [0, 0, 0, 1, 1, 1] and not any(_words(part)[2] for part in texts):
+        # What is written to is the last pointer.
+        order = sorted(range(6), key=lambda i: (stars[i], stars[i] and "const" not in texts[i]))
+        for i, name in zip(order, "mnkabc", strict=True):
+            texts[i] += f" {name}"
+        assumed = f"unnamed parameters are {', '.join(part[-1] for part in texts)}"
+    hints = {hint for hint in ("char", "cblas", _WEIGHT) if re.search(hint, text, re.I)}
     parameters: list[Parameter] = []
     for part in texts:
         if (one := _parameter(part, hints)) is None:
-            known = f"pointers {' '.join(_MATRICES)} to {', '.join(_WORDS['elements'])}, and numbers"
-            numbers = " ".join(role for role in _WORDS["names"] if role not in _MATRICES)
+            types = ", ".join(words[0] for words in _WORDS["elements"].values())
+            known = f"{' '.join(_WORDS['names'])}, pointers to {types}"
             fixed = "'int nt=4', 'char side='L'', 'float* ws=1024' (memory of 1024 elements) or 'void* stream=NULL'"
-            raise ValueError(f"{wrong}cannot hand over {part!r}; known are {known} {numbers}; fix others, as {fixed}")
-        if one.role in {earlier.role for earlier in parameters} - {"", "one"}:
+            raise ValueError(f"{wrong}cannot hand over {part!r}; known are {known}; give others a value, as {fixed}")
+        if one.role in _MATRICES and one.role in {earlier.role for earlier in parameters}:
             raise ValueError(f"{wrong}{part!r} is a second {one.role}: rename one of them, or fix its value")
         parameters.append(one)
     if not {"a", "b", "c"} <= {one.role for one in parameters}:
@@ -176,23 +178,20 @@ def _result(head: str) -> Any:
     return ctypes.c_int if re.search(r"\bint(32_t)?\b|\benum\b|status|err", head, re.I) else None
 
 
-def _stars(text: str) -> int:
-    """How many addresses a parameter is away from a value; an array is one, of any number of dimensions."""
-    return text.count("*") + text.count("&") + ("[" in text and "(" not in text)
-
-
-def _type_and_name(text: str) -> tuple[str, str]:
-    """The words of a type in the order of the alphabet, and the name, "" where there is none."""
+def _words(text: str) -> tuple[int, str, str]:
+    """Of a parameter how many addresses it is away from a value, the words of its type, sorted, and its name or ""."""
     words = re.findall(r"\w+", re.sub(_QUALIFIER, " ", text))
     name = words.pop() if len(words) > 1 and not _BASIC.fullmatch(words[-1]) else ""
-    return " ".join(sorted(words)), name
+    # An array of any number of dimensions is one address.
+    return text.count("*") + text.count("&") + ("[" in text and "(" not in text), " ".join(sorted(words)), name
 
 
 def _parameter(text: str, hints: set[str]) -> Parameter | None:
     """A parameter by its text, where there is something to hand over."""
     declared, _, value = map(str.strip, text.partition("="))
-    (kind, name), stars = _type_and_name(declared), _stars(declared)
+    stars, kind, name = _words(declared)
     role, dtype = _NAMES.get(name.lower().replace("_", ""), ""), _ELEMENTS.get(kind, "")
+    role = "bias" if name.lower() == "b" and _WEIGHT in hints else role  # y = x w + b
     if value:
         one, is_memory = Parameter("", kind, stars > 0), stars > 0 and ("const" not in declared or role in _MATRICES)
         fixed = _fixed(one, value, is_memory=is_memory)
@@ -204,7 +203,7 @@ def _parameter(text: str, hints: set[str]) -> Parameter | None:
     elif role == "layout" and "cblas" in hints:
         flags = (101,)
     elif not role and "char" in hints and ("len" in f"{kind} {name}" or (kind, name) == ("size_t", "")):
-        role = "one"  # Fortran takes the lengths of texts after all other parameters
+        role = "length"  # Fortran takes the lengths of texts after all other parameters
     if role in _MATRICES:
         is_known = stars == 1 and dtype != ""
     elif role in {"alpha", "beta"}:
@@ -247,16 +246,9 @@ def _function(path: Path, symbol: str) -> Any:
 
 
 def _symbols(path: Path) -> list[str]:
-    """Functions that a library in the 64-bit ELF of most processors has for other programs."""
-    data, names = path.read_bytes(), []
-    if data[:6] != b"\x7fELF\2\1":
+    """Functions that a library has for other programs; none where there are no tools to list them."""
+    try:
+        listed = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=False)
+    except OSError:
         return []
-    (table,), (count,) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<H", data, 60)
-    sections = [struct.unpack_from("<4xI16xQQI", data, table + 64 * i) for i in range(count)]
-    for _, start, size, strings in (one for one in sections if one[0] == 11):  # SHT_DYNSYM
-        for at in range(start, start + size, 24):
-            name, info, defined = struct.unpack_from("<IBxH", data, at)
-            if defined and info & 15 in {2, 10}:  # STT_FUNC and STT_GNU_IFUNC
-                first = sections[strings][1] + name
-                names.append(data[first : data.index(b"\0", first)].decode())
-    return names
+    return re.findall(r" [TWi] (\w+)", listed.stdout)
