@@ -1,0 +1,223 @@
+"""Autotuned kernels: each configuration is judged, none by its speed, and a first call as a user's."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.tools import autotuned
+from pytest_gemm.tools.autotuned import FIRST, TUNED, Tuned
+
+
+class OutOfResources(Exception):
+    """What Triton raises where a configuration needs more shared memory than there is."""
+
+
+class _JITFunction:
+    """Adds its block to what it is given, and notes it where it was launched."""
+
+    def __init__(self, too_large=()):
+        self.launched, self.too_large = [], too_large
+
+    def run(self, target, *, block, warmup=False, **_):
+        if block in self.too_large:
+            raise OutOfResources(block)
+        if not warmup:
+            self.launched.append(block)
+            target.append(block)
+
+
+class _Config:
+    pre_hook = None
+
+    def __init__(self, block):
+        self.block = block
+
+    def all_kwargs(self):
+        return {"block": self.block}
+
+    def __str__(self):
+        return f"block: {self.block}"
+
+
+class _Autotuner:
+    """As ``triton.runtime.autotuner.Autotuner``, of which it has what is used here."""
+
+    arg_names = ("target",)
+
+    def __init__(self, fn, blocks=(16, 32, 64, 128), prune=lambda configs: configs):
+        self.fn, self.configs, self.prune, self.cache, self.benches = fn, [_Config(one) for one in blocks], prune, {}, 0
+
+    def do_bench(self, launch, quantiles):
+        self.benches += 1
+        launch()
+        return [-float(self.fn.launched[-1])] * len(quantiles)  # larger blocks are faster
+
+    def prune_configs(self, _):
+        return self.prune(self.configs)
+
+    def _bench(self, *arguments, config, **named):
+        try:
+            return self.do_bench(
+                lambda: self.fn.run(*arguments, **named, **config.all_kwargs()), quantiles=(0.5, 0.2, 0.8)
+            )
+        except OutOfResources:
+            return [float("inf")] * 3
+
+    def run(self, *arguments, key, **named):
+        if key not in self.cache:
+            timings = {config: self._bench(*arguments, config=config, **named) for config in self.prune_configs(named)}
+            self.cache[key] = min(timings, key=timings.get)
+        self.best_config = self.cache[key]
+        self.fn.run(*arguments, **named, **self.best_config.all_kwargs())
+
+
+@pytest.fixture
+def triton(monkeypatch):
+    """A stand-in for Triton, whose classes are changed in place."""
+    monkeypatch.setattr(autotuned, "_state", autotuned._State())
+    kernel = type("JITFunction", (_JITFunction,), {**vars(_JITFunction)})
+    tuner = type("Autotuner", (_Autotuner,), {**vars(_Autotuner), "__module__": "triton.runtime.autotuner"})
+    modules = {"autotuner": {"Autotuner": tuner}, "jit": {"JITFunction": kernel}}
+    for name, contents in modules.items():
+        monkeypatch.setitem(sys.modules, f"triton.runtime.{name}", types.SimpleNamespace(**contents))
+    return types.SimpleNamespace(tuner=lambda **given: tuner(kernel(given.pop("too_large", ())), **given))
+
+
+def _computed(tuner, line=None, *, key="any"):
+    """What a call of the kernel writes, after the beginning of a problem."""
+    if line is not None:
+        autotuned.begin(Problem.parse(line))
+    target = []
+    autotuned.call(lambda: tuner.run(target, key=key))
+    return target
+
+
+def _asked(_, name, *more):
+    """As a worker answers."""
+    return autotuned.CALLS[name](None, *more)
+
+
+def _lines(count):
+    return [f"mm:f32:nn:{16 + size}x16x16" for size in range(count)]
+
+
+def test_each_problem_gets_one_configuration_and_none_is_timed(triton):
+    tuner = triton.tuner()
+    first = [_computed(tuner, line) for line in _lines(40)]
+    again = [_computed(tuner, line) for line in _lines(40)]
+    assert first == again  # so that the rerun of a failure shows it
+    assert all(len(blocks) == 1 for blocks in first)  # one launch: a result is that of one configuration
+    assert {blocks[0] for blocks in first} == {16, 32, 64, 128}
+    assert tuner.benches == 0
+    assert str(autotuned.tuned(None)) == "4 configurations, 4 judged"
+
+
+def test_the_flags_of_a_problem_leave_its_configuration(triton):
+    tuner = triton.tuner()
+    for line in _lines(10):
+        assert _computed(tuner, line) == _computed(tuner, f"{line}:math.tf32") == _computed(tuner, f"{line}:a.padded")
+
+
+def test_what_the_kernel_prunes_is_never_launched(triton):
+    tuner = triton.tuner(prune=lambda configs: configs[1:3])
+    assert {_computed(tuner, line)[0] for line in _lines(40)} == {32, 64}
+    assert autotuned.tuned(None).configs == 2
+
+
+def test_a_configuration_that_does_not_fit_gives_way_and_is_named(triton):
+    tuner = triton.tuner(too_large=(128,))
+    assert {_computed(tuner, line)[0] for line in _lines(40)} == {16, 32, 64}
+    tuned = autotuned.tuned(None)
+    assert tuned.unfit == ("block: 128",)
+    assert str(tuned) == "4 configurations, 3 judged, 1 do not fit this GPU"
+
+
+def test_where_none_fits_triton_s_own_error_is_raised(triton):
+    with pytest.raises(OutOfResources):
+        _computed(triton.tuner(too_large=(16, 32, 64, 128)))
+
+
+def test_further_turns_judge_the_rest_and_then_a_first_call(triton):
+    tuner, worker = (
+        triton.tuner(),
+        types.SimpleNamespace(call=lambda _, name, *more: autotuned.CALLS[name](None, *more)),
+    )
+    _computed(tuner, _lines(1)[0])
+    judged = [(what, *_computed(tuner)) for what in autotuned.turns(worker)]
+    assert [what for what, *_ in judged] == ["another configuration"] * 3 + ["the first call, which tunes"]
+    assert {block for what, block, *_ in judged[:3]} | {tuner.fn.launched[0]} == {16, 32, 64, 128}
+    # Tuning launches every configuration, so a kernel that adds to its result is wrong at a first call alone.
+    assert len(judged[-1]) == 1 + 2 * 4 + 1
+    assert _computed(tuner, _lines(1)[0]) == tuner.fn.launched[:1]  # the problem has its own turn again
+
+
+def test_a_kernel_of_one_configuration_gets_no_further_turn(triton):
+    assert _computed(triton.tuner(blocks=(16,)), _lines(1)[0]) == [16]
+    assert list(autotuned.turns(types.SimpleNamespace(call=_asked))) == []
+
+
+def test_what_is_timed_is_tuned_once_by_triton_s_benchmarks(triton):
+    tuner = triton.tuner()
+    autotuned.tuned(None, TUNED)
+    assert [_computed(tuner, key=key)[-1] for key in ("one", "one", "other")] == [128] * 3
+    assert tuner.benches == 8
+
+
+def test_calls_of_others_are_tuned_as_ever(triton):
+    """A notebook's own calls, after a judgement in its process."""
+    tuner = triton.tuner()
+    blocks = {_computed(tuner, line)[0] for line in _lines(9)}
+    tuner.run([], key="any")
+    assert blocks > {128}
+    assert (tuner.fn.launched[-1], tuner.benches, list(tuner.cache)) == (128, 4, ["any"])
+
+
+def test_compiling_ahead_launches_nothing(triton, monkeypatch):
+    tuner = triton.tuner()
+    monkeypatch.setattr(autotuned._state, "compiles_only", True)
+    assert _computed(tuner, _lines(1)[0]) == []
+    assert tuner.fn.launched == []
+
+
+def test_compiling_ahead_asks_for_each_problem_and_leaves_errors_to_the_judged_process(monkeypatch):
+    asked, closed = [], []
+
+    class Process:
+        def call(self, _, name, backend, line):
+            asked.append((name, backend, line))
+            raise RuntimeError("a kernel that is wrong")
+
+        def close(self):
+            closed.append(self)
+
+    monkeypatch.setattr(autotuned.os, "sched_getaffinity", lambda _: range(6))
+    problems = [Problem.parse(line) for line in _lines(5)]
+    with autotuned.compiling_ahead(Process, "backend", problems), contextlib.ExitStack() as stack:
+        for thread in autotuned.threading.enumerate():
+            if thread.name == "compiling ahead":
+                stack.callback(thread.join)
+    assert sorted(asked) == [("compile_ahead", "backend", line) for line in _lines(5)]
+    assert len(closed) == 2
+
+
+def test_without_triton_a_call_is_a_call(monkeypatch):
+    monkeypatch.delitem(sys.modules, "triton.runtime.autotuner", raising=False)
+    assert autotuned.call(lambda a, *, b: (a, b), 1, b=2) == (1, 2)
+    assert autotuned.tuned(None, FIRST) == Tuned()
+    assert autotuned.interpreter_faults(None, ["bf16"]) == {}
+    autotuned.tuned(None)
+
+
+def test_faults_of_the_interpreter_are_found_by_computing():
+    """Each release has others; the exact types have none."""
+    pytest.importorskip("triton", reason="needs Triton, which the extra cuda installs")
+    code = "import triton\n@triton.jit\ndef kernel(): pass\nfrom pytest_gemm.tools import autotuned\n"
+    code += "print(autotuned.interpreter_faults(None, ('f32', 'f16', 'bf16')))"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert answer.stdout.startswith("{'f32': '', 'f16': '', 'bf16': "), answer.stderr
