@@ -27,6 +27,9 @@ SIGNATURE: Final = "void f(int m, int n, int k, const float* a, const float* b, 
 
 _WORDS: Final[Mapping[str, Any]] = document(Path(__file__).with_name("c_words.toml"))
 _ELEMENTS, _NAMES = ({word: key for key, words in _WORDS[of].items() for word in words} for of in ("elements", "names"))
+COMPILERS: Final[Mapping[str, str]] = _WORDS["compilers"]
+"""What makes a library of a source, by the end of its name."""
+
 _MATRICES: Final = ("a", "b", "bias", "c")
 _BASIC: Final = re.compile(r"(void|_?[Bb]ool|char|short|int|long|unsigned|signed|float|double)\b")
 # Comments, attributes, the body of a definition; then what changes nothing in how a parameter is handed over.
@@ -145,7 +148,7 @@ def read(signature: str) -> Prototype:
     wrong, assumed = f"--signature={signature}: ", "" if signature else SIGNATURE
     if local := re.search(r"\b(static|__global__)\b", head):
         raise ValueError(f"{wrong}a {local[0]} function is no symbol of a library")
-    texts = [part.strip() for part in inner.split(",")]
+    texts = [part.strip() for part in inner.split(",")] if outline else []
     stars = [_words(part)[0] for part in texts]
     if sorted(stars) == [0, 0, 0, 1, 1, 1] and not any(_words(part)[2] for part in texts):
         # What is written to is the last pointer.
