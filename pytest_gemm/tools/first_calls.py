@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
+import math
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -17,43 +21,135 @@ import torch
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.speed import bench
+from pytest_gemm.tools import autotuned
 from pytest_gemm.tools.judgement import Judgement
 from pytest_gemm.tools.kernel import Form, Kernel, begin
 from pytest_gemm.worker.inline import Inline
 from pytest_gemm.worker.messages import Died, Thrown
 from pytest_gemm.worker.process import Process
 
-# Sizes of first calls, with three different dimensions: small ones, and what a kernel of large tiles takes.
-_FIRST: Final = ((32, 64, 128), (128, 256, 512))
+# M, N and K of first calls.  Three different ones: small, and as kernels of large tiles take them; then, for what takes
+# nothing else, all equal, and one column.
+_RECTANGLES: Final = ((32, 64, 128), (128, 256, 512), (512, 256, 768))
+_SQUARE: Final = (256, 256, 256)
+_COLUMN: Final = (64, 1, 128)
+# Sizes by which a kernel of one column is judged.
+_COLUMNS: Final = tuple(
+    (m, 1, k) for m, k in ((16, 16), (64, 128), (33, 65), (1, 64), (130, 1000), (3, 17), (512, 256))
+)
+# What is added to a size, to see of which number it has to be a multiple.
+_STEPS: Final = (1, 8, 16, 32, 64, 128)
 # Types that are tried: f64, which a kernel that converts to f32 inside takes by accident, where no other one works.
 _FLOATS: Final = ("f32", "f16", "bf16")
 TRIED: Final = (*_FLOATS, "f64", "i8")
-# Names of parameters that a function writes its result to, and of those that it adds.
-_OUT: Final = {"out", "output", "c", "y", "result", "res", "dst", "d"}
+# Names of parameters that a function writes its result to, of those that it adds, of memory that it uses, of numbers.
+_OUT: Final = {"out", "output", "c", "y", "result", "res", "dst", "d", "o"}
 _BIAS: Final = {"bias", "input", "c"}
+_WORKSPACES: Final = {"workspace", "ws", "work", "scratch", "tmp", "temp", "buffer"}
+_NUMBERS: Final = {"m", "n", "k", "alpha", "beta"}
 # Ends of the worker that end the judging.
 DEATHS: Final = 3
-# Relative error of a result in a half type.
-_NEARLY: Final = 0.01
+# Operands lie between -1 and 1 and an addend below this: their sums are exact in every type.
+_ADDEND: Final = 3
+# Of an element; a wrong one is off by 1 at least.
+_NEARLY: Final = 0.25
+# Seconds after which no further kind of call is tried.
+_SECONDS: Final = 10.0
+# How far a call went, see :class:`Call`.
+_RIGHT, _WRONG_VALUES, _WIDER, _NO_PRODUCT, _DIED, _RAISED, _ARGUMENTS = range(7)
 
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What a user says of a kernel; what is "" or empty is found out.
+    """What a user says of a kernel, as values or as the texts of options; what is "" or empty is found out.
 
     Attributes:
         op, dtypes, device: as in a problem line.
         multiple_of: what M, N and K have to be multiples of.
         square: M, N and K have to be equal.
         sizes: the only M, N and K that it takes; empty for any.
+        a: the shape of A: ``MxK`` or ``KxM``.
+        beta: whether its result is added to what is there: ``1``, or ``0``.
+        accumulate, epilogue, flushes, deterministic: as of ``add_callable``; by default f32 and ``either``.
     """
 
     op: str = ""
     dtypes: Sequence[str] = ()
     device: str = ""
-    multiple_of: tuple[int, int, int] = (1, 1, 1)
+    multiple_of: Any = (1, 1, 1)
     square: bool = False
-    sizes: Sequence[tuple[int, int, int]] = ()
+    sizes: Any = ()
+    a: str = ""
+    beta: Any = ""
+    accumulate: str = ""
+    epilogue: str = ""
+    flushes: bool = False
+    deterministic: Any = True
+
+    def __post_init__(self) -> None:
+        """Check what a user writes: options of the command are texts, those of a function may be values.
+
+        Raises:
+            ValueError: for a dtype that no kernel is tried with, and for what an option does not take.
+        """
+        if isinstance(self.dtypes, str):
+            object.__setattr__(self, "dtypes", tuple(filter(None, self.dtypes.split(","))))
+        if unknown := [name for name in self.dtypes if name not in TRIED]:
+            raise ValueError(f"--dtypes={','.join(self.dtypes)}: unknown {unknown[0]!r}; known: {' '.join(TRIED)}")
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+            if text not in {"", *choices}:
+                raise ValueError(f"--{name}={text}: give {' or '.join(choices)}")
+            object.__setattr__(self, name, text != "no" if name == "deterministic" else text)
+        of = _read(self.multiple_of or 1, 1, "--multiple-of", "one number above 0, or three for M, N and K: 128,128,16")
+        steps = tuple(length for size in of for length in size)
+        object.__setattr__(self, "multiple_of", steps if len(steps) == 3 else steps * 3)
+        sizes = _read(self.sizes, 3, "--sizes", "M x N x K, one or several, as 512x512x512,128x256x64")
+        object.__setattr__(self, "sizes", sizes)
+
+    @property
+    def limits(self) -> str:
+        """The sizes in words, "" for any."""
+        steps = self.multiple_of if len(set(self.multiple_of)) > 1 else self.multiple_of[:1]
+        multiples = "" if steps == (1,) else f" of multiples of {', '.join(map(str, steps))}"
+        return " of square matrices" * self.square + multiples + " of fixed sizes" * bool(self.sizes)
+
+    @property
+    def options(self) -> list[str]:
+        """The options of the command that change what a single problem is judged by."""
+        texts = {name: getattr(self, name) for name in ("a", "beta", "accumulate", "epilogue")}
+        flags = ["--flushes"] * self.flushes + ["--deterministic=no"] * (not self.deterministic)
+        return [*(f"--{name}={text}" for name, text in texts.items() if text), *flags]
+
+    @property
+    def arithmetic(self) -> dict[str, Any]:
+        """Arguments of a backend."""
+        named = {"accumulate": self.accumulate or None, "epilogue": self.epilogue or "either"}
+        return named | {"flushes": self.flushes, "deterministic": self.deterministic}
+
+
+# What options take that are one word.
+_CHOICES: Final = {
+    **{"op": ("mm", "addmm", "linear", "bmm", "int_mm"), "device": ("cpu", "cuda"), "a": ("MxK", "KxM")},
+    **{"beta": ("0", "1"), "accumulate": ("f64", "f32", "f16"), "epilogue": ("fused", "eager", "either")},
+    "deterministic": ("yes", "no"),
+}
+
+
+def _read(value: Any, count: int, option: str, right: str) -> tuple[tuple[int, ...], ...]:
+    """Sizes of a text, or of numbers.
+
+    Raises:
+        ValueError: with what would be right.
+    """
+    several = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
+    texts = ["x".join(map(str, one)) if isinstance(one, (tuple, list)) else str(one) for one in several]
+    read = [tuple(int(word) if word.strip().isdecimal() else 0 for word in text.split("x")) for text in texts if text]
+    is_right = all(len(size) == count and min(size) > 0 for size in read)
+    if not is_right or (count == 1 and len(read) not in {1, 3}):
+        raise ValueError(f"{option}={','.join(texts)}: give {right}")
+    return tuple(read)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +158,12 @@ class Call:
 
     Attributes:
         form, device, size, dtype: what was given.
-        rank: how well it went: 0, 1 and 2 as of :func:`first_call`, 3 died, 4 refused.
-        said: the dtypes of a problem line of one that is right, else what was wrong.
+        rank: how far it went: ``_RIGHT``; a result of the right shape and type with ``_WRONG_VALUES``; a product in a
+            ``_WIDER`` type; something that is ``_NO_PRODUCT``; the process ``_DIED``; it ``_RAISED`` something, or did
+            not take its ``_ARGUMENTS``.
+        said: the dtypes of a problem line up to ``_WRONG_VALUES``, else what was wrong.
+        share: of the elements those that are right.
+        c: ``adds`` of a kernel that adds to its result, ``zeros`` of one that is right unless there was NaN.
         died: how the process has ended in it.
     """
 
@@ -73,26 +173,53 @@ class Call:
     dtype: str
     rank: int
     said: str
+    share: float = 0.0
+    c: str = ""
     died: Died | None = None
 
 
-def _forms(names: Sequence[str], op: str) -> list[Form]:
+def _orders(tensors: Sequence[str]) -> list[tuple[str, ...]]:
+    """What the tensors of these names may be, the likeliest first; nothing where there are too many or too few."""
+    last, first, out, out_first = ("a", "b", "bias"), ("bias", "a", "b"), ("a", "b", "out"), ("out", "a", "b")
+    if len(tensors) == 3:
+        front = [out_first] * (tensors[0] in _OUT) + [first] * (tensors[0] in _BIAS)
+        back = [out, last] if tensors[2] in _OUT else [last, out]
+        return [*back, *front] if tensors[2] in _OUT | _BIAS else [*front, *back]
+    if len(tensors) == 4:
+        return [("a", "b", "bias", "out")] * (tensors[3] in _OUT) + [("out", "a", "b", "bias")] * (tensors[0] in _OUT)
+    return [("a", "b")] * (len(tensors) == 2)
+
+
+def _forms(names: Sequence[str], keywords: Sequence[str], said: Said, *, is_c: bool) -> list[Form]:
     """The forms that parameters may have and that compute an op, the likeliest first.
 
+    Args:
+        names: of the parameters, in lower case; empty where they are unknown.
+        keywords: of the last of them, as they are passed.
+        said: the op, the shape of A, and whether its result is added to.
+        is_c: it is a function of C.
+
     Raises:
-        ValueError: where there are too many parameters.
+        ValueError: where there are others than a product has.
     """
-    last, first, out = ("a", "b", "bias"), ("bias", "a", "b"), ("a", "b", "out")
-    roles: list[tuple[str, ...]] = [("a", "b")]
-    if len(names) == 3:
-        roles = [first] if names[0] in _BIAS else [out, last] if names[2] in _OUT else [last, out]
-    elif not names:
-        roles = [last, first, *roles]
-    elif len(names) != 2:
-        raise ValueError(f"a kernel takes a and b, and perhaps bias or out; this one takes {', '.join(names)}")
-    weights = (True, False) if len(names) > 1 and names[1] in {"w", "weight"} else (False, True)
-    forms = [Form(*one) for one in itertools.product(roles, weights, (False, True))]
-    return [form for form in forms if op in {"", "bmm", "int_mm", form.op}]
+    numbers = {name: "workspace" if name in _WORKSPACES else name for name in names if name in _WORKSPACES | _NUMBERS}
+    tensors = [name for name in names if name not in numbers]
+    orders = _orders(tensors) if names else [("a", "b", "bias"), ("bias", "a", "b"), ("a", "b"), ("a", "b", "out")]
+    weights = (True, False) if tensors[1:2] in (["w"], ["weight"]) else (False, True)
+    columns = (said.a == "KxM",) if said.a or is_c else (False, True)
+    forms = []
+    for arrays, is_columns, order, weight in itertools.product((False, True)[: 2 - is_c], columns, orders, weights):
+        rest = iter(order)
+        roles = tuple(numbers[name] if name in numbers else next(rest) for name in names) if names else order
+        form = Form(roles, tuple(keywords), weight, arrays, is_columns, "addend" if said.beta == "1" else "nan")
+        is_asked = said.op in {"", "bmm", "int_mm", form.op}
+        if is_asked and (said.beta != "1" or ("out" in roles and "bias" not in roles)):
+            forms.append(form)
+    if not forms:
+        known = "A and B, perhaps bias, out, workspace, m, n, k, alpha and beta"
+        asked = "".join(f" for --{name}={value}" for name, value in (("op", said.op), ("beta", said.beta)) if value)
+        raise ValueError(f"it takes {', '.join(names)}: give a function of {known}{asked}")
+    return forms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,113 +240,241 @@ class FirstCalls:
         """The first right call, or else the first of those that went best.
 
         Raises:
-            ValueError: when none has returned anything.
+            ValueError: when none has returned anything, or it adds to what its result holds and ``beta`` is not said.
         """
         try:
-            names = self.worker.call(list[str], "parameters", self.kernel)
-        except (Died, Thrown) as error:
+            names, keywords, has_gpu = self.worker.call(tuple[list[str], list[str], bool], "parameters", self.kernel)
+            forms = _forms([*map(str.lower, names)], keywords, self.said, is_c=self.kernel.is_foreign)
+        except (Died, Thrown, ValueError) as error:
             raise ValueError(f"{self.kernel.name}: {error}") from None
-        made: list[Call] = []
-        sizes = [size for size in _FIRST if self.said.op != "bmm"] + [(2, *size) for size in _FIRST]
         dtypes = self.said.dtypes or (("i8",) if self.said.op == "int_mm" else TRIED)
         both = ("cuda", "cpu") if self.kernel.is_for_gpus else ("cpu", "cuda")
-        devices = (self.said.device,) if self.said.device else both
-        for device, size, dtype, form in itertools.product(devices, sizes, dtypes, _forms(names, self.said.op)):
-            made.append(self._call(form, device, size, dtype))
-            died = made[-1].died
-            if made[-1].rank <= 1 or (died is not None and (died.limit or self.worker.deaths >= DEATHS)):
+        devices = (self.said.device,) if self.said.device else both if has_gpu else ("cpu",)
+        made: list[Call] = []
+        end = math.inf
+        for device, size, dtype, form in itertools.product(devices, self._sizes(), dtypes, forms):
+            has_arrays = not form.arrays or (device == "cpu" and dtype != "bf16")  # NumPy has no others
+            if not has_arrays or self._is_needless(made, device, size, form):
+                continue
+            if time.monotonic() > end:
                 break
-        if made and (best := min(made, key=lambda one: one.rank)).rank <= 3:
-            return best
-        said = "; ".join(dict.fromkeys(f"{one.said} ({one.form} of {one.dtype})" for one in made[:3]))
-        text = f"{self.kernel.name} ({', '.join(names) or 'unknown parameters'}): no first call worked: {said}"
-        triton = "; a Triton kernel needs a GPU, or TRITON_INTERPRET=1" if "driver" in said else ""
-        ops = "mm|addmm|linear|bmm|int_mm"
-        raise ValueError(f"{text}. Say what it takes: --op={ops}, --dtypes, --device=cpu|cuda{triton}")
+            made.append(self._call(form, device, size, dtype))
+            end = min(end, time.monotonic() + _SECONDS)
+            died = made[-1].died
+            if made[-1].rank == _RIGHT or (died is not None and (died.limit or self.worker.deaths >= DEATHS)):
+                break
+        best = min(made, key=lambda one: (one.rank, one.share <= 0.5))
+        if self.kernel.assumed and best.c != "adds" and (best.rank >= _NO_PRODUCT or best.share <= 0.5):
+            what = best.said if best.rank >= _NO_PRODUCT else "its result is no product"
+            called = f"it was called by an assumed prototype, {self.kernel.assumed}"
+            raise ValueError(f"{self.kernel.name}: {what}; {called}: give its own, --signature='void f(...)'")
+        if best.c == "adds":
+            remedy = "give --beta=1 if it should, --beta=0 if not"
+            raise ValueError(f"{self.kernel.name} {best.form} adds to what out holds: {remedy}")
+        # In a form that it need not have it may end its process and be right.
+        if best.rank < _DIED or (best.rank == _DIED and best.form == forms[0]):
+            return dataclasses.replace(best, form=dataclasses.replace(best.form, c=best.c or best.form.c))
+        apart = {re.sub(r"\d+", "", one.said): one for one in reversed(made)}
+        reasons = [
+            f"{one.said} ({one.form} of {one.dtype})" for one in sorted(apart.values(), key=lambda one: one.rank)
+        ]
+        text = f"{self.kernel.name} ({', '.join(names) or 'unknown parameters'}): no first call worked: "
+        triton = "; a Triton kernel needs a GPU, or TRITON_INTERPRET=1" if "driver" in "".join(reasons) else ""
+        options = "--op=mm|addmm|linear|bmm|int_mm, --dtypes, --device, --multiple-of, --square, --sizes or --a=KxM"
+        say = f"Say what it takes: {options}, or give a function of A (M, K) and B (K, N) around it"
+        raise ValueError(f"{text}{'; '.join(reasons[:3])}. {say}{triton}")
 
-    def takes(self, first: Call) -> Judgement:
-        """What it takes in the form of a first call, and what it has refused."""
+    def _sizes(self) -> list[tuple[int, ...]]:
+        """Of A and B in the order in which they are tried: rectangles, all of one size, one column; then batches."""
+        said = self.said
+        if said.sizes:
+            flat = sorted(said.sizes, key=lambda size: -len(set(size)))
+        elif said.square:
+            flat = [(math.lcm(*said.multiple_of) * -(-_SQUARE[0] // math.lcm(*said.multiple_of)),) * 3]
+        else:
+            fitted = [_fitted(size, said.multiple_of) for size in _RECTANGLES]
+            flat = fitted if said.multiple_of != (1, 1, 1) else [*fitted, _SQUARE, _COLUMN]
+        batches = [(2, *size) for size in flat if said.sizes or said.square or not _is_special(size)]
+        return batches if said.op == "bmm" else [*flat, *batches]
+
+    @staticmethod
+    def _is_needless(made: Sequence[Call], device: str, size: tuple[int, ...], form: Form) -> bool:
+        """Whether a call would say no more: what has returned wrong values of the right shape is judged in that form.
+
+        Of what is given its result the shape says nothing, so there the values tell how A and B lie.
+        """
+        wrong = [one for one in made if one.rank < _NO_PRODUCT]
+        if any(one.device != device or (one.size != size and (_is_special(size) or len(size) > 3)) for one in wrong):
+            return True
+        alike = [one.form for one in wrong if one.form.roles == form.roles and one.form != form]
+        return any("out" not in form.roles or one.arrays != form.arrays for one in alike)
+
+    def _learnt(self, first: Call) -> Said:
+        """What was said of the sizes, or what a first call shows that went well where others were refused."""
+        batch, size, said = first.size[:-3], first.size[-3:], self.said
+        is_said = said.sizes or said.square or said.multiple_of != (1, 1, 1)
+        if is_said or first.rank >= _NO_PRODUCT or size == _RECTANGLES[0]:
+            return said
+        if _is_special(first.size):
+            return dataclasses.replace(said, **({"sizes": _COLUMNS} if size[1] == 1 else {"square": True}))
+
+        def is_refused(place: int, step: int) -> bool:
+            longer = [length + step * (i == place) for i, length in enumerate(size)]
+            return self._call(first.form, first.device, (*batch, *longer), first.dtype).rank >= _RAISED
+
+        steps = [next((n for n in _STEPS if not is_refused(place, n)), _SQUARE[0]) for place in range(3)]
+        return dataclasses.replace(said, multiple_of=steps)
+
+    def takes(self, first: Call) -> tuple[Judgement, Said]:
+        """What it takes in the form of a first call and what it has refused; and which sizes, said or found out."""
         form, own, is_batch = first.form, first.dtype, len(first.size) == 4
         others: dict[str, Call] = {}
         if first.died is None:
             more = self.said.dtypes or (() if own == "i8" else _FLOATS)
             others = {dtype: self._call(form, first.device, first.size, dtype) for dtype in more if dtype != own}
-            if not is_batch and "bias" not in form.roles and self.said.op in {"", "bmm"}:
+            if not is_batch and not form.epilogue and self.said.op in {"", "bmm"}:
                 others["bmm"] = self._call(form, first.device, (2, *first.size), own)
-        right = {name: one.said for name, one in others.items() if one.rank == 0}
+        right = {name: one.said for name, one in others.items() if one.rank <= _WRONG_VALUES}
         batched = right.pop("bmm", "") != "" or is_batch
         op = "bmm" if is_batch else "int_mm" if own == "i8" else form.op
-        types = first.said if first.rank == 0 else "i8-i8-i32" if own == "i8" else own
-        arguments = f"{self.kernel.short}{form}"
-        found = Judgement(self.kernel.name, op, [types, *right.values()], first.device, batched, arguments)
+        types = first.said if first.rank <= _WRONG_VALUES else "i8-i8-i32" if own == "i8" else own
+        said = self._learnt(first)
+        assumed = f" (assumed: {self.kernel.assumed})" * bool(self.kernel.assumed)
+        arguments = f"{self.kernel.short}{form}{said.limits}{assumed}"
+        dtypes = [types, *right.values()]
+        found = Judgement(self.kernel.name, op, dtypes, first.device, batched, arguments, self.said.options)
+        found.reads_c, found.deterministic = form.c == "zeros", self.said.deterministic
         for name, one in others.items():
-            if one.rank > 0:
+            if one.rank > _WRONG_VALUES:
                 found.refused.setdefault(one.said, []).append(name)
-        return found
+        return found, said
 
     def _call(self, form: Form, device: str, size: tuple[int, ...], dtype: str) -> Call:
         kernel, given = dataclasses.replace(self.kernel, form=form), (form, device, size, dtype)
+        probes = form.c == "nan" and "out" in form.roles and not self.said.beta
         try:
-            return Call(*given, *self.worker.call(tuple[int, str], "first_call", kernel, dtype, size, device))
+            answer = self.worker.call(tuple[int, str, float, str], "first_call", kernel, dtype, size, device, probes)
         except Died as error:
-            return Call(*given, 3, error.reason.text, error)
+            return Call(*given, _DIED, error.reason.text, died=error)
         except Thrown as error:
-            return Call(*given, 4, str(error))
+            return Call(*given, _ARGUMENTS if error.kind == "TypeError" else _RAISED, str(error))
+        rank, said, share, c = answer
+        return Call(*given, rank, said, share, c=c)
+
+
+def _is_special(size: Sequence[int]) -> bool:
+    """Whether sizes are all alike, or those of one column: a kernel of any sizes may be right for them by chance."""
+    return len(size) == 3 and (len(set(size)) == 1 or size[1] == 1)
+
+
+def _fitted(size: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
+    """Multiples that are no smaller, and different ones."""
+    fitted: list[int] = []
+    for length, step in zip(size, steps, strict=True):
+        multiple = -(-length // step) * step
+        while multiple in fitted:
+            multiple += step
+        fitted.append(multiple)
+    return tuple(fitted)
 
 
 # -- asked of the worker -----------------------------------------------------------------------------------------
 
 
-def parameters(_: object, kernel: Kernel) -> list[str]:
-    """Names of the positional parameters without a default, and of a bias with one; empty where they are unknown.
+def parameters(_: object, kernel: Kernel) -> tuple[list[str], list[str], bool]:
+    """The parameters without a default, and a bias with one.
+
+    Returns:
+        Their names, none where they are unknown; those of them, at the end, that are passed by name; and whether there
+        is a GPU.
 
     Raises:
         TypeError: for a function that cannot be called by itself.
     """
     begin.cache_clear()  # in the process of a user another kernel may have been judged
-    begin("cuda" if kernel.is_for_gpus and torch.cuda.is_available() else "cpu")
+    has_gpu = torch.cuda.is_available()
+    begin("cuda" if kernel.is_for_gpus and has_gpu else "cpu")
     function = kernel.load()
     if type(function).__module__.startswith("triton."):
         raise TypeError("a @triton.jit function is started on a grid: name the Python function that starts it")
-    found: list[str] = []
+    names: list[str] = []
+    keywords: list[str] = []
+    is_open = is_skipped = False
     with contextlib.suppress(ValueError, TypeError):  # functions of C have no signature
-        for one in inspect.signature(function).parameters.values():
-            is_positional = one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}
-            if is_positional and (one.default is one.empty or one.name == "bias"):
-                found.append(one.name.lower())
-    return found
+        shown = function.forward if isinstance(function, torch.nn.Module) else function
+        for one in inspect.signature(shown).parameters.values():
+            is_open |= one.kind is one.VAR_POSITIONAL
+            if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
+                continue
+            if one.default is one.empty or one.name == "bias":
+                keywords += [one.name] * (is_skipped or one.kind is one.KEYWORD_ONLY)
+                names.append(one.name)
+            else:
+                is_skipped = True
+    return ([], [], has_gpu) if is_open and len(names) < 2 else (names, keywords, has_gpu)
 
 
-def first_call(_: object, kernel: Kernel, dtype: str, shape: Sequence[int], device: str) -> tuple[int, str]:
-    """Call a kernel with ones.
+def first_call(
+    _: object, kernel: Kernel, dtype: str, shape: Sequence[int], device: str, probes: bool
+) -> tuple[int, str, float, str]:
+    """Call a kernel with small integers that differ by their place; A is f32 of (M, K), say.
+
+    Where the values are wrong it ``probes`` what becomes of that which its result held before.
 
     Returns:
-        0 and the dtypes of a problem line for a result as a product has it: of the same type, i32 of i8, f32 of a half
-        but in a linear.  Else what is wrong, after 1 for a product in a wider type, 2 for anything else.
+        Rank, words, share and c of a :class:`Call`.  A type is right as a product has it: the same, i32 of i8, f32 of a
+        half but in a linear.
     """
     begin(device)
     *batch, m, n, k = shape
-    given, kind = DTYPES[dtype], torch_dtype(DTYPES[dtype])
-    a, b = (torch.ones(*batch, *sizes, dtype=kind, device=device) for sizes in ((m, k), (k, n)))
-    b = b.mT.contiguous().mT if kernel.form.weight else b
-    with torch.no_grad():
-        found = kernel(a, b, torch.ones(n, dtype=kind, device=device))
-    if not isinstance(found, torch.Tensor):
-        return 2, f"returned {type(found).__name__}"
-    said = next((one for one in DTYPES.values() if one.torch_name == str(found.dtype)[6:]), None)
-    if said is None or tuple(found.shape) != (*batch, m, n):
-        return 2, f"returned {str(found.dtype)[6:]} of shape {tuple(found.shape)}"
+    form, given = kernel.form, DTYPES[dtype]
+    a, b = (_integers(dtype, name, 1, (*batch, *size)) for name, size in (("a", (m, k)), ("b", (k, n))))
+    addend = _integers(dtype, "c", _ADDEND, (m, n) if form.c == "addend" else (n,))
+    is_turned = (form.columns, form.weight, False)
+
+    def returned(c: str) -> Any:
+        operands = [
+            (x.mT.clone(memory_format=torch.contiguous_format).mT if turned else x.clone()).to(device)
+            for x, turned in zip((a, b, addend), is_turned, strict=True)
+        ]
+        with torch.no_grad():
+            return dataclasses.replace(kernel, form=dataclasses.replace(form, c=c))(*operands)
+
+    def near(result: torch.Tensor, values: torch.Tensor) -> float:
+        return float(((result.double().cpu() - values).abs() < _NEARLY).double().mean())
+
+    result = returned(form.c)
+    if not isinstance(result, torch.Tensor):
+        return _NO_PRODUCT, f"returned {type(result).__name__}", 0.0, ""
+    said = next((one for one in DTYPES.values() if one.torch_name == str(result.dtype)[6:]), None)
+    if said is None or tuple(result.shape) != (*batch, m, n):
+        return _NO_PRODUCT, f"returned {str(result.dtype)[6:]} of shape {tuple(result.shape)}", 0.0, ""
+    expected = a.double() @ b.double() + addend.double() * bool(form.epilogue)
+    share, does = near(result, expected), ""
+    if probes and share < 1.0 and near(returned("zeros"), expected) == 1.0:
+        ones = returned("ones")
+        does = "zeros" if near(ones, expected) == 1.0 else "adds" if near(ones, expected + 1.0) == 1.0 else ""
+        share = 1.0 if does else share
     # Of another type it may be a product, or what comes of reading memory of the wrong type.
-    sums = k + ("bias" in kernel.form.roles)
-    is_product = bool(((found.double() - sums).abs() <= _NEARLY * sums).all())
-    wide = {"i8": "i32"}.get(dtype, "f32" if given.bits == 16 and kernel.form.op != "linear" else "")
-    if is_product and said.name == wide:
-        return 0, f"{dtype}-{dtype}-{wide}"
-    if said.name == dtype != "i8":
-        return 0, dtype
-    is_wider = is_product and said.is_float and said.bits > given.bits
-    return (1 if is_wider else 2), f"returned {said.name}{'' if is_product else ' that is no product'}"
+    wide = {"i8": "i32"}.get(dtype, "f32" if given.bits == 16 and form.op != "linear" else "")
+    if said.name == dtype != "i8" or (share == 1.0 and said.name == wide):
+        types = dtype if said.name == dtype else f"{dtype}-{dtype}-{wide}"
+        return (_RIGHT if share == 1.0 else _WRONG_VALUES), types, share, does
+    is_wider = share == 1.0 and said.is_float and said.bits > given.bits
+    what = f"returned {said.name}{'' if share == 1.0 else ' that is no product'}"
+    return (_WIDER if is_wider else _NO_PRODUCT), what, share, does
 
 
-CALLS: Final[Mapping[str, Callable[..., Any]]] = {**bench.CALLS, "parameters": parameters, "first_call": first_call}
+@functools.lru_cache(maxsize=16)
+def _integers(dtype: str, name: str, largest: int, size: tuple[int, ...]) -> torch.Tensor:
+    """Integers up to ``largest`` and their negatives, without a pattern; others for each name."""
+    drawn = torch.Generator().manual_seed(ord(name))
+    return torch.randint(-largest, largest + 1, size, generator=drawn, dtype=torch.int8).to(torch_dtype(DTYPES[dtype]))
+
+
+CALLS: Final[Mapping[str, Callable[..., Any]]] = {
+    **bench.CALLS,
+    **autotuned.CALLS,
+    **{"parameters": parameters, "first_call": first_call},
+}
 """What the worker of a kernel is asked."""

@@ -29,7 +29,7 @@ from pytest_gemm.config.options import suite
 from pytest_gemm.config.values import cores
 from pytest_gemm.core.case_id import CaseId, Device
 from pytest_gemm.core.outcome import Activity, Outcome, Phase, Reason, Status
-from pytest_gemm.core.text import show
+from pytest_gemm.core.text import did_you_mean, show
 from pytest_gemm.core.units import plural, seconds_text
 from pytest_gemm.failures import findings as grouping
 from pytest_gemm.judging import repeated
@@ -89,7 +89,13 @@ def check(function: Callable[..., Any], **options: Any) -> Judgement:
     """As ``pytest_gemm.check``."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__name__)
     kernel, said = Kernel(":".join(filter(None, (module, name))), function=function), _said(options)
-    judging = _Judging(kernel, said, **{key: value for key, value in options.items() if not hasattr(said, key)})
+    others = {key: value for key, value in options.items() if not hasattr(said, key)}
+    own = ("problem", "seed", "limit", "budget")
+    if unknown := [key for key in others if key not in own]:
+        names = [*own, *(field.name for field in dataclasses.fields(Said))]
+        hint = did_you_mean(unknown[0], names)
+        raise TypeError(f"check() has no option {unknown[0]}={others[unknown[0]]!r}{hint}; it has {', '.join(names)}")
+    judging = _Judging(kernel, said, **others)
     inline = sys.platform != "linux" or cuda_has_started()
     try:
         pickle.dumps(function)
@@ -187,11 +193,11 @@ class _Judging:
         with self.worker.watch(Activity(CaseId("judge", ""), Phase.COMPILE)):
             calls = FirstCalls(self.kernel, self.said, self.worker)
             first = calls.best()
-            judgement = calls.takes(first)
+            judgement, said = calls.takes(first)
         kernel = dataclasses.replace(self.kernel, form=first.form)
         name, own = kernel.short.replace(".", "-"), [dtype.partition("-")[0] for dtype in judgement.dtypes]
         backend = KernelBackend(name, kernel, own, devices=(first.device,), **self.said.arithmetic)
-        self._design = Design(judgement, first.form, calls.learnt(first))
+        self._design = Design(judgement, first.form, said)
         if first.died is None:
             self._judge_all(judgement, backend)
         else:  # it has no end, or ends its process, in any call

@@ -5,25 +5,28 @@ All that needs the user's code happens in the worker: a :class:`Kernel` loads it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-import importlib
+import importlib.util
+import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
 import torch
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.core.outcome import Phase, Unsupported
-from pytest_gemm.core.text import described
+from pytest_gemm.core.text import described, did_you_mean
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import bench
-from pytest_gemm.tools import c_function
-from pytest_gemm.tools.c_function import SIGNATURE
+from pytest_gemm.tools import autotuned, c_function
 from pytest_gemm.worker import faults
 
 if TYPE_CHECKING:
@@ -36,28 +39,56 @@ begin = functools.cache(functools.partial(bench.begin, None))
 _REFUSALS: Final = (ValueError, TypeError, NotImplementedError, AssertionError)
 
 
+# What an integer result holds before a call.
+_GARBAGE: Final = 0x5A5A5A
+# Bytes of a workspace.
+_WORKSPACE: Final = 64 << 20
+
+
 @dataclasses.dataclass(frozen=True)
 class Form:
     """What a kernel takes.
 
     Attributes:
-        roles: its positional arguments in order, of ``a``, ``b``, ``bias`` and ``out``.
+        roles: its arguments in order, of ``a``, ``b``, ``bias``, ``out``, ``workspace``, ``m``, ``n``, ``k``, ``alpha``
+            and ``beta``.
+        keywords: names of the last of them, which are passed by name.
         weight: B is (N, K), as ``torch.nn.Linear`` keeps it.
         arrays: arguments and result are arrays of NumPy.
+        columns: A is (K, M).
+        c: what ``out`` holds before: ``nan``, ``zeros``, ``ones``, or the ``addend`` that the product is added to.
     """
 
     roles: tuple[str, ...] = ("a", "b")
+    keywords: tuple[str, ...] = ()
     weight: bool = False
     arrays: bool = False
+    columns: bool = False
+    c: str = "nan"
 
     @property
     def op(self) -> str:
         """The op of two matrices that it computes."""
-        return "linear" if self.weight else "addmm" if "bias" in self.roles else "mm"
+        return "addmm" if self.c == "addend" else "linear" if self.weight else "addmm" if "bias" in self.roles else "mm"
+
+    @property
+    def epilogue(self) -> str:
+        """The steps of a problem line that it computes beside the product."""
+        return "bias-mn" if self.c == "addend" else "bias" * ("bias" in self.roles)
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Layouts of its op, first the one in which its matrices are compact."""
+        own = "nt"[self.columns] + "nt"[self.weight]
+        return (
+            own,
+            *(one for one in ("nn", "nt", "tn", "tt") if one != own and (one[1] == "t" or self.op != "linear")),
+        )
 
     def __str__(self) -> str:
-        b = "b of (N, K)" if self.weight else "b"
-        return f"({', '.join(b if role == 'b' else role for role in self.roles)})" + self.arrays * " of NumPy arrays"
+        shapes = {"a": " of (K, M)" * self.columns, "b": " of (N, K)" * self.weight}
+        shapes["out"] = " += a b" * (self.c == "addend")
+        return f"({', '.join(role + shapes.get(role, '') for role in self.roles)})" + self.arrays * " of NumPy arrays"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +98,13 @@ class Kernel:
     Attributes:
         name: ``FILE.py:FUNCTION``, ``MODULE:FUNCTION`` or ``LIBRARY.so:SYMBOL``.
         form: what it takes.
-        signature: in C, of a symbol.
+        signature: in C, of a symbol; "" for the usual one.
         function: the function itself, which is then not looked for.
     """
 
     name: str
     form: Form = Form()
-    signature: str = SIGNATURE
+    signature: str = ""
     function: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
@@ -107,60 +138,156 @@ class Kernel:
             AttributeError: where there is none of this name.
             Exception: whatever the import of its file raises.
         """
-        return self.function or _loaded(self.name, self.signature)
+        if self.is_foreign:
+            return c_function.of_library(*self.name.rsplit(":", 1), self.signature, self.form)
+        return _function_of(self.function or _loaded(self.name))
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, _: str | None = None) -> Any:
-        """The product of (..., M, K) and (..., K, N), and what the function adds to it."""
-        given = {"a": a, "b": b.mT if self.form.weight else b, "bias": bias}
-        if "out" in self.form.roles:
-            dtype = a.dtype if a.is_floating_point() else torch.int32
-            given["out"] = torch.empty(*a.shape[:-1], b.shape[-1], dtype=dtype, device=a.device)
-        arguments: list[Any] = [given[role] for role in self.form.roles]
-        if self.form.arrays:
-            arguments = [one.numpy() for one in arguments]
-        found = self.load()(*arguments)
-        if "out" in given:
-            if found is not None and found is not arguments[-1]:
-                raise TypeError("it returned something, so that its last argument is no result to be written to")
-            return given["out"]
-        return torch.from_numpy(found) if self.form.arrays else found
+    @property
+    def assumed(self) -> str:
+        """The prototype of a symbol, or the part of it, that its user has not given."""
+        return c_function.read(self.signature).assumed if self.is_foreign else ""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is a function of C."""
+        return self.function is None and re.search(r"\.(so(\.\d+)*|dylib):", self.name) is not None
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> Any:
+        """The product of (..., M, K) and (..., K, N), and what the function adds to it; in ``out``, if it is given."""
+        form, function = self.form, self.load()
+        given: dict[str, Any] = {"alpha": 1.0, "beta": float(form.c == "addend"), "bias": bias}
+        given |= {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
+        given |= {"a": a.mT if form.columns else a, "b": b.mT if form.weight else b}
+        if "out" in form.roles:
+            out = given["out"] = self.before(a, b) if out is None else out
+            if form.c == "addend":
+                assert bias is not None
+                out.copy_(bias)
+        if "workspace" in form.roles:
+            given["workspace"] = _workspace(a.device)
+        arguments = [given[role] for role in form.roles]
+        if form.arrays:
+            arguments = [one.numpy() if isinstance(one, torch.Tensor) else one for one in arguments]
+        count = len(arguments) - len(form.keywords)
+        named = dict(zip(form.keywords, arguments[count:], strict=True))
+        returned = autotuned.call(function, *arguments[:count], **named)
+        if out is None:
+            return _as_tensor(returned)
+        if returned is not None and returned is not arguments[form.roles.index("out")]:
+            raise TypeError("it returned something, so that none of its arguments is a result to be written to")
+        return out
+
+    def before(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """A result (..., M, N) to be written to, with what it holds before."""
+        dtype = getattr(self.load(), "out_dtype", a.dtype if a.is_floating_point() else torch.int32)
+        garbage = math.nan if dtype.is_floating_point else _GARBAGE
+        value = {"zeros": 0.0, "ones": 1.0}.get(self.form.c, garbage)
+        return torch.full((*a.shape[:-1], b.shape[-1]), value, dtype=dtype, device=a.device)
 
 
 @functools.cache
-def _loaded(name: str, signature: str) -> Callable[..., Any]:
+def _loaded(name: str) -> Callable[..., Any]:
     where, _, function = name.rpartition(":")
-    if re.search(r"\.so(\.\d+)*$|\.dylib$", where):
-        return c_function.of_library(where, function, signature)
-    folder, module = "", where
-    if where.endswith(".py"):
-        folder, module = str(Path(where).absolute().parent), Path(where).stem
-        sys.modules.pop(module, None)  # another one of this name
-    sys.path.insert(0, folder)
-    found: Any = functools.reduce(getattr, function.split("."), importlib.import_module(module))
+    path = Path(where).absolute()
+    sys.path.insert(0, str(path.parent) if path.suffix == ".py" else "")
+    # A library of the same name, which may lie beside a file, would be imported in its place.
+    spec = importlib.util.spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
+    found: Any = importlib.util.module_from_spec(spec) if spec else importlib.import_module(where)
+    if spec and spec.loader:
+        sys.modules[path.stem] = found
+        spec.loader.exec_module(found)
+    for part in function.split("."):
+        if not hasattr(found, part):
+            raise AttributeError(f"{where} has no function {function!r}{did_you_mean(part, dir(found))}")
+        found = getattr(found, part)
     if not callable(found):
         raise TypeError(f"{function} is {type(found).__name__}, no function")
     return found  # type: ignore[no-any-return]  # whether it is one shows when it is called
 
 
+@functools.cache
+def _made(factory: Callable[[], Any]) -> Any:
+    try:
+        return factory()
+    except TypeError as error:
+        remedy = "give a function without arguments that makes it"
+        raise TypeError(f"{getattr(factory, '__name__', factory)} takes arguments: {remedy} ({error})") from error
+
+
+def _function_of(thing: Any) -> Callable[..., Any]:
+    """A function as it is; of a class an object, and of a function without parameters what it returns, made once."""
+    is_factory = isinstance(thing, type)
+    with contextlib.suppress(ValueError, TypeError):  # of a builtin
+        is_factory |= not inspect.signature(thing).parameters
+    if is_factory and issubclass(thing if isinstance(thing, type) else type(thing), torch.autograd.Function):
+        return thing.apply
+    made = _made(thing) if is_factory else thing
+    function = made if callable(made) else getattr(made, "forward", None)
+    if function is None:
+        name = getattr(thing, "__name__", thing)
+        raise TypeError(f"{name}() returned {type(made).__name__}, and a kernel is a function of A and B")
+    return function  # type: ignore[no-any-return]  # whether it is one shows when it is called
+
+
+@functools.cache
+def _workspace(device: torch.device) -> torch.Tensor:
+    """Memory of zeros that a kernel may write to, the same in each call."""
+    return torch.zeros(_WORKSPACE, dtype=torch.uint8, device=device)
+
+
+def _as_tensor(returned: Any) -> Any:
+    """What was returned as a tensor: an array in its memory, the only array of several things; else as it is."""
+    if isinstance(returned, (tuple, list)) and sum(hasattr(one, "__dlpack__") for one in returned) == 1:
+        returned = next(one for one in returned if hasattr(one, "__dlpack__"))
+    if isinstance(returned, np.ndarray):
+        return torch.from_numpy(returned)
+    is_foreign = hasattr(returned, "__dlpack__") and not isinstance(returned, torch.Tensor)
+    return torch.from_dlpack(returned) if is_foreign else returned
+
+
+def check_name(name: str) -> None:
+    """Look at what names a kernel.
+
+    Raises:
+        ValueError: for a source of another language, a file that is not there, and no name of a function.
+    """
+    where, _, function = name.rpartition(":")
+    path = Path(where.rstrip(":"))
+    if where != str(path) and path.suffix == ".py":
+        raise ValueError(f"{name}: did you mean {path}:{function}?")
+    if not where or not function:
+        raise ValueError(f"{name!r} names no function: give FILE.py:FUNCTION, MODULE:FUNCTION or LIB.so:SYMBOL")
+    if compiler := c_function.COMPILERS.get(path.suffix):
+        library = path.with_suffix(".so").name
+        raise ValueError(f"{path} is a source: judge {library}:{function} after {compiler} {path} -o {library}")
+    if path.suffix in {".py", ".so"} and not path.is_file():
+        raise ValueError(f"{where}: there is no such file")
+
+
 # -- the backend -------------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(eq=False)
 class KernelBackend(CallableBackend):
     """A :class:`Kernel` as a backend of just those problems that have its form, on one device.
 
     What adds a bias may round before it or not, and a function may call cuBLAS.
     """
 
-    matmul: Kernel
-    epilogue = "either"
-    library = True
+    epilogue: Literal["fused", "eager", "either"] = "either"
+    library: bool = True
 
     def bind(self, problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Any] | None:
-        """A kernel that takes a bias computes every problem."""
-        if "bias" not in self.matmul.form.roles:
+        """A kernel that takes a bias computes every problem, and one that is given its result what is no more."""
+        kernel: Any = self.matmul
+        is_plain = not problem.epilogue and not problem.flags and "out" in kernel.form.roles
+        if not kernel.form.epilogue and not is_plain:
             return None
-        b = tensors["b"].mT if problem.op.weight else tensors["b"]
-        return functools.partial(self.matmul, tensors["a"], b, tensors.get("bias"))
+        a, b = tensors["a"], tensors["b"].mT if problem.op.weight else tensors["b"]
+        # A timed call writes to the memory of the call before, as a user's does.
+        return functools.partial(kernel, a, b, tensors.get("bias"), kernel.before(a, b) if is_plain else None)
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> None:
         """What it refuses shows when it is called."""
@@ -172,10 +299,12 @@ class KernelBackend(CallableBackend):
             Unsupported: where it raises what a function raises for arguments that it does not take.
             Exception: whatever else it raises.
         """
+        autotuned.begin(problem)
         begin(operands.device.value)  # in a process after one that a kernel has ended
         try:
             prepared = super().prepare(problem, operands, request)
             prepared.bind(operands)()
+            prepared.records = True  # a function may call ATen's product
         except Exception as error:
             no_memory = faults.out_of_memory(error, Phase.PREPARE, operands.device)
             of_torch = type(error) is RuntimeError and no_memory is None and "CUDA" not in str(error)
