@@ -229,7 +229,8 @@ def _fixed(one: Parameter, value: str, *, is_memory: bool) -> Any:
     if not is_memory:
         return one.number(number)
     size = DTYPES[dtype].bits // 8 if dtype else 1 if one.kind == "void" else 8
-    memory = torch.zeros(int(number) * size, dtype=torch.uint8).numpy()  # at an address that vector code may ask for
+    # At an address that vector code may ask for.
+    memory: Any = torch.zeros(int(number) * size, dtype=torch.uint8).numpy()
     return (ctypes.c_char * len(memory)).from_buffer(memory) if number else ctypes.c_void_p(None)
 
 

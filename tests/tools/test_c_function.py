@@ -86,7 +86,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.skip("needs a C compiler")
     folder = tmp_path_factory.mktemp("c")
     (folder / "mine.c").write_text(C)
-    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "mine.c", "-o", "mine.so"], check=True, cwd=folder)
+    (folder / "cuda.c").write_text('const char needs[] = "libcudart.so"; void f(void) {}')
+    for name in ("mine", "cuda"):
+        command = ["cc", "-O1", "-shared", "-fPIC", f"{name}.c", "-o", f"{name}.so"]
+        subprocess.run(command, check=True, cwd=folder)
     return str(folder / "mine.so")
 
 
@@ -138,6 +141,7 @@ def test_a_prototype_that_says_too_little_is_told_by_its_parameter(signature: st
         ("mine.so:usua", "mine.so has no function 'usua' (did you mean 'usual'?)"),
         ("mine.so:dgemm", "(did you mean 'dgemm_'?)"),
         ("mine.so:gemm", 'but _Z4gemmiiiPKfS0_Pf: declare it extern "C"'),
+        ("cuda.so:f", "it calls CUDA, so say where its pointers point to: --device=cpu or --device=cuda"),
         ("mine.c:usual", "mine.c is a source: judge mine.so:usual after cc -O2 -shared -fPIC mine.c -o mine.so"),
         ("mine.py::matmul", "did you mean mine.py:matmul?"),
         ("mine.py:matmull", "mine.py has no function 'matmull' (did you mean 'matmul'?)"),
