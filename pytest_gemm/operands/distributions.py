@@ -85,8 +85,8 @@ def _varies_if_positive(p: Problem) -> bool:
 
 
 def _may_be_special(p: Problem) -> bool:
-    """Nothing is asked about NaN in what is quantised or packed."""
-    has_none = p.a_rule != "" or p.dtypes.a.is_packed
+    """Nothing is asked about NaN in what is quantised or packed, or where one line stands for all."""
+    has_none = p.a_rule != "" or p.dtypes.a.is_packed or p.has("a.expanded") or p.has("b.expanded")
     return _only_floats(p) and not has_none and p.terms >= 1 and p.shape.m * p.shape.n >= 2
 
 

@@ -362,6 +362,8 @@ class _Memory:
         state: dict[str, Any] = {word: problem.has(f"{side.name}.{word}") for word in ("padded", "offset")}
         state |= {"middle": problem.has(f"{side.name}.batch_middle"), "apart": problem.op.several and not is_a}
         view = self.keep(side.name, stored, dtype, cut=problem.view_of(side.name), matrix=is_matrix, **state)
+        if problem.has(f"{side.name}.expanded"):
+            view = view[:, :1].expand(view.shape)
         view = view.mT if transposed else view
         if is_matrix or batch is None:
             return view[0]

@@ -223,6 +223,11 @@ def _batch_middle(p: Facts, rows: int) -> _Rules:
     yield is_idle, "changes nothing for one row", "give a batch of 2 or more, or drop it"
 
 
+def _expanded(p: Facts, side: str) -> _Rules:
+    size = p.shape.m if side == "a" else p.shape.n
+    yield size < 2, f"is one line for {size}", f"give {'M' if side == 'a' else 'N'} of 2 or more, or drop it"
+
+
 def _tail(p: Facts, rows: str, *, is_batched: bool) -> _Rules:
     size = "batch" if is_batched else rows
     name = "a batch" if is_batched else f"an {size.upper()}" if size in "mn" else "a K"
@@ -347,6 +352,8 @@ _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] 
     "b.tail": lambda p: _tail(p, "n" if p.layout.b_transposed else "k", is_batched=p.op.batch == "always"),
     **dict.fromkeys(("a.sliced", "a.strided"), lambda p: _cut(p, "m" if p.layout.a_transposed else "k")),
     **dict.fromkeys(("b.sliced", "b.strided"), lambda p: _cut(p, "k" if p.layout.b_transposed else "n")),
+    "a.expanded": lambda p: _expanded(p, "a"),
+    "b.expanded": lambda p: _expanded(p, "b"),
     "out.given": _given_out,
     "out.copied": _copied_out,
     **dict.fromkeys(("out.padded", "out.offset", "out.transposed"), _form_of_out),
