@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -27,65 +26,67 @@ if TYPE_CHECKING:
 _Row = dict[str, Any]
 
 # Levels of M, N and K, with the sizes that take turns: whole tiles, tails, a single line, few ones, less than a tile,
-# more tiles than are grouped.  Sums of K over 1024 codes of int8 leave what f32 holds.
-_LINES: Final[Mapping[str, Sequence[int]]] = {
+# more tiles than are grouped; K between the multiples of 64, of several slices, and of more than a slice may hold.
+_ROWS: Final[Mapping[str, Sequence[int]]] = {
     "whole": (32, 128, 64, 256),
-    "tail": (33, 65, 17, 130, 250),
+    "tail": (33, 65, 17, 130, 250, 90, 51, 79),
     "one": (1,),
-    "few": (3, 8, 5, 2, 7),
-    "narrow": (16, 12, 9, 24),
-    "long": (1152, 1030, 520, 771),
+    "few": (3, 8, 5, 2, 7, 4),
+    "narrow": (16, 12, 24, 9),
+    "long": (520, 1152, 771, 1030),
+}
+_COLUMNS: Final[Mapping[str, Sequence[int]]] = {
+    "whole": (64, 32, 256, 128),
+    "tail": (35, 49, 98, 143, 26, 251, 77, 118),
+    "one": (1,),
+    "few": (4, 2, 8, 6, 3, 5),
+    "narrow": (24, 16, 10, 40),
+    "long": (1032, 520, 771, 1160),
 }
 _DEPTHS: Final[Mapping[str, Sequence[int]]] = {
-    "whole": (64, 128, 32),
-    "tail": (65, 17, 127, 33, 250),
+    "whole": (64, 128, 32, 256),
+    "tail": (65, 17, 127, 33, 250, 90, 75),
     "between": (96, 160, 48, 224),
-    "long": (512, 1152, 544, 2048),
-    "long tail": (1004, 514, 2056, 1000, 4104),
-    "few": (8, 1, 7, 3),
+    "long": (512, 1152, 544, 2048, 640),
+    "long tail": (1004, 514, 2056, 1000, 771),
+    "deep": (4104, 3000, 6152, 8200),
+    "few": (8, 1, 7, 3, 5),
 }
-_BATCHES: Final[Mapping[str, Sequence[int]]] = {"few": (3, 2, 5), "many": (17, 33)}
-_PLACES: Final = ("", "a.padded", "b.padded", "a.offset", "b.offset", "a.padded+offset:b.padded+offset")
+_BATCHES: Final[Mapping[str, Sequence[int]]] = {"few": (3, 2, 5), "many": (17, 9)}
+_PLACES: Final = (
+    *("", "a.padded", "b.padded", "a.offset", "b.offset", "a.padded+offset:b.padded+offset"),
+    *("a.expanded", "b.expanded", "a.strided", "b.strided"),
+)
 # What a batch needs few of: its kernels are those of matrices, called with other strides.
 _OF_BATCHES: Final = {
     "m": ("whole", "one", "few", "tail"),
     "n": ("whole", "tail", "few"),
-    "k": ("whole", "tail", "few"),
+    "k": ("whole", "tail", "few", "long"),
 }
-_IN_BATCHES: Final = ("", "b.broadcast", "a.broadcast", "a.padded", "b.padded", "a.offset")
-# M x N x K, layout and place.  Square, empty, many tiles that no 8 divides, a long K under few lines, A against itself,
-# whole tiles in rectangles, every dimension above 512, more lines than 16 bits count.
-_EXTREMES: Final = (
-    *("48x48x48", "24x16x0", "1152x264x72", "8x40x4104", "300x300x96 nt b.alias_t", "1x1032x2056", "128x256x512"),
-    *(
-        "1032x1x2056",
-        "0x16x8",
-        "1x1x1",
-        "16x0x8",
-        "256x128x384",
-        "16x24x8200",
-        "1030x1040x16",
-        "272x272x160 tn b.alias_t",
-    ),
-    *("520x528x776", "384x512x128", "144x144x144 nn b.alias", "12x2056x520", "2056x12x520", "65552x3x16"),
-    *(
-        "3x65552x16",
-        "640x384x256",
-        "1030x24x1048",
-        "24x1030x1048",
-        "257x300x544",
-        "1x33x48x65",
-        "256x512x1000",
-        "512x512x512",
-    ),
+_IN_BATCHES: Final = (
+    *("", "b.broadcast", "a.broadcast", "a.padded", "b.padded", "a.offset", "a.batch_middle", "b.batch_middle"),
+    *("b.batch_middle:a.batch_middle", "a.expanded"),
 )
-# Only where a GPU computes: more tiles than it has processors, more matrices than a dimension of a grid.
-_OF_GPUS: Final = ("1672x1416x72", "65552x2x3x8")
-# Multiplications of a problem; where whole tiles alone are taken, of one of these.
+# M x N x K, layout and place: equal sizes, by which a kernel might tell a layout; empty ones; many tiles that no 8
+# divides; a long K under few lines; whole tiles in rectangles; A against itself; a single line of many lengths; all
+# sizes above 512; more lines than 16 bits count.
+_EXTREMES: Final = (
+    *("48x48x48", "24x16x0", "1152x264x72", "1x64x1152", "8x40x4104", "300x300x96 nt b.alias_t", "128x256x512"),
+    *("33x64x64 nt", "0x16x8", "1x1032x2056", "1032x1x2056", "64x35x64 tn", "1x1x1", "16x0x8", "520x24x48 tn"),
+    *("256x128x384", "16x24x8200", "4x1x1152", "1x8x6152", "771x1x250", "1x200x1 nt", "520x520x24", "65x65x65 tt"),
+    *("272x272x160 tn b.alias_t", "384x512x128", "144x144x144 nn b.alias", "1x12x3000", "33x1x4104", "1x771x514"),
+    *("12x2056x520", "2056x12x520", "4x4104x520", "4104x4x520", "3x16x24x0", "640x384x256", "1030x24x1048"),
+    *("24x1030x1048", "257x300x544", "1x33x48x65", "8x12296x24", "12296x8x24", "65552x1x2x1", "65552x3x16"),
+    *("3x65552x16", "520x528x776", "1672x1416x24", "256x512x1000", "512x512x512"),
+)
+# Multiplications of a problem, where whole tiles alone are taken of one of these, and elements of its matrices.
 _MOST: Final = 1 << 26
 _MOST_OF_TILES: Final = 1 << 28
-# Distributions of each problem; of the others one, which takes turns.
+_ELEMENTS: Final = 5 << 18
+# Distributions of each problem, and of one with many elements; of the others one, which takes turns.
 _DISTRIBUTIONS: Final = 4
+_OF_MANY: Final = 2
+_MANY: Final = 1 << 18
 
 
 @dataclasses.dataclass
@@ -110,11 +111,10 @@ class Design:
         dtypes = tuple(range(len(self.found.dtypes)))
         common = {"layout": layouts, "dtype": dtypes}
         self._plain = {"layout": layouts[0], "place": ""}
-        batches = dict.fromkeys(("m", "n"), _LINES) | {"k": _DEPTHS, "batch": _BATCHES}
-        self._values: dict[str, Mapping[str, Sequence[int]]] = batches
-        self._levels: dict[str, tuple[Any, ...]] = {"m": (*_LINES,), "n": (*_LINES,), "k": (*_DEPTHS,), **common}
+        self._values = {"m": _ROWS, "n": _COLUMNS, "k": _DEPTHS, "batch": _BATCHES}
+        sizes: dict[str, tuple[Any, ...]] = {name: (*self._values[name],) for name in "mnk"}
+        self._levels = {**sizes, **common, "place": _PLACES}
         self._of_batches = {"batch": (*_BATCHES,), **_OF_BATCHES, **common, "place": _IN_BATCHES}
-        self._levels["place"] = _PLACES
         self._banned: set[tuple[str, Any]] = set()
         self._seen: set[str] = set()
         self._problems = self._in_order()
@@ -126,7 +126,7 @@ class Design:
         """Two pairs, an extreme and a batch in turn, each without what was refused."""
         is_batch = self.found.op == "bmm"
         pairs = self._pairs({"batch": ("few",)} | self._levels if is_batch else self._levels)
-        extremes = self._extremes(_EXTREMES + _OF_GPUS * (self.found.device == "cuda"))
+        extremes = self._extremes(_EXTREMES)
         batches = self._pairs(self._of_batches) if self.found.batched else iter(())
         sources: list[Iterator[_Row]] = [pairs, pairs, extremes, batches]
         for row in itertools.chain.from_iterable(itertools.zip_longest(*sources)):
@@ -223,12 +223,16 @@ class Design:
 
     def _is_small(self, row: _Row, used: Mapping[tuple[str, Any], int]) -> bool:
         """Whether the sizes of a row, as far as they are known, can be multiplied often."""
-        sizes = [self._value(name, row[name], used) if name in row else 1 for name in ("m", "n", "k", "batch")]
+        *size, batch = [self._value(name, row[name], used) if name in row else 1 for name in ("m", "n", "k", "batch")]
+        m, n, k = self._fitted(size)
         most = _MOST if self.said.multiple_of == (1, 1, 1) else _MOST_OF_TILES
-        return math.prod(self._fitted(sizes[:3])) * sizes[3] <= most
+        return m * n * k * batch <= most and (m * n + m * k + k * n) * batch <= _ELEMENTS
 
 
 def distributions(problem: Problem, number: int) -> tuple[str, ...]:
     """Names of the distributions of a problem: those that find most, and one of the others, which takes turns."""
-    first, others = distributions_for(problem)[:_DISTRIBUTIONS], distributions_for(problem)[_DISTRIBUTIONS:]
+    shape, names = problem.shape, distributions_for(problem)
+    elements = (shape.m * shape.n + shape.m * shape.k + shape.k * shape.n) * (shape.batch or 1)
+    count = _OF_MANY if elements > _MANY else _DISTRIBUTIONS
+    first, others = names[:count], names[count:]
     return (*first, others[number % len(others)]) if others else first
