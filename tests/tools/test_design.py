@@ -31,7 +31,7 @@ def problems(
 
 
 def _of_length(size: int) -> str:
-    bounds = {1: "one", 9: "few", 33: "tile", 513: "tiles"}
+    bounds = {1: "one", 9: "few", 128: "tile", 513: "tiles"}
     return next((name for bound, name in bounds.items() if size <= bound), "many")
 
 
@@ -53,7 +53,7 @@ def test_each_two_facts_meet_in_some_problem() -> None:
 
 def test_any_beginning_is_fair() -> None:
     first, later = problems()[:12], problems()[:32]
-    assert first[0].line == "mm:f32:nn:32x32x64"
+    assert first[0].line == "mm:f32:nn:32x64x64"
     assert {str(one.layout) for one in first} == {"nn", "nt", "tn", "tt"}
     assert {one.dtypes.a.name for one in first} == {"f32", "f16"}
     assert {0, 1} < {one.shape.k for one in later} | {one.shape.m for one in later}
