@@ -259,7 +259,7 @@ class _Judging:
                 self._design.refused.add(one.problem)
         # Of several calls the shortest: a first one may have to start something.
         if (least := min(one.seconds.run for one in outcomes)) > _SLOW:
-            self._pace = max(self._pace, least / problem.shape.flops)
+            self._pace = max(self._pace, least / max(problem.shape.flops, 1))
 
     @functools.cached_property
     def _judge(self) -> Judge:
