@@ -41,7 +41,8 @@ from pytest_gemm.problem import shapes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import known
-from pytest_gemm.tools import beside_aten, progress
+from pytest_gemm.tools import autotuned, beside_aten, progress
+from pytest_gemm.tools.autotuned import Tuned
 from pytest_gemm.tools.design import Design, distributions
 from pytest_gemm.tools.first_calls import CALLS, DEATHS, FirstCalls, Said
 from pytest_gemm.tools.judgement import Judgement, Speed
@@ -52,8 +53,9 @@ from pytest_gemm.worker.process import Process
 
 # Seconds of a call, unless a user gives others.
 LIMIT: Final = 10.0
-# Seconds after which the command begins no further problem.
+# Seconds after which the command begins no further problem, and where Triton compiles kernels for them.
 BUDGET: Final = 15.0
+COMPILING: Final = 60.0
 # Calls of a problem; seconds of one from which on larger ones are expected to be slow; operations from which on it is
 # computed by as many threads as there are.
 _CALLS: Final = 8
@@ -89,7 +91,7 @@ def check(function: Callable[..., Any], **options: Any) -> Judgement:
     """As ``pytest_gemm.check``."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__name__)
     kernel, said = Kernel(":".join(filter(None, (module, name))), function=function), _said(options)
-    others = {key: value for key, value in options.items() if not hasattr(said, key)}
+    others = {"budget": math.inf} | {key: value for key, value in options.items() if not hasattr(said, key)}
     own = ("problem", "seed", "limit", "budget")
     if unknown := [key for key in others if key not in own]:
         names = [*own, *(field.name for field in dataclasses.fields(Said))]
@@ -105,9 +107,9 @@ def check(function: Callable[..., Any], **options: Any) -> Judgement:
 
 
 def _budget(text: str) -> float | None:
-    """The seconds of an option; ``None`` for ``none``."""
+    """The seconds of an option, infinite for ``none``; ``None`` where it is not given."""
     try:
-        return None if text == "none" else float(text or BUDGET)
+        return None if not text else math.inf if text == "none" else float(text)
     except ValueError:
         raise ValueError(f"--budget={text}: give seconds above 0, or none") from None
 
@@ -140,7 +142,7 @@ class _Judging:
         said: what its user says of it; what is not said is found out.
         problem: the only problem line; "" for all of the kernel's form.
         seed: of all values.
-        budget: seconds after which no further problem is begun; ``None``: no clock decides.
+        budget: seconds after which no further problem is begun; ``None``: :data:`BUDGET`, or :data:`COMPILING`.
         limit: seconds of a call, after which the worker is ended; ``None``: 10, and 15 of a first call, or 90 where
             it may compile.
         started: since when seconds count, by ``time.time()``.
@@ -168,6 +170,7 @@ class _Judging:
                 raise ValueError(f"{option}={seconds:g}: give seconds above 0")
         self._asked = _problems(self.problem) if self.problem else []
         self._pace, self._count, self._now = 0.0, 0, "first calls"
+        self._start: Callable[[], Process] | None = None
 
     def doing(self) -> str:
         """What it does now, in words."""
@@ -185,7 +188,8 @@ class _Judging:
             return self._judged()
         with contextlib.closing(Keeper({}, cores(), (), CALLS, passive=False)) as keeper:
             first = 90.0 if self.kernel.may_compile else 15.0
-            self.worker, self.pytorch = (Process(keeper, (self.limit or LIMIT, self.limit or first)) for _ in range(2))
+            self._start = functools.partial(Process, keeper, (self.limit or LIMIT, self.limit or first))
+            self.worker, self.pytorch = self._start(), self._start()
             with contextlib.closing(self.worker), contextlib.closing(self.pytorch):
                 return self._judged()
 
@@ -199,7 +203,13 @@ class _Judging:
         backend = KernelBackend(name, kernel, own, devices=(first.device,), **self.said.arithmetic)
         self._design = Design(judgement, first.form, said)
         if first.died is None:
-            self._judge_all(judgement, backend)
+            self._leave_to_interpreter(judgement)
+            compiles = self.worker.call(Tuned, "tuned").compiled > 0 and not judgement.interpreted
+            self.budget = self.budget or (COMPILING if compiles else BUDGET)
+            with self._compiling_ahead(judgement, backend) if compiles else contextlib.nullcontext():
+                self._judge_all(judgement, backend)
+                self._judge_configurations(judgement, backend)
+            judgement.tuned = self.worker.call(Tuned, "tuned", autotuned.TUNED)
         else:  # it has no end, or ends its process, in any call
             problem = next(iter(self._design)).resized(dict(zip("mnk", first.size[-3:], strict=True)))
             status = Status.TIMED_OUT if first.died.limit else Status.CRASHED
@@ -220,7 +230,8 @@ class _Judging:
         started, deaths = time.monotonic(), self.worker.deaths + DEATHS
         problems = enumerate(self._asked or self._design)
         for number, problem in problems:
-            left = math.inf if self.budget is None else self.budget - (time.monotonic() - started)
+            assert self.budget is not None  # the first calls have told
+            left = self.budget - (time.monotonic() - started)
             slow = self._pace * problem.shape.flops
             if any(one.status is Status.TIMED_OUT for one in judgement.outcomes):
                 judgement.cut = "a call hangs"
@@ -260,6 +271,37 @@ class _Judging:
         # Of several calls the shortest: a first one may have to start something.
         if (least := min(one.seconds.run for one in outcomes)) > _SLOW:
             self._pace = max(self._pace, least / max(problem.shape.flops, 1))
+
+    def _leave_to_interpreter(self, judgement: Judgement) -> None:
+        """Leave out the data types in which Triton's interpreter is wrong by itself, where it runs."""
+        own = {dtype: dtype.partition("-")[0] for dtype in judgement.dtypes}
+        faults = self.worker.call(dict[str, str], "interpreter_faults", list(own.values()))
+        judgement.interpreted = bool(faults)
+        for dtype, name in own.items():
+            if fault := faults.get(name):
+                judgement.refused.setdefault(f"Triton's interpreter: {fault}", []).append(name)
+                judgement.dtypes = [one for one in judgement.dtypes if one != dtype]
+
+    def _compiling_ahead(self, judgement: Judgement, backend: KernelBackend) -> contextlib.AbstractContextManager[None]:
+        """A block beside which the problems' kernels are compiled for a GPU."""
+        if backend.devices != ("cuda",) or self._start is None or len(self._asked) == 1:
+            return contextlib.nullcontext()
+        problems = self._asked or Design(judgement, self._design.form, self._design.said)
+        return autotuned.compiling_ahead(self._start, backend, problems)
+
+    def _judge_configurations(self, judgement: Judgement, backend: KernelBackend) -> None:
+        """Judge the largest problem with each configuration that has computed nothing yet, and as a first call."""
+        passed = [one for one in map(Problem.parse, (o.problem for o in judgement.passed)) if one.shape.flops]
+        if not passed or any(one.status.is_failure for one in judgement.outcomes):
+            return
+        problem, end = max(passed, key=lambda one: one.shape.flops), self.started + (self.budget or BUDGET)
+        for what in autotuned.turns(self.worker):
+            if time.time() > end:
+                return
+            self._now = f"{what} for {problem.line}"
+            for one in self._outcomes(backend, problem, distributions_for(problem)[:_FIRST]):
+                cause = what if one.status.is_failure else one.cause
+                judgement.outcomes.append(_readable(dataclasses.replace(one, cause=cause)))
 
     @functools.cached_property
     def _judge(self) -> Judge:
@@ -319,6 +361,9 @@ class _Judging:
         """Time the two largest problems of the first dtype that are right and not slow."""
         if not judgement.ok:
             judgement.untimed = "it is not right" if judgement.findings else "nothing was judged"
+            return
+        if judgement.interpreted:
+            judgement.untimed = "Triton's interpreter ran it"
             return
         quick = {one.problem for one in judgement.passed if one.seconds.run < (self.limit or LIMIT) / 100}
         problems = [

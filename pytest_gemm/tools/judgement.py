@@ -17,6 +17,7 @@ from pytest_gemm.failures.findings import Finding
 from pytest_gemm.machine import software
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.record.lines import plain, to_record
+from pytest_gemm.tools.autotuned import Tuned
 
 SCHEMA: Final = 1
 """Version of what ``--json`` prints: a key that is removed or means something else raises it, a new key does not."""
@@ -53,7 +54,7 @@ class Speed:
     high: float
 
     def __str__(self) -> str:
-        low, ratio, high = map(three, (self.low, self.ratio, self.high))
+        low, ratio, high = (f"{x:.2g}" if x < 0.1 else three(x) for x in (self.low, self.ratio, self.high))
         times = f"{seconds_text(self.seconds)} against {seconds_text(self.aten_seconds)}"
         return f"{ratio}x its time ({low} to {high}) on {self.problem}, {times}"
 
@@ -75,6 +76,8 @@ class Judgement:
         not_judged: problem lines that were left out.
         cut: why they were.
         called: ATen's product that the function called, by problem line.
+        interpreted: Triton's interpreter runs it.
+        tuned: what has become of the configurations of a kernel of Triton, and how many kernels were compiled.
         accumulate: partial sums that explain every result; "" where none does.
         tf32: only if inputs of f32 may be rounded to TF32.
         deterministic: the same call gave the same bits.
@@ -97,6 +100,8 @@ class Judgement:
     not_judged: list[str] = dataclasses.field(default_factory=list)
     cut: str = ""
     called: dict[str, str] = dataclasses.field(default_factory=dict)
+    interpreted: bool = False
+    tuned: Tuned = dataclasses.field(default_factory=Tuned)
     accumulate: str = ""
     tf32: bool = False
     deterministic: bool = True
@@ -149,7 +154,7 @@ class Judgement:
         return f"{self.verdict} ({whole})" if self.passed else self.verdict
 
     def _exception(self) -> str:
-        """The kind of problem or value that alone is wrong, as ``right but for K = 0``; "" where it is no single one."""
+        """The kind of problem or value that alone is wrong, as ``right but for K = 0``; "" where there is no such."""
         wrong = [one for one in self.outcomes if one.status.is_failure]
         failed, passed = (
             [Problem.parse(line).shape for line, is_right in self.judged.items() if is_right is side]
@@ -200,6 +205,8 @@ class Judgement:
             "takes": {name: getattr(self, name) for name in _TAKES},
             "arithmetic": {name: getattr(self, name) for name in _ARITHMETIC},
             "cases": dict(Counter(str(one.status) for one in self.outcomes)),
+            "interpreted": self.interpreted,
+            "autotuned": dataclasses.asdict(self.tuned),
             "findings": [
                 {"title": one.title, "condition": one.condition, "cases": len(one.outcomes)}
                 | {"simplest": to_record(one.simplest)}
@@ -221,15 +228,17 @@ class Judgement:
         counts = f"{plural(len(problems), 'problem')}, {plural(len(judged), 'case')}; {layouts}"
         batches = " and in batches" * (self.batched and self.op != "bmm")
         takes = f"{self.arguments} as {self.op}{batches}; {' '.join(self.dtypes)}; on {self.device}"
+        takes += ", by Triton's interpreter" * self.interpreted
         facts = {
             "takes": takes,
             "judged": f"{counts}; {shapes[0]} to {shapes[-1]}" if shapes else "",
             "refused": "; ".join(f"{_first_of(names)}: {why}" for why, names in self.refused.items()),
             "left out": self.not_judged and f"{_first_of(self.not_judged)}: {self.cut}",
             "calls": self.calls,
+            "autotuned": str(self.tuned) if self.tuned.configs > 1 else "",
             "arithmetic": self._arithmetic() if self.passed or self.accumulate else "",
             "against ATen": "; ".join(map(str, self.speed)) or f"not timed: {self.untimed}",
-            "seconds": ", ".join(f"{value:.1f} {name}" for name, value in self.seconds.items()),
+            "seconds": ", ".join(f"{value:.1f} {name}" for name, value in self.seconds.items()) + self._compiled(),
             "next": "say what it takes: --op, --dtypes, --device" * (self.verdict == "not judged"),
         }
         lines += [f"{name}: {value}" for name, value in facts.items() if value]
@@ -247,6 +256,11 @@ class Judgement:
         more = [f"also {o.title}: {plural(len(o.outcomes), 'case')}, simplest {o.simplest.problem}" for o in others[:2]]
         rest = [f"also {plural(len(others) - 2, 'more finding')}"] if len(others) > 2 else []
         return [*grouping.text(first, rerun).splitlines(), *more, *rest, ""]
+
+    def _compiled(self) -> str:
+        """How long the kernels of Triton were compiled."""
+        spent = sum(one.seconds.compile for one in self.outcomes)
+        return f"; {spent:.1f} compiling {plural(self.tuned.compiled, 'kernel')}" if self.tuned.compiled else ""
 
     def _arithmetic(self) -> str:
         """What is known of the sums and of the rounding."""
