@@ -41,7 +41,7 @@ _OTHERS: Final = 1 << 32
 _UNFIT: Final = {"OutOfResources", "CompileTimeAssertionFailure", "PTXASError"}
 # Processes that compile ahead at most, and the cores for each.
 _AHEAD: Final = 6
-_CORES: Final = 3
+_CORES: Final = 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -195,7 +195,7 @@ def test_compiling_ahead_asks_for_each_problem_and_leaves_errors_to_the_judged_p
         def close(self):
             closed.append(self)
 
-    monkeypatch.setattr(autotuned.os, "sched_getaffinity", lambda _: range(6))
+    monkeypatch.setattr(autotuned.os, "sched_getaffinity", lambda _: range(4))
     problems = [Problem.parse(line) for line in _lines(5)]
     with autotuned.compiling_ahead(Process, "backend", problems), contextlib.ExitStack() as stack:
         for thread in autotuned.threading.enumerate():
