@@ -14,16 +14,17 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.own_calls import OwnCalls, name_of
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import DEVICES, TYPES, Availability, Candidates, Part, Recipe, no_device
 from pytest_gemm.api.request import DEFAULT, BuildRequest
-from pytest_gemm.core.outcome import Outcome, Unsupported
-from pytest_gemm.core.text import did_you_mean
+from pytest_gemm.core.outcome import NOT_TAKEN, Outcome, Unsupported
+from pytest_gemm.core.text import described, did_you_mean
 from pytest_gemm.machine import software
 from pytest_gemm.numerics import tensor_core
 from pytest_gemm.numerics.contract import Contract
@@ -65,6 +66,9 @@ class CallableBackend:
         ValueError: when an argument is not of its kind.
     """
 
+    refuses_when_called: ClassVar[bool] = True
+    """Whether ``ValueError`` of the function says that it does not take a problem."""
+
     name: str
     matmul: Callable[..., torch.Tensor]
     dtypes: Iterable[str] = TYPES
@@ -82,6 +86,8 @@ class CallableBackend:
     epilogue: Literal["fused", "eager", "either"] = "fused"
     devices: tuple[str, ...] = DEVICES
     library: bool = False
+    multiple_of: int | tuple[int, int, int] = 1
+    square: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments, which a user writes."""
@@ -106,7 +112,11 @@ class CallableBackend:
         self._expect("linear", is_right, "None: bind= computes a bias and an activation too")
         self._expect("accumulate", self.accumulate in {*_SUMS, None}, f"one of {', '.join(_SUMS)}")
         self._expect("epilogue", self.epilogue in _EPILOGUES, f"one of {', '.join(_EPILOGUES)}")
-        for flag in ("batched", "deterministic", "flushes", "library"):
+        steps: Any = self.multiple_of
+        self._steps = steps if isinstance(steps, (tuple, list)) else (steps,) * 3
+        is_right = len(self._steps) == 3 and all(isinstance(step, int) and step > 0 for step in self._steps)
+        self._expect("multiple_of", is_right, "a number above 0, or three of M, N and K: (128, 128, 16)")
+        for flag in ("batched", "deterministic", "flushes", "library", "square"):
             self._expect(flag, isinstance(getattr(self, flag), bool), "True or False")
         for names, example in _LISTS.items():
             several: Any = getattr(self, names)
@@ -161,12 +171,13 @@ class CallableBackend:
         """The arguments of the registration that name types, devices or functions."""
         types, parts = sorted(self.dtypes), []
         for dtype in types:
-            lines = [f"mm:{dtype}:nn:17x65x127", *([f"bmm:{dtype}:nn:3x32x16x24"] if self.batched else [])]
+            lines = [f"mm:{dtype}:nn:{self._fitted(17, 65, 127)}"]
+            lines += [f"bmm:{dtype}:nn:3x{self._fitted(32, 16, 24)}"] * self.batched
             name = f"{dtype} in dtypes=" if "dtypes" in self._written else ""
             parts.append(Part(name, functools.partial(self._reads, dtype), tuple(lines)))
 
         def linears(step: str) -> list[str]:
-            return [f"linear:{dtype}:nt:17x65x127:bias+{step}".rstrip("+") for dtype in types]
+            return [f"linear:{dtype}:nt:{self._fitted(17, 65, 127)}:bias+{step}".rstrip("+") for dtype in types]
 
         for step in ("", *self.activations) if self.linear is not None else ():
             name = f"{step} in activations=" if step else "linear="
@@ -176,6 +187,21 @@ class CallableBackend:
             parts.append(Part("bind=", _is_whole, tuple(lines), picky=True))
         devices = self.devices if "devices" in self._written else ()
         return (*parts, *(Part(f"{one} in devices=", lambda *_: True, device=one) for one in devices))
+
+    def _fitted(self, *size: int) -> str:
+        """M, N and K that the function takes, none smaller than these."""
+        size = (max(size),) * 3 if self.square else size
+        steps = (math.lcm(*self._steps),) * 3 if self.square else self._steps
+        return "x".join(str(-(-length // step) * step) for length, step in zip(size, steps, strict=True))
+
+    def limited(self, m: int, n: int, k: int) -> Unsupported | None:
+        """Why the function does not take a product of these sizes."""
+        if self.square and not m == n == k:
+            return Unsupported("size", f"{self.name} takes square matrices", "leave out square=True")
+        if any(length % step for length, step in zip((m, n, k), self._steps, strict=True)):
+            steps = " x ".join(map(str, self._steps))
+            return Unsupported("size", f"{self.name} takes multiples of {steps} (M x N x K)", "change multiple_of=")
+        return None
 
     def _reads(self, dtype: str, problem: Problem, outcome: Outcome | None) -> bool:
         """Whether a function gets operands of a type."""
@@ -236,7 +262,7 @@ class CallableBackend:
         # A grouped product reaches the function as one matrix after the other, and so do linears.
         if problem.op.batched and not self.batched:
             return Unsupported("batch", f"{self.name} takes no 3-D tensors", f"register {self.name} with batched=True")
-        return None
+        return self.limited(problem.shape.m, problem.shape.n, problem.shape.k)
 
     @staticmethod
     def _types_for(problem: Problem) -> set[str]:
@@ -347,8 +373,16 @@ class CallablePrepared(EagerPrepared):
         self._calls, self._name, self._is_timed = OwnCalls(), name_of(backend.matmul), False
         self._matmul = functools.partial(backend.matmul, **self._named) if candidate else backend.matmul
         product = self._of_packed if backend.pack else self._matmul
+        if backend.square or backend.multiple_of != 1:
+            product = functools.partial(self._within_limits, product)
         super().__init__(problem, backend.contract(problem), product)
         self._counting = self._calls.program(problem, product, self._name)
+
+    def _within_limits(self, product: Callable[..., Any], a: torch.Tensor, b: torch.Tensor) -> Any:
+        """A product, which may have other sizes than its problem: one of several groups, for instance."""
+        if (reason := self._backend.limited(a.shape[-2], b.shape[-1], a.shape[-1])) is not None:
+            raise reason
+        return product(a, b)
 
     def _of_packed(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         assert self._pack is not None
@@ -413,6 +447,11 @@ class CallablePrepared(EagerPrepared):
         try:
             with super().watched():
                 yield
+        except (Unsupported, ValueError) as error:
+            if not self._backend.refuses_when_called:
+                raise
+            words = error.reason.text if isinstance(error, Unsupported) else described(error)
+            raise Unsupported(NOT_TAKEN, words) from None
         finally:
             self._program = plain
 

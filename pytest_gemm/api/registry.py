@@ -95,8 +95,13 @@ class Registry:
         epilogue: Literal["fused", "eager", "either"] = "fused",
         devices: tuple[str, ...] = DEVICES,
         library: bool = False,
+        multiple_of: int | tuple[int, int, int] = 1,
+        square: bool = False,
     ) -> None:
         """Register a function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch, or by ``bind``.
+
+        It does not take a problem for which it raises ``ValueError`` or ``pytest_gemm.core.outcome.Unsupported``,
+        whatever the values: that is unsupported, in its words.
 
         A run that is not narrowed fails where no case called a dtype, a device, ``linear``, one of its activations or
         ``bind`` that is written out here; smoke has cases of each.
@@ -140,6 +145,8 @@ class Registry:
             devices: where it computes, by default on both.  On ``("cuda",)`` alone its sums are those of NVIDIA's
                 tensor cores, and it is called once before the first run.
             library: with ``devices=("cuda",)``, whether it may call cuBLAS, which may slice K or take no tensor core.
+            multiple_of: what M, N and K have to be multiples of: one number, or ``(128, 128, 16)``.
+            square: whether M, N and K have to be equal.
 
         Raises:
             RegistryError: when the name is taken or malformed, or an argument is not of its kind.
@@ -147,7 +154,7 @@ class Registry:
         from pytest_gemm.api.callable import CallableBackend
 
         given: Any = dtypes, batched, accumulate, deterministic, distributions, flushes, pack, imports
-        given += linear, activations, bind, candidates or None, epilogue, devices, library
+        given += linear, activations, bind, candidates or None, epilogue, devices, library, multiple_of, square
         try:
             made = CallableBackend(name, matmul, *given)
         except ValueError as error:

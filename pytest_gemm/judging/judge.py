@@ -252,11 +252,23 @@ class Judge:
         for name, reason in attempt.built.pruned.items():
             yield Judged(self._attempt(case, one_line(name)).end(Status.PRUNED, reason))
         runs: list[_Run] = []
+        refusals: list[Outcome] = []
         for truth in truths:
-            yield from _ended(self._distribution(attempt, truth, runs))
+            for judged in _ended(self._distribution(attempt, truth, runs)):
+                if judged.outcome.status is Status.UNSUPPORTED:
+                    refusals.append(judged.outcome)
+                else:
+                    yield judged
             attempt.seconds = Seconds()
             if attempt.died:
                 return
+        if len(refusals) == len(truths):
+            yield Judged(dataclasses.replace(refusals[0], distribution=""))
+            return
+        for one in refusals:  # a problem is taken or not, whatever its values
+            assert one.reason is not None
+            late = Reason("late-refusal", f"taken with other values, and with these refused: {one.reason.text}")
+            yield Judged(dataclasses.replace(one, status=Status.CRASHED, reason=late))
         again = list(_ended(self._run_again(attempt, runs)))
         yield from again
         if again or len(runs) < len(truths):

@@ -393,7 +393,7 @@ def test_a_cache_by_address_answers_for_the_second_weight_of_the_cache_tests(sta
 RAISED: dict[str, Callable[[], object]] = {
     "Failed": lambda: pytest.fail("as asked"),
     "Exit": lambda: pytest.exit("enough"),
-    "ValueError": lambda: _raise(ValueError("\ud800 \x1b[31m")),
+    "LookupError": lambda: _raise(LookupError("\ud800 \x1b[31m")),
 }
 
 
@@ -418,15 +418,20 @@ def test_ctrl_c_in_a_kernel_passes_through() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_refusal_comes_before_anything_runs() -> None:
+@pytest.mark.parametrize("error", [ValueError("too much"), Unsupported("hard", "too much")], ids=repr)
+@pytest.mark.parametrize("largest", [0.0, 2.0])
+def test_a_problem_is_taken_or_refused_whatever_its_values(largest: float, error: Exception) -> None:
     def only_small_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if float(a.abs().max()) > 1.0:
-            raise Unsupported("hard", "values above one")
+        if not float(a.abs().max()) <= largest:
+            raise error
         return a @ b
 
     found = outcomes(only_small_values)
-    assert (found[0].status, found[0].reason and found[0].reason.code) == (Status.CRASHED, "late-refusal")
-    assert "values above one" in str(found[0].reason)
+    refused = [one for one in found if one.status is not Status.PASSED]
+    code = {(Status.CRASHED, "late-refusal")} if largest else {(Status.UNSUPPORTED, "not-taken")}
+    assert codes(refused) == code
+    assert all("too much" in str(one.reason) for one in refused)
+    assert (len(found) > len(refused)) is bool(largest)
 
 
 @pytest.mark.parametrize(("error", "freed"), [(MemoryError(), True), (ValueError(), False)])
