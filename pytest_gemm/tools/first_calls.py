@@ -204,7 +204,8 @@ def _forms(names: Sequence[str], keywords: Sequence[str], said: Said, *, is_c: b
     """
     numbers = {name: "workspace" if name in _WORKSPACES else name for name in names if name in _WORKSPACES | _NUMBERS}
     tensors = [name for name in names if name not in numbers]
-    orders = _orders(tensors) if names else [("a", "b", "bias"), ("bias", "a", "b"), ("a", "b"), ("a", "b", "out")]
+    unknown = [("a", "b", "bias"), ("bias", "a", "b"), ("a", "b"), ("a", "b", "out")]
+    orders = [tuple(tensors)] if is_c else _orders(tensors) if names else unknown
     weights = (True, False) if tensors[1:2] in (["w"], ["weight"]) else (False, True)
     columns = (said.a == "KxM",) if said.a or is_c else (False, True)
     forms = []
@@ -245,11 +246,14 @@ class FirstCalls:
         try:
             names, keywords, has_gpu = self.worker.call(tuple[list[str], list[str], bool], "parameters", self.kernel)
             forms = _forms([*map(str.lower, names)], keywords, self.said, is_c=self.kernel.is_foreign)
+            if self.kernel.calls_cuda and not self.said.device:
+                raise ValueError("it calls CUDA, so say where its pointers point to: --device=cpu or --device=cuda")
         except (Died, Thrown, ValueError) as error:
             raise ValueError(f"{self.kernel.name}: {error}") from None
         dtypes = self.said.dtypes or (("i8",) if self.said.op == "int_mm" else TRIED)
         both = ("cuda", "cpu") if self.kernel.is_for_gpus else ("cpu", "cuda")
-        devices = (self.said.device,) if self.said.device else both if has_gpu else ("cpu",)
+        many = both if has_gpu and not self.kernel.is_foreign else ("cpu",)
+        devices = (self.said.device,) if self.said.device else many
         made: list[Call] = []
         end = math.inf
         for device, size, dtype, form in itertools.product(devices, self._sizes(), dtypes, forms):
@@ -301,13 +305,14 @@ class FirstCalls:
     def _is_needless(made: Sequence[Call], device: str, size: tuple[int, ...], form: Form) -> bool:
         """Whether a call would say no more: what has returned wrong values of the right shape is judged in that form.
 
-        Of what is given its result the shape says nothing, so there the values tell how A and B lie.
+        Where its result is given, or all sizes are alike, the shape says nothing: the values tell how A and B lie.
         """
         wrong = [one for one in made if one.rank < _NO_PRODUCT]
         if any(one.device != device or (one.size != size and (_is_special(size) or len(size) > 3)) for one in wrong):
             return True
         alike = [one.form for one in wrong if one.form.roles == form.roles and one.form != form]
-        return any("out" not in form.roles or one.arrays != form.arrays for one in alike)
+        shows = "out" not in form.roles and len(set(size)) > 1
+        return any(shows or one.arrays != form.arrays for one in alike)
 
     def _learnt(self, first: Call) -> Said:
         """What was said of the sizes, or what a first call shows that went well where others were refused."""
@@ -318,9 +323,12 @@ class FirstCalls:
         if _is_special(first.size):
             return dataclasses.replace(said, **({"sizes": _COLUMNS} if size[1] == 1 else {"square": True}))
 
+        end = time.monotonic() + _SECONDS
+
         def is_refused(place: int, step: int) -> bool:
             longer = [length + step * (i == place) for i, length in enumerate(size)]
-            return self._call(first.form, first.device, (*batch, *longer), first.dtype).rank >= _RAISED
+            rank = self._call(first.form, first.device, (*batch, *longer), first.dtype).rank
+            return rank >= _RAISED and time.monotonic() < end
 
         steps = [next((n for n in _STEPS if not is_refused(place, n)), _SQUARE[0]) for place in range(3)]
         return dataclasses.replace(said, multiple_of=steps)

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 import torch
@@ -148,6 +148,12 @@ class Kernel:
         return c_function.read(self.signature).assumed if self.is_foreign else ""
 
     @property
+    def calls_cuda(self) -> bool:
+        """Whether a library starts work on a GPU: its pointers may be of either memory."""
+        where = self.name.rpartition(":")[0]
+        return self.is_foreign and re.search(rb"\.nv_fatbin|libcu(dart|blas)", Path(where).read_bytes()) is not None
+
+    @property
     def is_foreign(self) -> bool:
         """Whether it is a function of C."""
         return self.function is None and re.search(r"\.(so(\.\d+)*|dylib):", self.name) is not None
@@ -276,6 +282,7 @@ class KernelBackend(CallableBackend):
     What adds a bias may round before it or not, and a function may call cuBLAS.
     """
 
+    refuses_when_called: ClassVar[bool] = False  # ``prepare`` has called it
     epilogue: Literal["fused", "eager", "either"] = "either"
     library: bool = True
 
