@@ -366,23 +366,20 @@ class _Judging:
             judgement.untimed = "Triton's interpreter ran it"
             return
         quick = {one.problem for one in judgement.passed if one.seconds.run < (self.limit or LIMIT) / 100}
-        problems = [
-            one for one in map(Problem.parse, quick - judgement.called.keys()) if str(one.dtypes) == judgement.dtypes[0]
-        ]
-        if quick and not problems:
-            judgement.untimed = "its product is ATen's"
-            return
+        problems = [one for one in map(Problem.parse, quick) if str(one.dtypes) == judgement.dtypes[0]]
         why = []
         for problem in sorted(problems, key=lambda one: one.shape.flops)[-2:]:
             case, self._now = self._case(backend, problem, ()), f"timing {problem.line}"
             time_of_it = beside_aten.timed(case, self.worker, self._judge)
-            if isinstance(time_of_it, Speed):
-                judgement.speed.append(time_of_it)
-            elif isinstance(time_of_it, Reason):
+            if isinstance(time_of_it, Reason):
                 wrong = Outcome(case.id(), "rand", self.seed, Status.INCORRECT, time_of_it, kernels=(backend.name,))
                 judgement.outcomes.append(wrong)
                 judgement.findings = grouping.findings(judgement.outcomes)
                 why.append("it is not right")
+            elif problem.line in judgement.called:
+                why.append("its product is ATen's")  # but timed calls have shown whether each computes
+            elif isinstance(time_of_it, Speed):
+                judgement.speed.append(time_of_it)
             else:
                 why.append(time_of_it)
         judgement.untimed = "" if judgement.speed else "; ".join(dict.fromkeys(why)) or "each call takes too long"

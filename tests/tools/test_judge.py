@@ -25,7 +25,10 @@ KERNELS = """
 import ctypes, time, torch
 
 def right(a, b):
-    return (a.double() @ b.double()).to(a.dtype)
+    return torch.from_numpy(a.double().numpy() @ b.double().numpy()).to(a.dtype)
+
+def partly(a, b):
+    return right(a, b) if a.shape[-1] % 2 else a @ b
 
 def tail(a, b):
     k = a.shape[-1] // 8 * 8
@@ -104,13 +107,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.mark.slow
 def test_a_right_kernel_is_timed_and_a_wrong_one_is_one_finding(run: Run) -> None:
-    right = run("right")
-    assert (right["verdict"], right["status"], right["takes"]["batched"]) == ("right", 0, True)
+    right = run("right", "--problem=mm:f32:nn:96x128x256")
+    assert (right["headline"], right["status"], right["takes"]["batched"]) == ("right (1 of 1 problem)", 0, True)
     assert right["takes"]["dtypes"] == ["f32", "f16", "bf16"]
     assert all(one["low"] <= one["ratio"] <= one["high"] for one in right["speed"])
-    assert right["speed"]
+    assert right["speed"] or "busy" in right["untimed"]
     assert "kernels_of_a_user" not in sys.modules
-    wrong = run("tail")
+    wrong = run("tail", "--budget=none", "--sizes=24x16x16,8x24x20,17x8x24,8x8x9,16x40x31,12x8x40")
     assert (wrong["status"], wrong["speed"], len(wrong["findings"])) == (1, [], 1)
     assert re.match(r"K % \d+ > [01]: (\d+) of \1 failures, 0 of", wrong["findings"][0]["condition"])
     assert from_record(wrong["findings"][0]["simplest"]).status.is_failure
@@ -149,6 +152,25 @@ def test_what_it_takes_and_what_is_wrong_with_it(
 
 
 @pytest.mark.slow
+def test_what_calls_aten_is_not_timed_beside_it(run: Run) -> None:
+    told = run("partly", "--problem=mm:f32:nn:96x128x256")
+    assert (told["status"], told["calls"], told["speed"]) == (0, "aten::mm", [])
+    assert told["untimed"] == "its product is ATen's"
+    assert run("partly", "--problem=mm:f32:nn:96x128x255")["calls"] == ""
+
+
+@pytest.mark.slow
+def test_a_budget_and_a_shapes_file(run: Run) -> None:
+    few = run("right", "--budget=0.001")
+    assert (few["verdict"], few["cut"], few["status"]) == ("not judged", "limit 0.001 s", 10)
+    assert few["not_judged"][0] == "mm:f32:nn:32x64x64"
+    lines = ["mm:f32:nn:17x40x24", "linear:bf16:nt:8x24x16:bias+relu"]
+    Path("served.toml").write_text(f'[[set]]\nname = "served"\nproblems = {json.dumps(lines)}\n')
+    served = run("right", "--problem=served.toml")
+    assert (served["verdict"], list(dict.fromkeys(one["problem"] for one in served["outcomes"]))) == ("right", lines)
+
+
+@pytest.mark.slow
 def test_f64_is_judged_where_no_other_float_works_or_where_it_is_asked_for(run: Run) -> None:
     by_accident = run("inside", PROBLEM)
     assert (by_accident["verdict"], by_accident["takes"]["dtypes"]) == ("right", ["f32", "f16", "bf16"])
@@ -183,6 +205,9 @@ def test_on_cuda_the_sums_may_be_those_of_tensor_cores(monkeypatch: pytest.Monke
         (["fails.py:f"], "--op="),
         (["kernels_of_a_user.py:right", "--dtypes=f33"], "known: f32 f16 bf16 f64 i8"),
         (["kernels_of_a_user.py:right", "--time-limit=0"], "--time-limit=0: give seconds above 0"),
+        (["kernels_of_a_user.py:right", "--budget=0"], "--budget=0: give seconds above 0"),
+        (["kernels_of_a_user.py:right", "--budget=long"], "--budget=long: give seconds above 0, or none"),
+        (["kernels_of_a_user.py:right", "--problem=none.toml"], "--problem=none.toml: there is no such file"),
         (["lib.so:f", "--signature=int f(char** a)"], "--signature=int f(char** a): cannot hand over 'char** a'"),
     ],
 )
@@ -204,6 +229,8 @@ def _last_row(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_check_in_a_test_gives_the_screen() -> None:
+    with pytest.raises(TypeError, match=r"no option budgt=3 \(did you mean 'budget'\?\)"):
+        pytest_gemm.check(_last_row, budgt=3)
     closure = pytest_gemm.check(lambda a, b: a @ b, problem="mm:f32:nn:17x65x127")
     assert closure.ok
     for dtypes in (["f32"], "f32"):  # a text is one as the option has it
