@@ -278,10 +278,10 @@ class FirstCalls:
         # In a form that it need not have it may end its process and be right.
         if best.rank < _DIED or (best.rank == _DIED and best.form == forms[0]):
             return dataclasses.replace(best, form=dataclasses.replace(best.form, c=best.c or best.form.c))
-        apart = {re.sub(r"\d+", "", one.said): one for one in reversed(made)}
-        reasons = [
-            f"{one.said} ({one.form} of {one.dtype})" for one in sorted(apart.values(), key=lambda one: one.rank)
-        ]
+        apart: dict[str, Call] = {}
+        for one in sorted(made, key=lambda one: (one.rank, forms.index(one.form))):
+            apart.setdefault(re.sub(r"\d+", "", one.said), one)
+        reasons = [f"{one.said} ({one.form} of {one.dtype})" for one in apart.values()]
         text = f"{self.kernel.name} ({', '.join(names) or 'unknown parameters'}): no first call worked: "
         triton = "; a Triton kernel needs a GPU, or TRITON_INTERPRET=1" if "driver" in "".join(reasons) else ""
         options = "--op=mm|addmm|linear|bmm|int_mm, --dtypes, --device, --multiple-of, --square, --sizes or --a=KxM"
