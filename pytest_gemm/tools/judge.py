@@ -56,6 +56,8 @@ LIMIT: Final = 10.0
 # Seconds after which the command begins no further problem, and where Triton compiles kernels for them.
 BUDGET: Final = 15.0
 COMPILING: Final = 60.0
+# How many times as long a busy machine may take, unless a user gives a budget.
+_PATIENCE: Final = 3.0
 # Calls of a problem; seconds of one from which on larger ones are expected to be slow; operations from which on it is
 # computed by as many threads as there are.
 _CALLS: Final = 8
@@ -171,6 +173,7 @@ class _Judging:
         self._asked = _problems(self.problem) if self.problem else []
         self._pace, self._count, self._now = 0.0, 0, "first calls"
         self._start: Callable[[], Process] | None = None
+        self.is_exact = True
 
     def doing(self) -> str:
         """What it does now, in words."""
@@ -205,6 +208,7 @@ class _Judging:
         if first.died is None:
             self._leave_to_interpreter(judgement)
             compiles = self.worker.call(Tuned, "tuned").compiled > 0 and not judgement.interpreted
+            self.is_exact = self.budget is not None or compiles
             self.budget = self.budget or (COMPILING if compiles else BUDGET)
             with self._compiling_ahead(judgement, backend) if compiles else contextlib.nullcontext():
                 self._judge_all(judgement, backend)
@@ -227,18 +231,17 @@ class _Judging:
 
     def _judge_all(self, judgement: Judgement, backend: KernelBackend) -> None:
         """Judge problems, until the budget is spent, a call hangs, or the worker has ended too often."""
-        started, deaths = time.monotonic(), self.worker.deaths + DEATHS
+        started, budget, deaths = (time.monotonic(), self._busy()), self.budget or BUDGET, self.worker.deaths + DEATHS
         problems = enumerate(self._asked or self._design)
         for number, problem in problems:
-            assert self.budget is not None  # the first calls have told
-            left = self.budget - (time.monotonic() - started)
+            left = budget - self._spent(started)
             slow = self._pace * problem.shape.flops
             if any(one.status is Status.TIMED_OUT for one in judgement.outcomes):
                 judgement.cut = "a call hangs"
             elif self.worker.deaths >= deaths:
                 judgement.cut = f"it ended its process {DEATHS} times"
             elif left <= 0.0:
-                judgement.cut = f"limit {self.budget:g} s"
+                judgement.cut = f"limit {budget:g} s"
             elif _CALLS * slow > left or slow > (self.limit or LIMIT) / 2:
                 judgement.cut = judgement.cut or f"a call takes {seconds_text(slow)}"
                 judgement.not_judged.append(problem.line)
@@ -250,6 +253,18 @@ class _Judging:
                 continue
             judgement.not_judged += [problem.line, *(one.line for _, one in problems)]
             return
+
+    def _busy(self) -> float:
+        """Seconds that this process and the kernel's have computed."""
+        with contextlib.suppress(psutil.Error):  # it may have ended just now
+            spent = psutil.Process(self.worker.pid).cpu_times() if isinstance(self.worker, Process) else None
+            return time.process_time() + (spent.user + spent.system if spent else 0.0)
+        return time.process_time()
+
+    def _spent(self, started: tuple[float, float]) -> float:
+        """Seconds of the budget that are spent; where none was given a busy machine has three times as long."""
+        took = time.monotonic() - started[0]
+        return took if self.is_exact else max(self._busy() - started[1], took / _PATIENCE)
 
     def _judge_one(self, judgement: Judgement, backend: KernelBackend, problem: Problem, number: int) -> None:
         names = distributions_for(problem) if len(self._asked) == 1 else distributions(problem, number)

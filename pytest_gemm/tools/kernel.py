@@ -24,6 +24,7 @@ from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.core.outcome import Phase, Unsupported
 from pytest_gemm.core.text import described, did_you_mean
+from pytest_gemm.operands import views
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import bench
 from pytest_gemm.tools import autotuned, c_function
@@ -292,7 +293,10 @@ class KernelBackend(CallableBackend):
         is_plain = not problem.epilogue and not problem.flags and "out" in kernel.form.roles
         if not kernel.form.epilogue and not is_plain:
             return None
-        a, b = tensors["a"], tensors["b"].mT if problem.op.weight else tensors["b"]
+        # What the program of the problem makes of its arguments, as views.
+        a = views.cut(problem, "a", tensors["a"])
+        b = a if problem.has("b.alias") else a.mT if problem.b_is_a else views.cut(problem, "b", tensors["b"])
+        b = b.mT if problem.op.weight and not problem.b_is_a else b
         # A timed call writes to the memory of the call before, as a user's does.
         return functools.partial(kernel, a, b, tensors.get("bias"), kernel.before(a, b) if is_plain else None)
 
