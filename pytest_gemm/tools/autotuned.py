@@ -15,13 +15,11 @@ import functools
 import os
 import sys
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
-
-import torch
+from unittest import mock
 
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.problem import Problem
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_gemm.worker.process import Process
 
 FIRST: Final = -1
-"""A turn in which every call tunes, as a user's first call does, and computes with what it has chosen."""
+"""A turn in which every call tunes, as a user's first call does: it launches each configuration before the chosen one."""
 TUNED: Final = -2
 """A turn in which the first call tunes by Triton's own benchmarks: for what is timed."""
 # From this turn on those configurations come first that have computed nothing yet.
@@ -225,8 +223,9 @@ def _run(tuner: Any, plain: Callable[..., Any], *arguments: Any, **named: Any) -
     turn = _state.turn
     if turn is None or len(tuner.configs) < 2:
         return plain(tuner, *arguments, **named)
-    own, cache = tuner.cache, {} if turn == FIRST else _state.caches.setdefault((tuner, turn), {})
-    tuner.cache = cache
+    own = {"cache": tuner.cache, "cache_results": getattr(tuner, "cache_results", False)}  # the second writes to files
+    cache = {} if turn == FIRST else _state.caches.setdefault((tuner, turn), {})
+    vars(tuner).update(cache=cache, cache_results=False)
     try:
         if not cache and not 0 <= turn < _OTHERS:
             with contextlib.suppress(Exception):  # it compiles what it needs itself
@@ -244,7 +243,7 @@ def _run(tuner: Any, plain: Callable[..., Any], *arguments: Any, **named: Any) -
         _state.judged.setdefault(tuner, set()).add(_state.last[tuner])
         return result
     finally:
-        tuner.cache = own
+        vars(tuner).update(own)
 
 
 def _prune_configs(tuner: Any, plain: Callable[..., Any], *named: Any) -> list[Any]:
@@ -263,35 +262,20 @@ def _prune_configs(tuner: Any, plain: Callable[..., Any], *named: Any) -> list[A
 
 
 def _bench(tuner: Any, plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """The time of a configuration: some number where there is one alone, that of one call in a first call."""
+    """The time of a configuration, 0 where none is timed; a first call launches it, as a user's benchmarks do."""
     is_tritons = type(tuner).__module__.startswith("triton.")  # others write times to files
     if _state.turn in {None, TUNED} or not is_tritons:
         return plain(tuner, *arguments, **named)
     if _state.turn != FIRST:
         return [0.0] * 3
-    own = vars(tuner).pop("do_bench", None)
-    tuner.do_bench = _few_calls
-    try:
+    with mock.patch.dict(vars(tuner), do_bench=_once):
         return plain(tuner, *arguments, **named)
-    finally:
-        del tuner.do_bench
-        if own is not None:
-            tuner.do_bench = own
 
 
-def _few_calls(launch: Callable[[], Any], quantiles: Sequence[float] = (0.5,)) -> list[float]:
-    """Milliseconds of a second launch, for each quantile."""
+def _once(launch: Callable[[], Any], quantiles: Sequence[float] = (0.5,)) -> list[float]:
+    """Launch a configuration once; all are equally fast."""
     launch()
-    _wait()
-    start = time.perf_counter()
-    launch()
-    _wait()
-    return [1e3 * (time.perf_counter() - start)] * len(quantiles)
-
-
-def _wait() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    return [0.0] * len(quantiles)
 
 
 def _compile_all(tuner: Any, arguments: Sequence[Any], named: dict[str, Any]) -> None:
