@@ -128,6 +128,9 @@ class Design:
         pairs = self._pairs({"batch": ("few",)} | self._levels if is_batch else self._levels)
         extremes = self._extremes(_EXTREMES)
         batches = self._pairs(self._of_batches) if self.found.batched else iter(())
+        simplest = next(pairs)
+        for dtype in self._levels["dtype"]:
+            yield from self._accepted(simplest | {"dtype": dtype})
         sources: list[Iterator[_Row]] = [pairs, pairs, extremes, batches]
         for row in itertools.chain.from_iterable(itertools.zip_longest(*sources)):
             if row is not None:

@@ -26,6 +26,8 @@ COLUMNS, LINES = 100, 24
 """Of a screen."""
 # Problems that have to be right before the others are an exception.
 _ENOUGH: Final = 3
+# Options that allow what some kernels do by design, by the name of the cause.
+_MEANT: Final = {"small inputs dropped": "--flushes", **dict.fromkeys(("f16 sums", "bf16 sums"), "--accumulate=f16")}
 # Multiples that a kernel may be right for alone.
 _STEPS: Final = (2, 4, 8, 16, 32, 64, 128, 256)
 # What is wrong with special values, by words of its cause.
@@ -254,6 +256,8 @@ class Judgement:
         first, *others = self.findings
         rerun = shlex.join(["pytest-gemm", "judge", self.kernel, *self.options, f"--problem={first.simplest.problem}"])
         more = [f"also {o.title}: {plural(len(o.outcomes), 'case')}, simplest {o.simplest.problem}" for o in others[:2]]
+        if (meant := _MEANT.get(first.cause)) and meant not in self.options:
+            rerun += f"\n  if that is meant: {meant}"
         rest = [f"also {plural(len(others) - 2, 'more finding')}"] if len(others) > 2 else []
         return [*grouping.text(first, rerun).splitlines(), *more, *rest, ""]
 
