@@ -375,7 +375,7 @@ class _Judging:
     def _speed(self, judgement: Judgement, backend: KernelBackend) -> None:
         """Time the two largest problems of the first dtype that are right and not slow."""
         if not judgement.ok:
-            judgement.untimed = "it is not right" if judgement.findings else "nothing was judged"
+            judgement.untimed = "it is not right" if judgement.findings or judgement.reads_c else "nothing was judged"
             return
         if judgement.interpreted:
             judgement.untimed = "Triton's interpreter ran it"
