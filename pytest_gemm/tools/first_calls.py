@@ -178,7 +178,7 @@ class Call:
     died: Died | None = None
 
 
-def _orders(tensors: Sequence[str]) -> list[tuple[str, ...]]:
+def _orders(tensors: Sequence[str]) -> Sequence[tuple[str, ...]]:
     """What the tensors of these names may be, the likeliest first; nothing where there are too many or too few."""
     last, first, out, out_first = ("a", "b", "bias"), ("bias", "a", "b"), ("a", "b", "out"), ("out", "a", "b")
     if len(tensors) == 3:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 import torch
+from torch.utils import dlpack
 
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.request import DEFAULT, BuildRequest
@@ -229,7 +230,7 @@ def _function_of(thing: Any) -> Callable[..., Any]:
     with contextlib.suppress(ValueError, TypeError):  # of a builtin
         is_factory |= not inspect.signature(thing).parameters
     if is_factory and issubclass(thing if isinstance(thing, type) else type(thing), torch.autograd.Function):
-        return thing.apply
+        return thing.apply  # type: ignore[no-any-return]  # PyTorch does not say of which type it is
     made = _made(thing) if is_factory else thing
     function = made if callable(made) else getattr(made, "forward", None)
     if function is None:
@@ -251,7 +252,7 @@ def _as_tensor(returned: Any) -> Any:
     if isinstance(returned, np.ndarray):
         return torch.from_numpy(returned)
     is_foreign = hasattr(returned, "__dlpack__") and not isinstance(returned, torch.Tensor)
-    return torch.from_dlpack(returned) if is_foreign else returned
+    return dlpack.from_dlpack(returned) if is_foreign else returned
 
 
 def check_name(name: str) -> None:
@@ -287,7 +288,9 @@ class KernelBackend(CallableBackend):
     epilogue: Literal["fused", "eager", "either"] = "either"
     library: bool = True
 
-    def bind(self, problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Any] | None:
+    def bind(  # type: ignore[misc]  # in place of a field
+        self, problem: Problem, tensors: Mapping[str, Any]
+    ) -> Callable[[], Any] | None:
         """A kernel that takes a bias computes every problem, and one that is given its result what is no more."""
         kernel: Any = self.matmul
         is_plain = not problem.epilogue and not problem.flags and "out" in kernel.form.roles
