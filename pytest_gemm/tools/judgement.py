@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
+import operator
 import shlex
 import textwrap
 from collections import Counter
@@ -30,6 +31,10 @@ _ENOUGH: Final = 3
 _MEANT: Final = {"small inputs dropped": "--flushes", **dict.fromkeys(("f16 sums", "bf16 sums"), "--accumulate=f16")}
 # Multiples that a kernel may be right for alone.
 _STEPS: Final = (2, 4, 8, 16, 32, 64, 128, 256)
+# Kinds of problems, the most telling ones first.
+_BEYOND: Final = "sizes beyond 65535"
+_BATCHES: Final = "batches"
+_KINDS: Final = (*(f"{name} = {size}" for size in (0, 1) for name in "KMN"), _BEYOND, _BATCHES)
 # What is wrong with special values, by words of its cause.
 _SPECIAL: Final = "NaN and infinities"
 _SPECIALS: Final = {"inf": "infinities", "subnormal": "subnormal numbers", "zero": "signs of zero", "NaN": "NaN"}
@@ -157,25 +162,33 @@ class Judgement:
 
     def _exception(self) -> str:
         """The kind of problem or value that alone is wrong, as ``right but for K = 0``; "" where there is no such."""
-        wrong = [one for one in self.outcomes if one.status.is_failure]
-        failed, passed = (
-            [Problem.parse(line).shape for line, is_right in self.judged.items() if is_right is side]
-            for side in (False, True)
-        )
-        passed = [shape for shape in passed if not shape.is_empty]
+        failed, passed = ([Problem.parse(x) for x, ok in self.judged.items() if ok is side] for side in (False, True))
+        passed = [one for one in passed if not one.shape.is_empty]
         if len(passed) < _ENOUGH:
             return ""
-        for name, size in itertools.product("kmn", (0, 1)):
-            if all(getattr(shape, name) == size for shape in failed):
-                return f"right but for {name.upper()} = {size}"
+        alike = Counter(kind for one in passed for kind in self._kinds(one))
+        common = functools.reduce(operator.and_, map(self._kinds, failed))
+        # Most of a kind are wrong, and enough others are right.
+        common = {one for one in common if alike[one] <= min(len(failed), len(passed) - _ENOUGH)}
+        if kinds := [one for one in _KINDS if one in common] or sorted(common):
+            return f"right but for {kinds[0]}"
+        wrong = [one for one in self.outcomes if one.status.is_failure]
         if {one.distribution for one in wrong} <= {"specials"}:
             causes = " ".join(one.cause for one in wrong)
             return f"right but for {next((words for word, words in _SPECIALS.items() if word in causes), _SPECIAL)}"
         for step in _STEPS:
-            whole = [all(size % step == 0 for size in (shape.m, shape.n, shape.k)) for shape in (*passed, *failed)]
+            whole = [not any(size % step for size in dataclasses.astuple(one.shape)[-3:]) for one in (*passed, *failed)]
             if all(whole[: len(passed)]) and not any(whole[len(passed) :]):
                 return f"right for multiples of {step} alone"
         return ""
+
+    def _kinds(self, problem: Problem) -> set[str]:
+        """Kinds that a problem is one of, in words: by a size, a flag, a batch, or one data type of several."""
+        shape, dtype = problem.shape, str(problem.dtypes)
+        kinds = {f"{name.upper()} = {size}" for name in "kmn" for size in (0, 1) if getattr(shape, name) == size}
+        kinds |= {_BEYOND} if max(shape.m, shape.n, shape.batch or 0) >= 1 << 16 else set()
+        kinds |= {_BATCHES} if shape.batch is not None and self.op != "bmm" else set()
+        return kinds | ({dtype} if len(self.dtypes) > 1 else set()) | {*problem.flags}
 
     @property
     def calls(self) -> str:

@@ -21,7 +21,7 @@ def judgement(right: Iterable[str], wrong: Iterable[str] = (), *, wrong_of: str 
     reason = Reason("outside-bound", "3 of 9 elements outside the bound")
     outcomes += [Outcome(CaseId("mine", x), wrong_of, 0, Status.INCORRECT, reason, cause=cause) for x in wrong]
     what = findings.findings(outcomes)
-    return Judgement("k.py:mine", "mm", ["f32"], "cpu", True, "(a, b)", outcomes=outcomes, findings=what)
+    return Judgement("k.py:mine", "mm", ["f32", "f16"], "cpu", True, "(a, b)", outcomes=outcomes, findings=what)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,10 @@ def judgement(right: Iterable[str], wrong: Iterable[str] = (), *, wrong_of: str 
         ),
         (ODD, WHOLE, {"wrong_of": "specials", "cause": "subnormals flushed"}, "right but for subnormal numbers"),
         ([], WHOLE, {"cause": "K tail"}, "incorrect: K tail"),
+        (WHOLE, ["mm:f32:nn:64x64x64:b.offset"], {"cause": "K tail"}, "right but for b.offset: K tail"),
+        (WHOLE, ["mm:f16:nn:64x64x64", "mm:f16:tn:64x65x64"], {"cause": "f16 sums"}, "right but for f16: f16 sums"),
+        (WHOLE, ["bmm:f32:nn:3x64x64x64", "bmm:f16:tn:65552x4x2x4"], {}, "right but for batches: wrong values"),
+        (WHOLE, ["mm:f32:nn:65552x3x16"], {}, "right but for sizes beyond 65535: wrong values"),
     ],
 )
 def test_the_first_words_say_what_is_right(
