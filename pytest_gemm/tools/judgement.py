@@ -177,8 +177,8 @@ class Judgement:
             causes = " ".join(one.cause for one in wrong)
             return f"right but for {next((words for word, words in _SPECIALS.items() if word in causes), _SPECIAL)}"
         for step in _STEPS:
-            whole = [not any(size % step for size in dataclasses.astuple(one.shape)[-3:]) for one in (*passed, *failed)]
-            if all(whole[: len(passed)]) and not any(whole[len(passed) :]):
+            tails = [any(getattr(one.shape, name) % step for name in "mnk") for one in (*passed, *failed)]
+            if not any(tails[: len(passed)]) and all(tails[len(passed) :]):
                 return f"right for multiples of {step} alone"
         return ""
 
