@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_gemm.worker.process import Process
 
 FIRST: Final = -1
-"""A turn in which every call tunes, as a user's first call does: it launches each configuration before the chosen one."""
+"""A turn in which every call tunes as a user's first call does: it launches each configuration, then the chosen one."""
 TUNED: Final = -2
 """A turn in which the first call tunes by Triton's own benchmarks: for what is timed."""
 # From this turn on those configurations come first that have computed nothing yet.

@@ -154,9 +154,15 @@ def test_further_turns_judge_the_rest_and_then_a_first_call(triton):
     assert [what for what, *_ in judged] == ["another configuration"] * 3 + ["the first call, which tunes"]
     assert {block for what, block, *_ in judged[:3]} | {tuner.fn.launched[0]} == {16, 32, 64, 128}
     # Tuning launches every configuration, so a kernel that adds to its result is wrong at a first call alone.
-    assert len(judged[-1]) == 1 + 4 + 1
+    assert judged[-1][1:] == (16, 32, 64, 128, 16)
     assert tuner.files == []  # Triton keeps times for later runs
     assert _computed(tuner, _lines(1)[0]) == tuner.fn.launched[:1]  # the problem has its own turn again
+
+
+def test_a_first_call_is_one_however_often_it_is_judged(triton):
+    tuner = triton.tuner()
+    autotuned.tuned(None, FIRST)
+    assert [len(_computed(tuner)) for _ in range(3)] == [5] * 3
 
 
 def test_a_kernel_of_one_configuration_gets_no_further_turn(triton):
