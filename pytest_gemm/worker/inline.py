@@ -255,6 +255,8 @@ def as_tuple(made: Any) -> tuple[torch.Tensor, ...]:
 def wait_for(device: str) -> None:
     """Until the device has computed all that it was given: errors of a kernel show no earlier."""
     if device == "cuda":
+        # ATen asks whether a launch has failed after each of its own; a kernel that did not ask leaves that behind.
+        torch.ones(1, device="cuda")
         torch.cuda.synchronize()
 
 
