@@ -56,7 +56,9 @@ _NEARLY: Final = 0.25
 # Seconds after which no further kind of call is tried.
 _SECONDS: Final = 10.0
 # How far a call went, see :class:`Call`.
-_RIGHT, _WRONG_VALUES, _WIDER, _NO_PRODUCT, _DIED, _RAISED, _ARGUMENTS = range(7)
+_RIGHT, _WRONG_VALUES, _WIDER, _NO_PRODUCT, _DIED, _CRASHED, _REFUSED, _ARGUMENTS = range(8)
+# Exceptions by which a function refuses what it does not take, as :class:`KernelBackend` has them.
+_REFUSALS: Final = {"ValueError", "NotImplementedError", "AssertionError", "RuntimeError"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +161,8 @@ class Call:
     Attributes:
         form, device, size, dtype: what was given.
         rank: how far it went: ``_RIGHT``; a result of the right shape and type with ``_WRONG_VALUES``; a product in a
-            ``_WIDER`` type; something that is ``_NO_PRODUCT``; the process ``_DIED``; it ``_RAISED`` something, or did
-            not take its ``_ARGUMENTS``.
+            ``_WIDER`` type; something that is ``_NO_PRODUCT``; the process ``_DIED``; it ``_CRASHED`` by an exception
+            that is no refusal, ``_REFUSED``, or did not take its ``_ARGUMENTS``.
         said: the dtypes of a problem line up to ``_WRONG_VALUES``, else what was wrong.
         share: of the elements those that are right.
         c: ``adds`` of a kernel that adds to its result, ``zeros`` of one that is right unless there was NaN.
@@ -320,18 +322,21 @@ class FirstCalls:
         is_said = said.sizes or said.square or said.multiple_of != (1, 1, 1)
         if is_said or first.rank >= _NO_PRODUCT or size == _RECTANGLES[0]:
             return said
-        if _is_special(first.size):
-            return dataclasses.replace(said, **({"sizes": _COLUMNS} if size[1] == 1 else {"square": True}))
-
         end = time.monotonic() + _SECONDS
 
-        def is_refused(place: int, step: int) -> bool:
-            longer = [length + step * (i == place) for i, length in enumerate(size)]
-            rank = self._call(first.form, first.device, (*batch, *longer), first.dtype).rank
-            return rank >= _RAISED and time.monotonic() < end
+        def is_refused(size: Sequence[int]) -> bool:
+            rank = self._call(first.form, first.device, (*batch, *size), first.dtype).rank
+            return rank >= _REFUSED and time.monotonic() < end
 
-        steps = [next((n for n in _STEPS if not is_refused(place, n)), _SQUARE[0]) for place in range(3)]
-        return dataclasses.replace(said, multiple_of=steps)
+        def step_of(place: int) -> int:
+            longer = [[length + step * (i == place) for i, length in enumerate(size)] for step in _STEPS]
+            return next((step for step, one in zip(_STEPS, longer, strict=True) if not is_refused(one)), _SQUARE[0])
+
+        if not is_refused(_RECTANGLES[0]):  # an exception of another kind is a crash
+            return said
+        if _is_special(first.size):
+            return dataclasses.replace(said, **({"sizes": _COLUMNS} if size[1] == 1 else {"square": True}))
+        return dataclasses.replace(said, multiple_of=[step_of(place) for place in range(3)])
 
     def takes(self, first: Call) -> tuple[Judgement, Said]:
         """What it takes in the form of a first call and what it has refused; and which sizes, said or found out."""
@@ -365,7 +370,8 @@ class FirstCalls:
         except Died as error:
             return Call(*given, _DIED, error.reason.text, died=error)
         except Thrown as error:
-            return Call(*given, _ARGUMENTS if error.kind == "TypeError" else _RAISED, str(error))
+            rank = _ARGUMENTS if error.kind == "TypeError" else _REFUSED if error.kind in _REFUSALS else _CRASHED
+            return Call(*given, rank, str(error))
         rank, said, share, c = answer
         return Call(*given, rank, said, share, c=c)
 

@@ -40,6 +40,10 @@ def column(a: Tensor, b: Tensor) -> Tensor:
     return product(a, b)
 
 
+def crashes_but_for_squares(a: Tensor, b: Tensor) -> Tensor:
+    return product(a, b)[:, torch.arange(a.shape[1])]
+
+
 class Model(torch.nn.Module):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return product(a, b)
@@ -107,6 +111,7 @@ def takes(function: Callable[..., Any], **said: Any) -> Judgement:
         (lambda a, b: square(a, b.mT), "(a, b of (N, K)) of square matrices"),
         (of_tiles, "(a, b) of multiples of 128, 16, 1"),
         (column, "(a, b) of fixed sizes"),
+        (crashes_but_for_squares, "(a, b)"),  # an IndexError is no refusal
         (lambda a, b: product(a.mT, b), "(a of (K, M), b)"),
         (Model, "(a, b)"),
         (Model(), "(a, b)"),
