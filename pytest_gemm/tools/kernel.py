@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 begin = functools.cache(functools.partial(bench.begin, None))
 """Prepare the process of a kernel for a device, once."""
 
+# What kernels for GPUs import and PyTorch alone does not.
+_OF_GPUS: Final = {"triton", "cupy"}
 # What a function raises for what it does not take.
 _REFUSALS: Final = (ValueError, TypeError, NotImplementedError, AssertionError)
 
@@ -120,18 +122,22 @@ class Kernel:
 
     @property
     def is_for_gpus(self) -> bool:
-        """Whether its file names CUDA or Triton: such a kernel may return anything for tensors of the CPU."""
-        return self._names("cuda|triton")
+        """Whether its file names CUDA or Triton, or has imported Triton: it may return anything for tensors of the CPU.
+
+        In a process that has loaded the kernel; elsewhere its file alone is looked at.
+        """
+        return self._names("cuda|triton") or not _OF_GPUS.isdisjoint(sys.modules)
 
     @property
     def may_compile(self) -> bool:
-        """Whether a first call may take long: its file names a compiler, or is not looked at."""
+        """Whether a first call may take long: its file names a compiler or imports another one, or is not looked at."""
         is_seen = Path(self.name.rpartition(":")[0]).suffix in {".py", ".so"}
-        return not is_seen or self._names("cuda|triton|compile|jit|process")
+        others = r"^\s*(from|import)\s+(?!(torch|numpy|math|typing|__future__)\b)"
+        return not is_seen or self._names(f"cuda|triton|compile|jit|process|{others}")
 
     def _names(self, pattern: str) -> bool:
         path = Path(self.name.rpartition(":")[0])
-        return path.suffix == ".py" and re.search(pattern, path.read_text(errors="replace"), re.I) is not None
+        return path.suffix == ".py" and re.search(pattern, path.read_text(errors="replace"), re.I | re.M) is not None
 
     def load(self) -> Callable[..., Any]:
         """The function.

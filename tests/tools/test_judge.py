@@ -267,7 +267,11 @@ def test_the_screen_is_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "may"),
-    [("def f(a, b):\n    return a @ b\n", False), ("import numba\nf = numba.njit(lambda a, b: a)\n", True)],
+    [
+        ("import torch\n\ndef f(a, b):\n    return a @ b\n", False),
+        ("import numba\nf = numba.njit(lambda a, b: a)\n", True),
+        ("from a_library.ops import f\n", True),  # may name one where it is not looked at
+    ],
 )
 def test_a_first_call_has_longer_where_it_may_compile(text: str, may: bool, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(text)
