@@ -246,26 +246,26 @@ class FirstCalls:
             ValueError: when none has returned anything, or it adds to what its result holds and ``beta`` is not said.
         """
         try:
-            names, keywords, has_gpu = self.worker.call(tuple[list[str], list[str], bool], "parameters", self.kernel)
+            kind = tuple[list[str], list[str], list[str]]
+            names, keywords, devices = self.worker.call(kind, "parameters", self.kernel)
             forms = _forms([*map(str.lower, names)], keywords, self.said, is_c=self.kernel.is_foreign)
             if self.kernel.calls_cuda and not self.said.device:
                 raise ValueError("it calls CUDA, so say where its pointers point to: --device=cpu or --device=cuda")
         except (Died, Thrown, ValueError) as error:
             raise ValueError(f"{self.kernel.name}: {error}") from None
         dtypes = self.said.dtypes or (("i8",) if self.said.op == "int_mm" else TRIED)
-        both = ("cuda", "cpu") if self.kernel.is_for_gpus else ("cpu", "cuda")
-        many = both if has_gpu and not self.kernel.is_foreign else ("cpu",)
-        devices = (self.said.device,) if self.said.device else many
+        if self.said.device or self.kernel.is_foreign:
+            devices = [self.said.device or "cpu"]
         made: list[Call] = []
-        end = math.inf
+        ends: dict[str, float] = {}
         for device, size, dtype, form in itertools.product(devices, self._sizes(), dtypes, forms):
             has_arrays = not form.arrays or (device == "cpu" and dtype != "bf16")  # NumPy has no others
             if not has_arrays or self._is_needless(made, device, size, form):
                 continue
-            if time.monotonic() > end:
-                break
+            if time.monotonic() > ends.get(device, math.inf):
+                continue
             made.append(self._call(form, device, size, dtype))
-            end = min(end, time.monotonic() + _SECONDS)
+            ends.setdefault(device, time.monotonic() + _SECONDS)
             died = made[-1].died
             if made[-1].rank == _RIGHT or (died is not None and (died.limit or self.worker.deaths >= DEATHS)):
                 break
@@ -395,12 +395,12 @@ def _fitted(size: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
 # -- asked of the worker -----------------------------------------------------------------------------------------
 
 
-def parameters(_: object, kernel: Kernel) -> tuple[list[str], list[str], bool]:
+def parameters(_: object, kernel: Kernel) -> tuple[list[str], list[str], list[str]]:
     """The parameters without a default, and a bias with one.
 
     Returns:
-        Their names, none where they are unknown; those of them, at the end, that are passed by name; and whether there
-        is a GPU.
+        Their names, none where they are unknown; those of them, at the end, that are passed by name; and the devices
+        that there are, the likelier first.
 
     Raises:
         TypeError: for a function that cannot be called by itself.
@@ -425,7 +425,9 @@ def parameters(_: object, kernel: Kernel) -> tuple[list[str], list[str], bool]:
                 names.append(one.name)
             else:
                 is_skipped = True
-    return ([], [], has_gpu) if is_open and len(names) < 2 else (names, keywords, has_gpu)
+    devices = ["cuda", "cpu"] if kernel.is_for_gpus else ["cpu", "cuda"]
+    devices = devices if has_gpu else ["cpu"]
+    return ([], [], devices) if is_open and len(names) < 2 else (names, keywords, devices)
 
 
 def first_call(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,10 +14,12 @@ import torch
 from torch import Tensor
 
 import pytest_gemm
+from pytest_gemm.tools import first_calls
 from pytest_gemm.tools.first_calls import CALLS, FirstCalls, Said
 from pytest_gemm.tools.judgement import Judgement
 from pytest_gemm.tools.kernel import Kernel
 from pytest_gemm.worker.inline import Inline
+from pytest_gemm.worker.messages import Thrown
 
 PROBLEM = "mm:f32:nn:17x65x127"
 
@@ -215,3 +220,36 @@ def test_reasons_of_first_calls_are_told_once_the_furthest_first() -> None:
         takes(picky, dtypes="f16,bf16")
     assert "(a, b) of bf16); TypeError: no such type (" in str(raised.value)
     assert (str(raised.value).count("too many rows"), str(raised.value).count("--square")) == (1, 1)
+
+
+@pytest.mark.parametrize(("imported", "devices"), [(True, ["cuda", "cpu"]), (False, ["cpu", "cuda"])])
+def test_what_imports_triton_is_called_on_a_gpu_first(
+    imported: bool, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of one line, ``from a_library import matmul``, does not name Triton itself."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(first_calls, "begin", mock.Mock())
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    if imported:
+        monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+    assert first_calls.parameters(None, Kernel("glue:product", function=product))[2] == devices
+
+
+def test_each_device_has_its_own_time_for_first_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls on the wrong device take long where a kernel is imported and compiled in them."""
+    asked, clock = [], iter(range(0, 10**6, 100))
+
+    class Worker:
+        deaths = 0
+
+        def call(self, _: Any, name: str, *given: Any) -> Any:
+            if name == "parameters":
+                return ["a", "b"], [], ["cpu", "cuda"]
+            asked.append(given[3])
+            if given[3] == "cpu":
+                raise Thrown("ValueError", "cannot be accessed (cpu tensor?)", "", None, None)
+            return 0, "f32", 1.0, ""
+
+    monkeypatch.setattr(first_calls.time, "monotonic", lambda: next(clock))
+    best = FirstCalls(Kernel("glue:product"), Said(), Worker()).best()  # type: ignore[arg-type]  # what is used of it
+    assert (best.device, asked) == ("cuda", ["cpu", "cuda"])
