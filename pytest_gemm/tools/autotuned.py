@@ -77,13 +77,15 @@ def turns(worker: Process | Inline) -> Iterator[str]:
     turn, tuned = _OTHERS, worker.call(Tuned, "tuned")
     if tuned.configs < 2:
         return
-    while turn - _OTHERS < tuned.configs and tuned.judged + len(tuned.unfit) < tuned.configs:
-        worker.call(Tuned, "tuned", turn)
-        yield "another configuration"
-        turn, tuned = turn + 1, worker.call(Tuned, "tuned")
-    worker.call(Tuned, "tuned", FIRST)
-    yield "the first call, which tunes"
-    worker.call(Tuned, "tuned")
+    try:
+        while turn - _OTHERS < tuned.configs and tuned.judged + len(tuned.unfit) < tuned.configs:
+            worker.call(Tuned, "tuned", turn)
+            yield "another configuration"
+            turn, tuned = turn + 1, worker.call(Tuned, "tuned")
+        worker.call(Tuned, "tuned", FIRST)
+        yield "the first call, which tunes"
+    finally:  # where there is no time for all of them, too
+        worker.call(Tuned, "tuned")
 
 
 @contextlib.contextmanager

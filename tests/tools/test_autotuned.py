@@ -159,6 +159,15 @@ def test_further_turns_judge_the_rest_and_then_a_first_call(triton):
     assert _computed(tuner, _lines(1)[0]) == tuner.fn.launched[:1]  # the problem has its own turn again
 
 
+def test_further_turns_that_are_cut_short_leave_each_problem_its_own(triton):
+    tuner, worker = triton.tuner(), types.SimpleNamespace(call=_asked)
+    own = _computed(tuner, _lines(1)[0])
+    for _ in autotuned.turns(worker):
+        assert _computed(tuner) != own
+        break
+    assert _computed(tuner) == own
+
+
 def test_a_first_call_is_one_however_often_it_is_judged(triton):
     tuner = triton.tuner()
     autotuned.tuned(None, FIRST)
