@@ -23,7 +23,7 @@ from pytest_gemm.api.own_calls import OwnCalls, name_of
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import DEVICES, TYPES, Availability, Candidates, Part, Recipe, no_device
 from pytest_gemm.api.request import DEFAULT, BuildRequest
-from pytest_gemm.core.outcome import NOT_TAKEN, Outcome, Unsupported
+from pytest_gemm.core.outcome import Outcome, Unsupported
 from pytest_gemm.core.text import described, did_you_mean
 from pytest_gemm.machine import software
 from pytest_gemm.numerics import tensor_core
@@ -451,7 +451,7 @@ class CallablePrepared(EagerPrepared):
             if not self._backend.refuses_when_called:
                 raise
             words = error.reason.text if isinstance(error, Unsupported) else described(error)
-            raise Unsupported(NOT_TAKEN, words) from None
+            raise Unsupported("not-taken", words) from None
         finally:
             self._program = plain
 

@@ -70,9 +70,6 @@ class Status(enum.Enum):
 WITHHELD = "can-crash"
 """Code of the reason of a case that the ledger forbids to run."""
 
-NOT_TAKEN = "not-taken"
-"""Code of the reason of a case that a registered function has refused when it was called."""
-
 _FAILURES = frozenset(
     {Status.INCORRECT, Status.CRASHED, Status.TIMED_OUT, Status.FALLBACK, Status.IMPOSSIBLE, Status.MISTRUSTED}
 )

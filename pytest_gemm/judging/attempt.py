@@ -10,18 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.core.outcome import (
-    NOT_TAKEN,
-    Activity,
-    Misconduct,
-    Outcome,
-    Phase,
-    Pruned,
-    Reason,
-    Seconds,
-    Status,
-    Unsupported,
-)
+from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Seconds, Status, Unsupported
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.truth import Truth
 from pytest_gemm.worker.inline import thrown
@@ -139,7 +128,7 @@ class Attempt:
         """
         if isinstance(error, Unsupported) and phase in _MAY_BE_UNSUPPORTED:
             return dataclasses.replace(self.end(Status.UNSUPPORTED, error.reason), distribution="")
-        if isinstance(error, Unsupported) and phase is Phase.RUN and error.reason.code == NOT_TAKEN:
+        if isinstance(error, Unsupported) and phase is Phase.RUN and error.reason.code == "not-taken":
             return self.end(Status.UNSUPPORTED, error.reason)
         if isinstance(error, Pruned) and phase is Phase.PREPARE:
             # Without a name the backend has tried one candidate after the other, and none was left.

@@ -42,11 +42,15 @@ _STEPS: Final = (1, 8, 16, 32, 64, 128)
 # Types that are tried: f64, which a kernel that converts to f32 inside takes by accident, where no other one works.
 _FLOATS: Final = ("f32", "f16", "bf16")
 TRIED: Final = (*_FLOATS, "f64", "i8")
-# Names of parameters that a function writes its result to, of those that it adds, of memory that it uses, of numbers.
-_OUT: Final = {"out", "output", "c", "y", "result", "res", "dst", "d", "o"}
-_BIAS: Final = {"bias", "input", "c"}
+# Names of parameters that a function adds and that it writes its result to, of memory that it uses, of numbers.
+_NAMES: Final = {"bias": {"bias", "input"}, "out": {"out", "output", "c", "y", "result", "res", "dst", "d", "o"}}
 _WORKSPACES: Final = {"workspace", "ws", "work", "scratch", "tmp", "temp", "buffer"}
 _NUMBERS: Final = {"m", "n", "k", "alpha", "beta"}
+# What tensors may be, by their place; of unknown parameters one of the first four.
+_ORDERS: Final = (
+    *(("a", "b", "bias"), ("bias", "a", "b"), ("a", "b"), ("a", "b", "out"), ("out", "a", "b")),
+    *(("a", "b", "bias", "out"), ("out", "a", "b", "bias")),
+)
 # Ends of the worker that end the judging.
 DEATHS: Final = 3
 # Operands lie between -1 and 1 and an addend below this: their sums are exact in every type.
@@ -182,17 +186,18 @@ class Call:
 
 def _orders(tensors: Sequence[str]) -> Sequence[tuple[str, ...]]:
     """What the tensors of these names may be, the likeliest first; nothing where there are too many or too few."""
-    last, first, out, out_first = ("a", "b", "bias"), ("bias", "a", "b"), ("a", "b", "out"), ("out", "a", "b")
-    if len(tensors) == 3:
-        front = [out_first] * (tensors[0] in _OUT) + [first] * (tensors[0] in _BIAS)
-        back = [out, last] if tensors[2] in _OUT else [last, out]
-        return [*back, *front] if tensors[2] in _OUT | _BIAS else [*front, *back]
-    if len(tensors) == 4:
-        return [("a", "b", "bias", "out")] * (tensors[3] in _OUT) + [("out", "a", "b", "bias")] * (tensors[0] in _OUT)
-    return [("a", "b")] * (len(tensors) == 2)
+    if {"a", "b"} <= {*tensors} <= {"a", "b", *_NAMES}:
+        return [tuple(tensors)]
+
+    def misnamed(roles: Sequence[str]) -> int:
+        return sum(name not in _NAMES.get(role, {name}) for name, role in zip(tensors, roles, strict=True))
+
+    return sorted((roles for roles in _ORDERS if len(roles) == len(tensors)), key=misnamed)
 
 
-def _forms(names: Sequence[str], keywords: Sequence[str], said: Said, *, is_c: bool) -> list[Form]:
+def _forms(
+    names: Sequence[str], keywords: Sequence[str], said: Said, *, is_c: bool, is_told: bool = False
+) -> list[Form]:
     """The forms that parameters may have and that compute an op, the likeliest first.
 
     Args:
@@ -200,6 +205,7 @@ def _forms(names: Sequence[str], keywords: Sequence[str], said: Said, *, is_c: b
         keywords: of the last of them, as they are passed.
         said: the op, the shape of A, and whether its result is added to.
         is_c: it is a function of C.
+        is_told: it is told whether B is transposed, so that nothing has to be found out.
 
     Raises:
         ValueError: where there are others than a product has.
@@ -209,6 +215,7 @@ def _forms(names: Sequence[str], keywords: Sequence[str], said: Said, *, is_c: b
     unknown = [("a", "b", "bias"), ("bias", "a", "b"), ("a", "b"), ("a", "b", "out")]
     orders = [tuple(tensors)] if is_c else _orders(tensors) if names else unknown
     weights = (True, False) if tensors[1:2] in (["w"], ["weight"]) else (False, True)
+    weights = (said.op == "linear",) if is_told else weights
     columns = (said.a == "KxM",) if said.a or is_c else (False, True)
     forms = []
     for arrays, is_columns, order, weight in itertools.product((False, True)[: 2 - is_c], columns, orders, weights):
@@ -248,7 +255,7 @@ class FirstCalls:
         try:
             kind = tuple[list[str], list[str], list[str]]
             names, keywords, devices = self.worker.call(kind, "parameters", self.kernel)
-            forms = _forms([*map(str.lower, names)], keywords, self.said, is_c=self.kernel.is_foreign)
+            forms = _forms([*map(str.lower, names)], keywords, self.said, **self.kernel.in_c)
             if self.kernel.calls_cuda and not self.said.device:
                 raise ValueError("it calls CUDA, so say where its pointers point to: --device=cpu or --device=cuda")
         except (Died, Thrown, ValueError) as error:
@@ -291,7 +298,7 @@ class FirstCalls:
         raise ValueError(f"{text}{'; '.join(reasons[:3])}. {say}{triton}")
 
     def _sizes(self) -> list[tuple[int, ...]]:
-        """Of A and B in the order in which they are tried: rectangles, all of one size, one column; then batches."""
+        """Of A and B in the order in which they are tried: rectangles, one column, all of one size; then batches."""
         said = self.said
         if said.sizes:
             flat = sorted(said.sizes, key=lambda size: -len(set(size)))
@@ -299,7 +306,7 @@ class FirstCalls:
             flat = [(math.lcm(*said.multiple_of) * -(-_SQUARE[0] // math.lcm(*said.multiple_of)),) * 3]
         else:
             fitted = [_fitted(size, said.multiple_of) for size in _RECTANGLES]
-            flat = fitted if said.multiple_of != (1, 1, 1) else [*fitted, _SQUARE, _COLUMN]
+            flat = fitted if said.multiple_of != (1, 1, 1) else [*fitted, _COLUMN, _SQUARE]
         batches = [(2, *size) for size in flat if said.sizes or said.square or not _is_special(size)]
         return batches if said.op == "bmm" else [*flat, *batches]
 
@@ -342,7 +349,7 @@ class FirstCalls:
         """What it takes in the form of a first call and what it has refused; and which sizes, said or found out."""
         form, own, is_batch = first.form, first.dtype, len(first.size) == 4
         others: dict[str, Call] = {}
-        if first.died is None:
+        if first.died is None and not self.kernel.is_foreign:  # a prototype says the types of its matrices
             more = self.said.dtypes or (() if own == "i8" else _FLOATS)
             others = {dtype: self._call(form, first.device, first.size, dtype) for dtype in more if dtype != own}
             if not is_batch and not form.epilogue and self.said.op in {"", "bmm"}:
@@ -355,7 +362,8 @@ class FirstCalls:
         assumed = f" (assumed: {self.kernel.assumed})" * bool(self.kernel.assumed)
         arguments = f"{self.kernel.short}{form}{said.limits}{assumed}"
         dtypes = [types, *right.values()]
-        found = Judgement(self.kernel.name, op, dtypes, first.device, batched, arguments, self.said.options)
+        options = [*self.said.options, *[f"--signature={self.kernel.signature}"] * bool(self.kernel.signature)]
+        found = Judgement(self.kernel.name, op, dtypes, first.device, batched, arguments, options)
         found.reads_c, found.deterministic = form.c == "zeros", self.said.deterministic
         for name, one in others.items():
             if one.rank > _WRONG_VALUES:
