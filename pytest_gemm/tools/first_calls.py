@@ -212,8 +212,7 @@ def _forms(
     """
     numbers = {name: "workspace" if name in _WORKSPACES else name for name in names if name in _WORKSPACES | _NUMBERS}
     tensors = [name for name in names if name not in numbers]
-    unknown = [("a", "b", "bias"), ("bias", "a", "b"), ("a", "b"), ("a", "b", "out")]
-    orders = [tuple(tensors)] if is_c else _orders(tensors) if names else unknown
+    orders = _orders(tensors) if names else _ORDERS[:4]
     weights = (True, False) if tensors[1:2] in (["w"], ["weight"]) else (False, True)
     weights = (said.op == "linear",) if is_told else weights
     columns = (said.a == "KxM",) if said.a or is_c else (False, True)
