@@ -63,6 +63,8 @@ _PATIENCE: Final = 3.0
 _CALLS: Final = 8
 _SLOW: Final = 0.05
 _THREADED: Final = 1 << 24
+# Problems after which an autotuned kernel's other configurations are judged, for there may be no time for all.
+_BEFORE_TURNS: Final = 8
 # Distributions that tell the precision.
 _FIRST: Final = 4
 # Operations of a problem that is judged several times.
@@ -204,16 +206,18 @@ class _Judging:
         kernel = dataclasses.replace(self.kernel, form=first.form)
         name, own = kernel.short.replace(".", "-"), [dtype.partition("-")[0] for dtype in judgement.dtypes]
         backend = KernelBackend(name, kernel, own, devices=(first.device,), **self.said.arithmetic)
-        self._design = Design(judgement, first.form, said)
         if first.died is None:
             self._leave_to_interpreter(judgement)
+        self._design = Design(judgement, first.form, said)
+        if first.died is None:
             compiles = self.worker.call(Tuned, "tuned").compiled > 0 and not judgement.interpreted
             self.is_exact = self.budget is not None or compiles
             self.budget = self.budget or (COMPILING if compiles else BUDGET)
             with self._compiling_ahead(judgement, backend) if compiles else contextlib.nullcontext():
                 self._judge_all(judgement, backend)
-                self._judge_configurations(judgement, backend)
-            judgement.tuned = self.worker.call(Tuned, "tuned", autotuned.TUNED)
+                if self._count < _BEFORE_TURNS:
+                    self._judge_configurations(judgement, backend)
+            judgement.tuned = self.worker.call(Tuned, "tuned")
         else:  # it has no end, or ends its process, in any call
             problem = next(iter(self._design)).resized(dict(zip("mnk", first.size[-3:], strict=True)))
             status = Status.TIMED_OUT if first.died.limit else Status.CRASHED
@@ -232,7 +236,7 @@ class _Judging:
     def _judge_all(self, judgement: Judgement, backend: KernelBackend) -> None:
         """Judge problems, until the budget is spent, a call hangs, or the worker has ended too often."""
         started, budget, deaths = (time.monotonic(), self._busy()), self.budget or BUDGET, self.worker.deaths + DEATHS
-        problems = enumerate(self._asked or self._design)
+        problems = enumerate((self._asked or self._design) if judgement.dtypes else ())
         for number, problem in problems:
             left = budget - self._spent(started)
             slow = self._pace * problem.shape.flops
@@ -250,6 +254,8 @@ class _Judging:
                 self._now = problem.line
                 self._judge_one(judgement, backend, problem, number)
                 self._count += 1
+                if self._count == _BEFORE_TURNS:
+                    self._judge_configurations(judgement, backend)
                 continue
             judgement.not_judged += [problem.line, *(one.line for _, one in problems)]
             return
@@ -309,7 +315,7 @@ class _Judging:
         passed = [one for one in map(Problem.parse, (o.problem for o in judgement.passed)) if one.shape.flops]
         if not passed or any(one.status.is_failure for one in judgement.outcomes):
             return
-        problem, end = max(passed, key=lambda one: one.shape.flops), self.started + (self.budget or BUDGET)
+        problem, end = max(passed, key=lambda one: one.shape.flops), time.time() + (self.budget or BUDGET)
         for what in autotuned.turns(self.worker):
             if time.time() > end:
                 return
@@ -382,8 +388,10 @@ class _Judging:
             return
         quick = {one.problem for one in judgement.passed if one.seconds.run < (self.limit or LIMIT) / 100}
         problems = [one for one in map(Problem.parse, quick) if str(one.dtypes) == judgement.dtypes[0]]
+        self.worker.call(Tuned, "tuned", autotuned.TUNED)
         why = []
-        for problem in sorted(problems, key=lambda one: one.shape.flops)[-2:]:
+        # What is autotuned compiles all of its configurations for each problem.
+        for problem in sorted(problems, key=lambda one: one.shape.flops)[-1 if judgement.tuned.configs > 1 else -2 :]:
             case, self._now = self._case(backend, problem, ()), f"timing {problem.line}"
             time_of_it = beside_aten.timed(case, self.worker, self._judge)
             if isinstance(time_of_it, Reason):

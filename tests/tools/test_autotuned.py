@@ -1,6 +1,7 @@
 """Autotuned kernels: each configuration is judged, none by its speed, and a first call as a user's."""
 
 import contextlib
+import inspect
 import os
 import subprocess
 import sys
@@ -8,8 +9,9 @@ import types
 
 import pytest
 
+import pytest_gemm
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.tools import autotuned
+from pytest_gemm.tools import autotuned, cli, first_calls
 from pytest_gemm.tools.autotuned import FIRST, TUNED, Tuned
 
 
@@ -223,12 +225,56 @@ def test_compiling_ahead_asks_for_each_problem_and_leaves_errors_to_the_judged_p
     assert len(closed) == 2
 
 
+_ADDS = """
+import sys, types, torch
+
+class Target:
+    def __init__(self, a, b, c):
+        self.a, self.b, self.c = a.double(), b.double(), c
+
+    def append(self, _):
+        self.c += self.a @ self.b
+
+for name, contents in {"autotuner": {"Autotuner": _Autotuner}, "jit": {"JITFunction": _JITFunction}}.items():
+    sys.modules[f"triton.runtime.{name}"] = types.SimpleNamespace(**contents)
+_Autotuner.__module__ = "triton.runtime.autotuner"
+tuner = _Autotuner(_JITFunction())
+
+def adds(a, b):
+    c = torch.zeros(a.shape[0], b.shape[1], dtype=torch.double)
+    tuner.run(Target(a, b, c), key=(a.shape, b.shape))
+    return c.to(a.dtype)
+"""
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_wrong_at_its_first_call_alone_is_found(tmp_path, capsys):
+    """It adds to zeros, and nothing sets them again after the benchmarks."""
+    stand_in = "\n".join(map(inspect.getsource, (OutOfResources, _JITFunction, _Config, _Autotuner)))
+    (tmp_path / "mine.py").write_text(stand_in + _ADDS)
+    assert cli.main(["judge", f"{tmp_path}/mine.py:adds", "--dtypes=f32", "--sizes=8x16x24"]) == 1
+    screen = capsys.readouterr().out
+    assert screen.startswith("incorrect: the first call, which tunes")
+    assert "the bad elements are 5 times what is expected" in screen
+    assert "autotuned: 4 configurations, 4 judged" in screen
+
+
 def test_without_triton_a_call_is_a_call(monkeypatch):
     monkeypatch.delitem(sys.modules, "triton.runtime.autotuner", raising=False)
     assert autotuned.call(lambda a, *, b: (a, b), 1, b=2) == (1, 2)
     assert autotuned.tuned(None, FIRST) == Tuned()
     assert autotuned.interpreter_faults(None, ["bf16"]) == {}
     autotuned.tuned(None)
+
+
+@pytest.mark.parametrize(("dtypes", "judged"), [("f32,bf16", {"f32"}), ("bf16", set())])
+def test_types_in_which_the_interpreter_is_wrong_are_not_judged(dtypes, judged, monkeypatch):
+    faults = {"f32": "", "bf16": "its products are wrong"}
+    monkeypatch.setitem(first_calls.CALLS, "interpreter_faults", lambda _, names: {one: faults[one] for one in names})
+    judgement = pytest_gemm.check(lambda a, b: (a.double() @ b.double()).to(a.dtype), dtypes=dtypes, sizes="8x16x24")
+    assert judgement.refused["Triton's interpreter: its products are wrong"] == ["bf16"]
+    assert {Problem.parse(one.problem).dtypes.a.name for one in judgement.outcomes} == judged
+    assert judgement.speed == []
 
 
 def test_faults_of_the_interpreter_are_found_by_computing():
