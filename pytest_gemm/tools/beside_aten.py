@@ -50,7 +50,7 @@ def timed(case: Case, worker: Process | Inline, judge: Judge) -> Speed | str | R
     except Misconduct as error:
         return error.reason
     if reason is not None or readings.disturbed:
-        return reason or f"the machine was busy: {readings.disturbed}"
+        return reason or f"the machine was busy: {readings.disturbed.partition(';')[0]}"
     own, atens, windows = readings.subject, readings.comparator, readings.windows
     sample = Sample(case.id(), case.device, Status.PASSED, subject=own, comparator=atens, windows=windows)
     if sample.comparator_estimate is None:

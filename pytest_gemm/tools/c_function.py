@@ -116,8 +116,11 @@ def of_library(path: str, symbol: str, signature: str, form: Form) -> Callable[.
         if [one.dtype for one in tensors] != dtypes or tensors[0].dim() != 2:
             raise TypeError(f"{symbol} takes matrices: {', '.join(f'{x} of {_ELEMENTS[kinds[x]]}' for x in roles)}")
         (m, n), k = tensors[-1].shape, tensors[0].shape[0 if form.columns else 1]
-        if absent and not m == n == k:
-            raise ValueError(f"{symbol} takes square matrices: its prototype has no {' and no '.join(absent)}")
+        if absent and not m == n == k and not (absent == ["n"] and n == 1):
+            what = "one column, or square matrices" if absent == ["n"] else "square matrices"
+            raise ValueError(f"{symbol} takes {what}: its prototype has no {' and no '.join(absent)}")
+        if not tensors[-1].is_contiguous():
+            raise TypeError(f"{symbol} writes a compact C")
         ready = [one.contiguous() for one in tensors]
         values: dict[str, float] = {role: one.data_ptr() for role, one in zip(roles, ready, strict=True)}
         values |= {"m": m, "n": n, "k": k, "alpha": 1, "beta": form.c == "addend", "cs": 1, "length": 1, "layout": 0}

@@ -49,7 +49,7 @@ _DEPTHS: Final[Mapping[str, Sequence[int]]] = {
     "between": (96, 160, 48, 224),
     "long": (512, 1152, 544, 2048, 640),
     "long tail": (1004, 514, 2056, 1000, 771),
-    "deep": (4104, 3000, 6152, 8200),
+    "deep": (3000, 4104, 2568, 3592),
     "few": (8, 1, 7, 3, 5),
 }
 _BATCHES: Final[Mapping[str, Sequence[int]]] = {"few": (3, 2, 5), "many": (17, 9)}
@@ -60,33 +60,38 @@ _PLACES: Final = (
 # What a batch needs few of: its kernels are those of matrices, called with other strides.
 _OF_BATCHES: Final = {
     "m": ("whole", "one", "few", "tail"),
-    "n": ("whole", "tail", "few"),
-    "k": ("whole", "tail", "few", "long"),
+    "n": ("whole", "tail", "one", "few"),
+    "k": ("whole", "tail", "few", "long", "long tail"),
 }
 _IN_BATCHES: Final = (
     *("", "b.broadcast", "a.broadcast", "a.padded", "b.padded", "a.offset", "a.batch_middle", "b.batch_middle"),
     *("b.batch_middle:a.batch_middle", "a.expanded"),
 )
-# M x N x K, layout and place: equal sizes, by which a kernel might tell a layout; empty ones; many tiles that no 8
-# divides; a long K under few lines; whole tiles in rectangles; A against itself; a single line of many lengths; all
-# sizes above 512; more lines than 16 bits count.
+# M x N x K, layout and place: equal sizes, by which a kernel might tell a layout; empty ones; many tiles in groups that
+# do not divide them; a long K under few lines; whole tiles in rectangles; A against itself; a single line of many
+# lengths; all sizes above 512; long rows in memory; more lines than 16 bits count.
 _EXTREMES: Final = (
     *("48x48x48", "24x16x0", "1152x264x72", "1x64x1152", "8x40x4104", "300x300x96 nt b.alias_t", "128x256x512"),
     *("33x64x64 nt", "0x16x8", "1x1032x2056", "1032x1x2056", "64x35x64 tn", "1x1x1", "16x0x8", "520x24x48 tn"),
     *("256x128x384", "16x24x8200", "4x1x1152", "1x8x6152", "771x1x250", "1x200x1 nt", "520x520x24", "65x65x65 tt"),
     *("272x272x160 tn b.alias_t", "384x512x128", "144x144x144 nn b.alias", "1x12x3000", "33x1x4104", "1x771x514"),
     *("12x2056x520", "2056x12x520", "4x4104x520", "4104x4x520", "3x16x24x0", "640x384x256", "1030x24x1048"),
-    *("24x1030x1048", "257x300x544", "1x33x48x65", "8x12296x24", "12296x8x24", "65552x1x2x1", "65552x3x16"),
-    *("3x65552x16", "520x528x776", "1672x1416x24", "256x512x1000", "512x512x512"),
+    *("24x1030x1048", "257x300x544", "1x33x48x65", "16x32x16392 nt", "8x4x32776 nt", "4x8x32776", "1416x136x40"),
+    *("8x12296x24", "12296x8x24", "264x776x520", "65552x1x2x1", "65552x3x16", "3x65552x16", "1800x264x24"),
+    *("520x528x776", "1672x1416x24", "256x512x1000", "512x512x512"),
 )
-# Multiplications of a problem, where whole tiles alone are taken of one of these, and elements of its matrices.
+# Multiplications of a problem, where whole tiles alone are taken of one of these, and elements of its matrices, and of
+# those of a batch.
 _MOST: Final = 1 << 26
 _MOST_OF_TILES: Final = 1 << 28
-_ELEMENTS: Final = 5 << 18
+_ELEMENTS: Final = 5 << 20
+_OF_A_BATCH: Final = 1 << 19
 # Distributions of each problem, and of one with many elements; of the others one, which takes turns.
 _DISTRIBUTIONS: Final = 4
 _OF_MANY: Final = 2
 _MANY: Final = 1 << 18
+# Elements of an extreme up to which it is one for each data type.
+_FEW: Final = 1 << 15
 
 
 @dataclasses.dataclass
@@ -113,7 +118,8 @@ class Design:
         self._plain = {"layout": layouts[0], "place": ""}
         self._values = {"m": _ROWS, "n": _COLUMNS, "k": _DEPTHS, "batch": _BATCHES}
         sizes: dict[str, tuple[Any, ...]] = {name: (*self._values[name],) for name in "mnk"}
-        self._levels = {**sizes, **common, "place": _PLACES}
+        takes_out = "out" in self.form.roles and self.form.c == "nan"
+        self._levels = {**sizes, **common, "place": _PLACES + ("out.given", "out.given+padded") * takes_out}
         self._of_batches = {"batch": (*_BATCHES,), **_OF_BATCHES, **common, "place": _IN_BATCHES}
         self._banned: set[tuple[str, Any]] = set()
         self._seen: set[str] = set()
@@ -178,17 +184,14 @@ class Design:
         dtypes = itertools.cycle(range(len(self.found.dtypes)))
         for text, (*batch, m, n, k) in zip(texts, sizes, strict=True):
             layout, place = (*text.split()[1:], "", "")[:2]
-            given = {"batch": batch[0]} if batch else {"batch": 3} if self.found.op == "bmm" else {}
             if batch and not self.found.batched:
                 continue
             size = (m, n, k) if self.said.sizes else self._fitted((m, n, k))
-            yield {
-                "size": size,
-                "layout": layout or self._plain["layout"],
-                "place": place,
-                "dtype": next(dtypes),
-                **given,
-            }
+            row = {"size": size, "layout": layout or self._plain["layout"], "place": place}
+            row |= {"batch": (*batch, 3)[0]} if batch or self.found.op == "bmm" else {}
+            # Each data type may have a path of its own.
+            is_cheap = m * n + m * k + k * n <= _FEW or place or max(m, n, *batch) >= 1 << 16
+            yield from (row | {"dtype": dtype} for dtype in (self._levels["dtype"] if is_cheap else (next(dtypes),)))
 
     def _pairs(self, factors: Mapping[str, Sequence[Any]]) -> Iterator[_Row]:
         """Rows in which each two levels of the factors meet; the first has the first level of each."""
@@ -229,7 +232,8 @@ class Design:
         *size, batch = [self._value(name, row[name], used) if name in row else 1 for name in ("m", "n", "k", "batch")]
         m, n, k = self._fitted(size)
         most = _MOST if self.said.multiple_of == (1, 1, 1) else _MOST_OF_TILES
-        return m * n * k * batch <= most and (m * n + m * k + k * n) * batch <= _ELEMENTS
+        elements = _ELEMENTS if batch == 1 else _OF_A_BATCH
+        return m * n * k * batch <= most and (m * n + m * k + k * n) * batch <= elements
 
 
 def distributions(problem: Problem, number: int) -> tuple[str, ...]:

@@ -58,10 +58,11 @@ BUDGET: Final = 15.0
 COMPILING: Final = 60.0
 # How many times as long a busy machine may take, unless a user gives a budget.
 _PATIENCE: Final = 3.0
-# Calls of a problem; seconds of one from which on larger ones are expected to be slow; operations from which on it is
-# computed by as many threads as there are.
+# Calls of a problem; seconds of one from which on larger ones are expected to be slow, and operations that take no
+# longer than the call; operations from which on it is computed by as many threads as there are.
 _CALLS: Final = 8
 _SLOW: Final = 0.05
+_LIGHT: Final = 1 << 17
 _THREADED: Final = 1 << 24
 # Problems after which an autotuned kernel's other configurations are judged, for there may be no time for all.
 _BEFORE_TURNS: Final = 8
@@ -245,7 +246,7 @@ class _Judging:
             elif self.worker.deaths >= deaths:
                 judgement.cut = f"it ended its process {DEATHS} times"
             elif left <= 0.0:
-                judgement.cut = f"limit {budget:g} s"
+                judgement.cut = f"limit {budget:g} s{'' if self.is_exact else ' of computing'}"
             elif _CALLS * slow > left or slow > (self.limit or LIMIT) / 2:
                 judgement.cut = judgement.cut or f"a call takes {seconds_text(slow)}"
                 judgement.not_judged.append(problem.line)
@@ -291,7 +292,7 @@ class _Judging:
                 self._design.refused.add(one.problem)
         # Of several calls the shortest: a first one may have to start something.
         if (least := min(one.seconds.run for one in outcomes)) > _SLOW:
-            self._pace = max(self._pace, least / max(problem.shape.flops, 1))
+            self._pace = max(self._pace, least / max(problem.shape.flops, _LIGHT))
 
     def _leave_to_interpreter(self, judgement: Judgement) -> None:
         """Leave out the data types in which Triton's interpreter is wrong by itself, where it runs."""

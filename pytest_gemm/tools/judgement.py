@@ -168,8 +168,8 @@ class Judgement:
             return ""
         alike = Counter(kind for one in passed for kind in self._kinds(one))
         common = functools.reduce(operator.and_, map(self._kinds, failed))
-        # Most of a kind are wrong, and enough others are right.
-        common = {one for one in common if alike[one] <= min(len(failed), len(passed) - _ENOUGH)}
+        # Nearly all of a kind are wrong, and enough others are right.
+        common = {one for one in common if 4 * alike[one] <= len(failed) and alike[one] <= len(passed) - _ENOUGH}
         if kinds := [one for one in _KINDS if one in common] or sorted(common):
             return f"right but for {kinds[0]}"
         wrong = [one for one in self.outcomes if one.status.is_failure]

@@ -156,6 +156,12 @@ class Kernel:
         return c_function.read(self.signature).assumed if self.is_foreign else ""
 
     @property
+    def in_c(self) -> dict[str, bool]:
+        """Whether it is a function of C, and whether its prototype has a parameter that transposes B."""
+        is_told = self.is_foreign and any(one.role == "tb" for one in c_function.read(self.signature).parameters)
+        return {"is_c": self.is_foreign, "is_told": is_told}
+
+    @property
     def calls_cuda(self) -> bool:
         """Whether a library starts work on a GPU: its pointers may be of either memory."""
         where = self.name.rpartition(":")[0]
@@ -299,15 +305,15 @@ class KernelBackend(CallableBackend):
     ) -> Callable[[], Any] | None:
         """A kernel that takes a bias computes every problem, and one that is given its result what is no more."""
         kernel: Any = self.matmul
-        is_plain = not problem.epilogue and not problem.flags and "out" in kernel.form.roles
-        if not kernel.form.epilogue and not is_plain:
+        is_plain, out = not problem.epilogue and not problem.flags and "out" in kernel.form.roles, tensors.get("out")
+        if not kernel.form.epilogue and not is_plain and (out is None or "out" not in kernel.form.roles):
             return None
         # What the program of the problem makes of its arguments, as views.
         a = views.cut(problem, "a", tensors["a"])
         b = a if problem.has("b.alias") else a.mT if problem.b_is_a else views.cut(problem, "b", tensors["b"])
         b = b.mT if problem.op.weight and not problem.b_is_a else b
         # A timed call writes to the memory of the call before, as a user's does.
-        return functools.partial(kernel, a, b, tensors.get("bias"), kernel.before(a, b) if is_plain else None)
+        return functools.partial(kernel, a, b, tensors.get("bias"), kernel.before(a, b) if is_plain else out)
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> None:
         """What it refuses shows when it is called."""

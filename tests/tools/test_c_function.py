@@ -53,6 +53,8 @@ bool fixed(int m, int n, int k, M a, M b, float* c, int nt, float* ws, void* str
 }
 void sides(M a, M b, float* c, int rows_a, int cols_a, int cols_b) { usual(rows_a, cols_b, cols_a, a, b, c); }
 int square(M a, M b, float* c, int n) { usual(n, n, n, a, b, c); return n % 2; }
+void one_column(float* c, M x, M w, int inner, int rows) { usual(rows, 1, inner, w, x, c); }
+void transposed_only(char tb, int m, int n, int k, M a, M b, float* c) { if (tb == 'T') linear(a, b, k, c, c, m, n, k); }
 void _Z4gemmiiiPKfS0_Pf(void) {}
 void aborts(void) { abort(); }
 void hangs(void) { for (volatile int i = 0; !i;); }
@@ -103,6 +105,22 @@ def test_a_function_is_called_as_its_prototype_says(library: str, case: str) -> 
         operands = (one.to(DTYPES.get(symbol, torch.float32)) for one in (a, b, bias))
         result = Kernel(f"{library}:{symbol}", form, signature.strip())(*operands)
         assert torch.equal(result.long(), a @ b + bias * ("bias" in form.roles))
+
+
+def test_a_matrix_times_a_column_is_judged_by_columns(library: str, capsys: pytest.CaptureFixture[str]) -> None:
+    signature = "--signature=void f(float* c, float* b, float* a, int k, int m)"
+    assert cli.main(["judge", f"{library}:one_column", signature, "--problem=mm:f32:nn:64x1x128"]) == 0
+    assert "right (1 of 1 problem)" in capsys.readouterr().out
+
+
+def test_a_function_that_is_told_how_b_lies_has_to_take_it_as_it_is(
+    library: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signature = "--signature=void f(char transb, int m, int n, int k, float* a, float* b, float* c)"
+    assert cli.main(["judge", f"{library}:transposed_only", signature, "--problem=mm:f32:nn:17x65x127"]) == 1
+    said = capsys.readouterr().out
+    assert "as mm; f32; on cpu" in said
+    assert "'--signature=void f(char transb" in " ".join(said.split())  # of the rerun
 
 
 def test_an_assumed_prototype_is_on_the_screen(library: str, capsys: pytest.CaptureFixture[str]) -> None:
