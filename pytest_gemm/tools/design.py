@@ -187,7 +187,7 @@ class Design:
             if batch and not self.found.batched:
                 continue
             size = (m, n, k) if self.said.sizes else self._fitted((m, n, k))
-            row = {"size": size, "layout": layout or self._plain["layout"], "place": place}
+            row: _Row = {"size": size, "layout": layout or self._plain["layout"], "place": place}
             row |= {"batch": (*batch, 3)[0]} if batch or self.found.op == "bmm" else {}
             # Each data type may have a path of its own.
             is_cheap = m * n + m * k + k * n <= _FEW or place or max(m, n, *batch) >= 1 << 16

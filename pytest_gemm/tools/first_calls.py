@@ -213,8 +213,8 @@ def _forms(
     numbers = {name: "workspace" if name in _WORKSPACES else name for name in names if name in _WORKSPACES | _NUMBERS}
     tensors = [name for name in names if name not in numbers]
     orders = _orders(tensors) if names else _ORDERS[:4]
-    weights = (True, False) if tensors[1:2] in (["w"], ["weight"]) else (False, True)
-    weights = (said.op == "linear",) if is_told else weights
+    is_weight = said.op == "linear" if is_told else tensors[1:2] in (["w"], ["weight"])
+    weights = (is_weight,) if is_told else (is_weight, not is_weight)
     columns = (said.a == "KxM",) if said.a or is_c else (False, True)
     forms = []
     for arrays, is_columns, order, weight in itertools.product((False, True)[: 2 - is_c], columns, orders, weights):
@@ -252,8 +252,9 @@ class FirstCalls:
             ValueError: when none has returned anything, or it adds to what its result holds and ``beta`` is not said.
         """
         try:
-            kind = tuple[list[str], list[str], list[str]]
-            names, keywords, devices = self.worker.call(kind, "parameters", self.kernel)
+            names, keywords, devices = self.worker.call(
+                tuple[list[str], list[str], list[str]], "parameters", self.kernel
+            )
             forms = _forms([*map(str.lower, names)], keywords, self.said, **self.kernel.in_c)
             if self.kernel.calls_cuda and not self.said.device:
                 raise ValueError("it calls CUDA, so say where its pointers point to: --device=cpu or --device=cuda")
