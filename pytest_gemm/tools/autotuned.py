@@ -33,6 +33,8 @@ FIRST: Final = -1
 """A turn in which every call tunes as a user's first call does: it launches each configuration, then the chosen one."""
 TUNED: Final = -2
 """A turn in which the first call tunes by Triton's own benchmarks: for what is timed."""
+TUNING: Final = "the first call, which tunes"
+"""The name of a turn in :func:`turns`."""
 # From this turn on those configurations come first that have computed nothing yet.
 _OTHERS: Final = 1 << 32
 # What Triton's benchmarks, too, take for a configuration that the GPU or the arguments do not allow.
@@ -83,7 +85,7 @@ def turns(worker: Process | Inline) -> Iterator[str]:
             yield "another configuration"
             turn, tuned = turn + 1, worker.call(Tuned, "tuned")
         worker.call(Tuned, "tuned", FIRST)
-        yield "the first call, which tunes"
+        yield TUNING
     finally:  # where there is no time for all of them, too
         worker.call(Tuned, "tuned")
 

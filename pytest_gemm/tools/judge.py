@@ -283,6 +283,9 @@ class _Judging:
         outcomes = [one for one in outcomes if one.status is not Status.MISTRUSTED] or outcomes
         judgement.deterministic &= all(one.cause not in repeated.NAMES for one in outcomes)
         judgement.seconds.setdefault("first verdict", time.time() - self.started)
+        if any(one.status is Status.INCORRECT for one in outcomes):  # of a crash another process knows nothing
+            used = self.worker.call(Tuned, "tuned").last
+            outcomes = [dataclasses.replace(one, kernels=(*one.kernels, *used)) for one in outcomes]
         judgement.outcomes += map(_readable, outcomes)
         for one in outcomes:
             if products := [name for name in one.kernels if name.startswith("aten.")]:
@@ -321,9 +324,12 @@ class _Judging:
             if time.time() > end:
                 return
             self._now = f"{what} for {problem.line}"
-            for one in self._outcomes(backend, problem, distributions_for(problem)[:_FIRST]):
-                cause = what if one.status.is_failure else one.cause
-                judgement.outcomes.append(_readable(dataclasses.replace(one, cause=cause)))
+            for one in map(_readable, self._outcomes(backend, problem, distributions_for(problem)[:_FIRST])):
+                if one.status.is_failure:
+                    remedy = "reset_to_zero= or restore_value= of triton.autotune" if what == autotuned.TUNING else ""
+                    reason = one.reason and dataclasses.replace(one.reason, remedy=remedy)
+                    one = dataclasses.replace(one, cause=what, reason=reason)  # noqa: PLW2901  # with its cause
+                judgement.outcomes.append(one)
 
     @functools.cached_property
     def _judge(self) -> Judge:

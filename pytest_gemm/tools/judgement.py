@@ -28,7 +28,11 @@ COLUMNS, LINES = 100, 24
 # Problems that have to be right before the others are an exception.
 _ENOUGH: Final = 3
 # Options that allow what some kernels do by design, by the name of the cause.
-_MEANT: Final = {"small inputs dropped": "--flushes", **dict.fromkeys(("f16 sums", "bf16 sums"), "--accumulate=f16")}
+_MEANT: Final = {
+    "small inputs dropped": "--flushes",
+    **dict.fromkeys(("f16 sums", "bf16 sums"), "--accumulate=f16"),
+    "TF32 inputs": "--dtypes=f16,bf16",
+}
 # Multiples that a kernel may be right for alone.
 _STEPS: Final = (2, 4, 8, 16, 32, 64, 128, 256)
 # Kinds of problems, the most telling ones first.
