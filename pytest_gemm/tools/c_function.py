@@ -92,6 +92,8 @@ class Prototype:
     result: Any
     assumed: str
 
+_EMPTY: Final = torch.zeros(16)
+
 
 @functools.cache
 def of_library(path: str, symbol: str, signature: str, form: Form) -> Callable[..., None]:
@@ -122,7 +124,8 @@ def of_library(path: str, symbol: str, signature: str, form: Form) -> Callable[.
         if not tensors[-1].is_contiguous():
             raise TypeError(f"{symbol} writes a compact C")
         ready = [one.contiguous() for one in tensors]
-        values: dict[str, float] = {role: one.data_ptr() for role, one in zip(roles, ready, strict=True)}
+        # An empty matrix has an address too, as callers have one.
+        values: dict[str, float] = {x: one.data_ptr() or _EMPTY.data_ptr() for x, one in zip(roles, ready, strict=True)}
         values |= {"m": m, "n": n, "k": k, "alpha": 1, "beta": form.c == "addend", "cs": 1, "length": 1, "layout": 0}
         for x, one in zip("abc", (tensors[0], tensors[1], tensors[-1]), strict=True):
             values |= {f"rows{x}": one.shape[0], f"cols{x}": one.shape[1]}

@@ -52,6 +52,7 @@ bool fixed(int m, int n, int k, M a, M b, float* c, int nt, float* ws, void* str
   return nt == 4 && !stream && side == 'L' && *two == 2;
 }
 void sides(M a, M b, float* c, int rows_a, int cols_a, int cols_b) { usual(rows_a, cols_b, cols_a, a, b, c); }
+int never_null(int m, int n, int k, M a, M b, float* c) { usual(m, n, k, a, b, c); return !a || !b || !c; }
 int square(M a, M b, float* c, int n) { usual(n, n, n, a, b, c); return n % 2; }
 void one_column(float* c, M x, M w, int inner, int rows) { usual(rows, 1, inner, w, x, c); }
 void transposed_only(char tb, int m, int n, int k, M a, M b, float* c) { if (tb == 'T') linear(a, b, k, c, c, m, n, k); }
@@ -76,6 +77,7 @@ codes: void f(int64_t m, short n, unsigned char k, signed char *a, int8_t b[], i
 halves: void f(int m, int n, int k, const uint16_t* a, const unsigned short* b, float* c)
 fixed: bool f(int m, int n, int k, float* a, float* b, float* c, int nt=4, float* ws=4096, cudaStream_t stream=NULL,
   char side='L', const int* two=2)
+never_null: int f(int m, int n, int k, float* a, float* b, float* c)
 sides: void f(float *A, float *B, float *C, int rowsA, int numACols, int widthB)
 """
 DTYPES = {"dgemm_": torch.float64, "codes": torch.int8, "halves": torch.bfloat16}
