@@ -41,7 +41,13 @@ _BATCHES: Final = "batches"
 _KINDS: Final = (*(f"{name} = {size}" for size in (0, 1) for name in "KMN"), _BEYOND, _BATCHES)
 # What is wrong with special values, by words of its cause.
 _SPECIAL: Final = "NaN and infinities"
-_SPECIALS: Final = {"small inputs": "subnormal numbers", "inf": "infinities", "subnormal": "subnormal numbers", "zero": "signs of zero", "NaN": "NaN"}
+_SPECIALS: Final = {
+    "small inputs": "subnormal numbers",
+    "inf": "infinities",
+    "subnormal": "subnormal numbers",
+    "zero": "signs of zero",
+    "NaN": "NaN",
+}
 _TAKES: Final = ("op", "dtypes", "device", "batched", "arguments")
 _ARITHMETIC: Final = ("accumulate", "tf32", "deterministic", "correctly_rounded")
 _PLAIN: Final = ("verdict", "headline", "status", "kernel", "refused", "not_judged", "cut", "calls", "speed", "untimed")
