@@ -55,7 +55,9 @@ void sides(M a, M b, float* c, int rows_a, int cols_a, int cols_b) { usual(rows_
 int never_null(int m, int n, int k, M a, M b, float* c) { usual(m, n, k, a, b, c); return !a || !b || !c; }
 int square(M a, M b, float* c, int n) { usual(n, n, n, a, b, c); return n % 2; }
 void one_column(float* c, M x, M w, int inner, int rows) { usual(rows, 1, inner, w, x, c); }
-void transposed_only(char tb, int m, int n, int k, M a, M b, float* c) { if (tb == 'T') linear(a, b, k, c, c, m, n, k); }
+void transposed_only(char tb, int m, int n, int k, M a, M b, float* c) {
+  if (tb == 'T') linear(a, b, k, c, c, m, n, k);
+}
 void _Z4gemmiiiPKfS0_Pf(void) {}
 void aborts(void) { abort(); }
 void hangs(void) { for (volatile int i = 0; !i;); }
