@@ -92,6 +92,7 @@ class Prototype:
     result: Any
     assumed: str
 
+
 _EMPTY: Final = torch.zeros(16)
 
 
