@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -250,6 +251,6 @@ def test_each_device_has_its_own_time_for_first_calls(monkeypatch: pytest.Monkey
                 raise Thrown("ValueError", "cannot be accessed (cpu tensor?)", "", None, None)
             return 0, "f32", 1.0, ""
 
-    monkeypatch.setattr(first_calls.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     best = FirstCalls(Kernel("glue:product"), Said(), Worker()).best()  # type: ignore[arg-type]  # what is used of it
     assert (best.device, asked) == ("cuda", ["cpu", "cuda"])
