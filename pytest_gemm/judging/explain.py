@@ -120,7 +120,8 @@ def _elsewhere(wrong: Wrong) -> Cause:
     if len(wrong.values) < FEW or len(wrong.interval.expected.flatten()[: 1 << 16].unique()) < FEW:
         return NOTHING
     others = (x.reshape(*x.shape[:-2], n, m).mT, x.mT.reshape(x.shape))
-    if min(m, n) > 1 and any(mostly(inside(other, lo, hi)) for other in others):
+    is_symmetric = m == n and torch.equal(lo, lo.mT)  # A @ A.T is its own transpose
+    if min(m, n) > 1 and not is_symmetric and any(mostly(inside(other, lo, hi)) for other in others):
         return Cause("transposed", "the result is " + ("transposed" if m == n else "laid out as its own transpose"))
     if x.dim() == 3:
         batches = bad.flatten(1).any(1).nonzero().flatten().tolist()

@@ -221,7 +221,7 @@ def _forms(
         rest = iter(order)
         roles = tuple(numbers[name] if name in numbers else next(rest) for name in names) if names else order
         form = Form(roles, tuple(keywords), weight, arrays, is_columns, "addend" if said.beta == "1" else "nan")
-        is_asked = said.op in {"", "bmm", "int_mm", form.op}
+        is_asked = said.op in {"", "bmm", "int_mm", form.op} or (said.op == "linear" and weight)
         if is_asked and (said.beta != "1" or ("out" in roles and "bias" not in roles)):
             forms.append(form)
     if not forms:

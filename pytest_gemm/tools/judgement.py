@@ -167,7 +167,7 @@ class Judgement:
         if self.findings:
             exception = self._exception()
             return f"{exception}: {self.verdict.partition(': ')[2] or self.verdict}" if exception else self.verdict
-        whole = f"{count} of {count + left_out}" + (f": {self.cut}" if left_out else f" {plural(count, 'problem')[2:]}")
+        whole = f"{count} of {count + left_out}: {self.cut}" if left_out else f"{count} of {plural(count, 'problem')}"
         return f"{self.verdict} ({whole})" if self.passed else self.verdict
 
     def _exception(self) -> str:
