@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 # Types of partial sums that a function can have.
-_SUMS: Final = ("f64", "f32", "f16")
+_SUMS: Final = ("f64", "f32", "f16", "bf16")
 # Where a kernel that takes the whole problem rounds.
 _EPILOGUES: Final = ("fused", "eager", "either")
 # Arguments that are lists of names, with an example.
@@ -73,7 +73,7 @@ class CallableBackend:
     matmul: Callable[..., torch.Tensor]
     dtypes: Iterable[str] = TYPES
     batched: bool = True
-    accumulate: Literal["f64", "f32", "f16"] | None = None
+    accumulate: Literal["f64", "f32", "f16", "bf16"] | None = None
     deterministic: bool = True
     distributions: Iterable[str] = ()
     flushes: bool = False

@@ -82,7 +82,7 @@ class Registry:
         *,
         dtypes: Iterable[str] = TYPES,
         batched: bool = True,
-        accumulate: Literal["f64", "f32", "f16"] | None = None,
+        accumulate: Literal["f64", "f32", "f16", "bf16"] | None = None,
         deterministic: bool = True,
         distributions: Iterable[str] = (),
         flushes: bool = False,

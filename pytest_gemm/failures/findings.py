@@ -43,6 +43,8 @@ _ZERO: Final = "sign of zero"
 _PLAIN: Final = {"outside-bound": "wrong values, cause not recognised", "nan": "NaN, cause not recognised"}
 # A size above which a problem is not simple.
 _LARGE: Final = 4096
+# How many times more problems put a finding without a name before one with a name.
+_NAMED_FIRST: Final = 3
 # Further problems that a text names.
 _NAMED: Final = 3
 
@@ -117,7 +119,13 @@ def findings(outcomes: Iterable[Outcome]) -> list[Finding]:
             cause = next((name for name, count in ranked if count >= _NAMES * len(heading)), "")
             held = condition(set(map(_key, group)), passed, cause, sorted(wrong[who]))
             found.append(Finding(group, cause, held.text))
-    return sorted(found, key=lambda one: (one.simplest.inherited, one.cause == _ZERO, -len(one.problems)))
+
+    def rank(one: Finding) -> tuple[bool, bool, int]:
+        # What is named tells more than what is not, which is often the same bug on numbers that do not show it.
+        weight = _NAMED_FIRST if one.cause else 1
+        return one.simplest.inherited, one.cause == _ZERO, -weight * len(one.problems)
+
+    return sorted(found, key=rank)
 
 
 def _key(one: Outcome) -> _Key:

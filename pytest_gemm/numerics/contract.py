@@ -35,7 +35,7 @@ class Contract:
     """The arithmetic that a backend declares for a problem; results are judged by exactly this.
 
     Attributes:
-        accumulate: type of the partial sums: ``f64``, ``f32``, ``f16`` or ``i32``.
+        accumulate: type of the partial sums: ``f64``, ``f32``, ``f16``, ``bf16`` or ``i32``.
         epilogue: ``fused``: every step in the accumulator's type, one rounding at the end;
             ``eager``: rounded to the tensor's dtype after every operation; ``either``: the backend
             cannot tell in advance, a result within either is right.
@@ -58,7 +58,7 @@ class Contract:
         deterministic: the same call again gives the same bits.
     """
 
-    accumulate: Literal["f64", "f32", "f16", "i32"] = "f32"
+    accumulate: Literal["f64", "f32", "f16", "bf16", "i32"] = "f32"
     epilogue: Literal["fused", "eager", "either"] = "fused"
     rounds_at: int | None = None
     slices: int = 1

@@ -75,7 +75,17 @@ _EXTREMES: Final = (
     *("33x64x64 nt", "0x16x8", "1x1032x2056", "1032x1x2056", "64x35x64 tn", "1x1x1", "16x0x8", "520x24x48 tn"),
     *("256x128x384", "16x24x8200", "4x1x1152", "1x8x6152", "771x1x250", "1x200x1 nt", "520x520x24", "65x65x65 tt"),
     *("272x272x160 tn b.alias_t", "384x512x128", "144x144x144 nn b.alias", "1x12x3000", "33x1x4104", "1x771x514"),
-    *("12x2056x520", "2056x12x520", "4x4104x520", "4104x4x520", "3x16x24x0", "640x384x256", "1030x24x1048"),
+    *(
+        "12x2056x520",
+        "2056x12x520",
+        "4x4104x136",
+        "4104x4x136",
+        "3x16x24x0",
+        "5x1x40x96 nn b.broadcast",
+        "5x33x1x300 nn a.broadcast",
+        "640x384x256",
+        "1030x24x1048",
+    ),
     *("24x1030x1048", "257x300x544", "1x33x48x65", "16x32x16392 nt", "8x4x32776 nt", "4x8x32776", "1416x136x40"),
     *("8x12296x24", "12296x8x24", "264x776x520", "65552x1x2x1", "65552x3x16", "3x65552x16", "1800x264x24"),
     *("520x528x776", "1672x1416x24", "256x512x1000", "512x512x512"),
@@ -90,8 +100,9 @@ _OF_A_BATCH: Final = 1 << 19
 _DISTRIBUTIONS: Final = 4
 _OF_MANY: Final = 2
 _MANY: Final = 1 << 18
-# Elements of an extreme up to which it is one for each data type.
-_FEW: Final = 1 << 15
+# Elements of an extreme up to which it is one for each data type, and sizes from which on it is.
+_FEW: Final = 1 << 16
+_LONG: Final = 1 << 12
 
 
 @dataclasses.dataclass
@@ -190,7 +201,7 @@ class Design:
             row: _Row = {"size": size, "layout": layout or self._plain["layout"], "place": place}
             row |= {"batch": (*batch, 3)[0]} if batch or self.found.op == "bmm" else {}
             # Each data type may have a path of its own.
-            is_cheap = m * n + m * k + k * n <= _FEW or place or max(m, n, *batch) >= 1 << 16
+            is_cheap = m * n + m * k + k * n <= _FEW or place or max(m, n, k, *batch) >= _LONG
             yield from (row | {"dtype": dtype} for dtype in (self._levels["dtype"] if is_cheap else (next(dtypes),)))
 
     def _pairs(self, factors: Mapping[str, Sequence[Any]]) -> Iterator[_Row]:

@@ -30,7 +30,8 @@ _ENOUGH: Final = 3
 # Options that allow what some kernels do by design, by the name of the cause.
 _MEANT: Final = {
     "small inputs dropped": "--flushes",
-    **dict.fromkeys(("f16 sums", "bf16 sums"), "--accumulate=f16"),
+    "f16 sums": "--accumulate=f16",
+    "bf16 sums": "--accumulate=bf16",
     "TF32 inputs": "--dtypes=f16,bf16",
 }
 # Multiples that a kernel may be right for alone.
@@ -178,8 +179,10 @@ class Judgement:
             return ""
         alike = Counter(kind for one in passed for kind in self._kinds(one))
         common = functools.reduce(operator.and_, map(self._kinds, failed))
-        # Nearly all of a kind are wrong, and enough others are right.
-        common = {one for one in common if 4 * alike[one] <= len(failed) and alike[one] <= len(passed) - _ENOUGH}
+        # Nothing of a size is right, hardly anything of another kind, and enough others are; one problem shows little.
+        most = {one: 0 if one in _KINDS else len(failed) // 8 for one in common}
+        common = {one for one in common if alike[one] <= min(most[one], len(passed) - _ENOUGH)}
+        common &= {*_KINDS[:3], _BEYOND} if len(failed) == 1 else common  # K, M or N = 0
         if kinds := [one for one in _KINDS if one in common] or sorted(common):
             return f"right but for {kinds[0]}"
         wrong = [one for one in self.outcomes if one.status.is_failure]
@@ -187,9 +190,10 @@ class Judgement:
             causes = " ".join(one.cause for one in wrong)
             return f"right but for {next((words for word, words in _SPECIALS.items() if word in causes), _SPECIAL)}"
         for step in _STEPS:
-            tails = [any(getattr(one.shape, name) % step for name in "mnk") for one in (*passed, *failed)]
-            if not any(tails[: len(passed)]) and all(tails[len(passed) :]):
-                return f"right for multiples of {step} alone"
+            with_tails = [{x for x in "MNK" if getattr(one.shape, x.lower()) % step} for one in (*passed, *failed)]
+            if len(failed) > 1 and not any(with_tails[: len(passed)]) and all(with_tails[len(passed) :]):
+                sizes = set().union(*with_tails)
+                return f"right for multiples of {step} {f'in {sizes.pop()} ' * (len(sizes) == 1)}alone"
         return ""
 
     def _kinds(self, problem: Problem) -> set[str]:
