@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -116,14 +117,13 @@ def of_library(path: str, symbol: str, signature: str, form: Form) -> Callable[.
     absent = [name for name in "mnk" if kinds.keys() & {"m", "n", "k"} and name not in kinds]
 
     def call(*tensors: torch.Tensor) -> None:
-        if [one.dtype for one in tensors] != dtypes or tensors[0].dim() != 2:
-            raise TypeError(f"{symbol} takes matrices: {', '.join(f'{x} of {_ELEMENTS[kinds[x]]}' for x in roles)}")
+        if [x.dtype for x in tensors] != dtypes or tensors[0].dim() != 2 or not tensors[-1].is_contiguous():
+            types = ", ".join(f"{role} of {_ELEMENTS[kinds[role]]}" for role in roles)
+            raise TypeError(f"{symbol} takes matrices, the last one compact: {types}")
         (m, n), k = tensors[-1].shape, tensors[0].shape[0 if form.columns else 1]
         if absent and not m == n == k and not (absent == ["n"] and n == 1):
-            what = "one column, or square matrices" if absent == ["n"] else "square matrices"
+            what = "one column, or " * (absent == ["n"]) + "square matrices"
             raise ValueError(f"{symbol} takes {what}: its prototype has no {' and no '.join(absent)}")
-        if not tensors[-1].is_contiguous():
-            raise TypeError(f"{symbol} writes a compact C")
         ready = [one.contiguous() for one in tensors]
         # An empty matrix has an address too, as callers have one.
         values: dict[str, float] = {x: one.data_ptr() or _EMPTY.data_ptr() for x, one in zip(roles, ready, strict=True)}
@@ -137,7 +137,7 @@ def of_library(path: str, symbol: str, signature: str, form: Form) -> Callable[.
         if prototype.result is not None and bool(code) != (prototype.result is ctypes.c_bool):
             raise ValueError(f"{symbol} returned {code} (declare it void if that is no error)")
 
-    names = ["out" if role == "c" else role for role in roles]
+    names = ("out" if role == "c" else role for role in roles)
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
     vars(call).update(out_dtype=dtypes[-1], __signature__=inspect.Signature(parameters))
     return call
@@ -167,8 +167,7 @@ def read(signature: str) -> Prototype:
     parameters: list[Parameter] = []
     for part in texts:
         if (one := _parameter(part, hints)) is None:
-            types = ", ".join(words[0] for words in _WORDS["elements"].values())
-            known = f"{' '.join(_WORDS['names'])}, pointers to {types}"
+            known = f"{' '.join(_WORDS['names'])}, pointers to {' '.join(x[0] for x in _WORDS['elements'].values())}"
             fixed = "'int nt=4', 'char side='L'', 'float* ws=1024' (memory of 1024 elements) or 'void* stream=NULL'"
             raise ValueError(f"{wrong}cannot hand over {part!r}; known are {known}; give others a value, as {fixed}")
         if one.role in _MATRICES and one.role in {earlier.role for earlier in parameters}:
@@ -244,22 +243,13 @@ def _fixed(one: Parameter, value: str, *, is_memory: bool) -> Any:
 def _function(path: Path, symbol: str) -> Any:
     """A function of a library."""
     library = ctypes.CDLL(str(path))
-    try:
+    if hasattr(library, symbol):
         return getattr(library, symbol)
-    except AttributeError:
-        names, mangled = _symbols(path), re.compile(rf"_[ZR]\w*?(?<!\d){len(symbol)}{re.escape(symbol)}")
-        hint = did_you_mean(symbol, names) or f"; it has {', '.join(names[:5]) or 'none'}"
-        if other := next(filter(mangled.match, names), ""):
-            hint = f', but {other}: declare it extern "C"'
-        elif any(name.startswith("PyInit_") for name in names):
-            hint = ": it is a module of Python, so give MODULE:FUNCTION"
-        raise AttributeError(f"{path.name} has no function {symbol!r}{hint}") from None
-
-
-def _symbols(path: Path) -> list[str]:
-    """Functions that a library has for other programs; none where there are no tools to list them."""
-    try:
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # there may be no tools
         listed = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=False)
-    except OSError:
-        return []
-    return re.findall(r" [TWi] (\w+)", listed.stdout)
+        names = re.findall(r" [TWi] (\w+)", listed.stdout)
+    hint = did_you_mean(symbol, names) or f"; it has {', '.join(names[:5]) or 'none'}"
+    if mangled := re.search(rf"\b_[ZR]\w*?(?<!\d){len(symbol)}{re.escape(symbol)}\w*", " ".join(names)):
+        hint = f', but {mangled[0]}: declare it extern "C"'
+    raise AttributeError(f"{path.name} has no function {symbol!r}{hint}")

@@ -14,6 +14,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -21,6 +22,7 @@ import torch
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.speed import bench
+from pytest_gemm.storage.datafile import document
 from pytest_gemm.tools import autotuned
 from pytest_gemm.tools.judgement import Judgement
 from pytest_gemm.tools.kernel import Form, Kernel, begin
@@ -98,21 +100,20 @@ class Said:
         Raises:
             ValueError: for a dtype that no kernel is tried with, and for what an option does not take.
         """
-        if isinstance(self.dtypes, str):
-            object.__setattr__(self, "dtypes", tuple(filter(None, self.dtypes.split(","))))
-        if unknown := [name for name in self.dtypes if name not in TRIED]:
-            raise ValueError(f"--dtypes={','.join(self.dtypes)}: unknown {unknown[0]!r}; known: {' '.join(TRIED)}")
+        values, dtypes = vars(self), self.dtypes.split(",") if isinstance(self.dtypes, str) else self.dtypes
+        values["dtypes"] = dtypes = tuple(filter(None, dtypes))
+        if unknown := [name for name in dtypes if name not in TRIED]:
+            raise ValueError(f"--dtypes={','.join(dtypes)}: unknown {unknown[0]!r}; known: {' '.join(TRIED)}")
+        values["deterministic"] = {True: "yes", False: "no"}.get(self.deterministic, self.deterministic)
         for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-            if text not in {"", *choices}:
-                raise ValueError(f"--{name}={text}: give {' or '.join(choices)}")
-            object.__setattr__(self, name, text != "no" if name == "deterministic" else text)
-        of = _read(self.multiple_of or 1, 1, "--multiple-of", "one number above 0, or three for M, N and K: 128,128,16")
-        steps = tuple(length for size in of for length in size)
-        object.__setattr__(self, "multiple_of", steps if len(steps) == 3 else steps * 3)
-        sizes = _read(self.sizes, 3, "--sizes", "M x N x K, one or several, as 512x512x512,128x256x64")
-        object.__setattr__(self, "sizes", sizes)
+            values[name] = str(values[name])
+            if values[name] not in {"", *choices}:
+                raise ValueError(f"--{name}={values[name]}: give {' or '.join(choices)}")
+        values["deterministic"] = self.deterministic != "no"
+        of = _read(self.multiple_of or 1, 1, "multiple-of", "one number above 0, or three for M, N and K: 128,128,16")
+        values["multiple_of"] = (math.lcm(*of),) * 3 if self.square or len(of) == 1 else tuple(of)
+        lengths = _read(self.sizes, 3, "sizes", "M x N x K, one or several, as 512x512x512,128x256x64")
+        values["sizes"] = tuple(zip(lengths[::3], lengths[1::3], lengths[2::3], strict=True))
 
     @property
     def limits(self) -> str:
@@ -120,6 +121,12 @@ class Said:
         steps = self.multiple_of if len(set(self.multiple_of)) > 1 else self.multiple_of[:1]
         multiples = "" if steps == (1,) else f" of multiples of {', '.join(map(str, steps))}"
         return " of square matrices" * self.square + multiples + " of fixed sizes" * bool(self.sizes)
+
+    def fitted(self, size: Sequence[int]) -> tuple[int, ...]:
+        """M, N and K as the kernel takes them, no smaller: multiples, or all equal."""
+        if self.square:
+            size = (sorted(size)[1] if min(size) else 0,) * 3
+        return tuple(-(-length // step) * step for length, step in zip(size, self.multiple_of, strict=True))
 
     @property
     def options(self) -> list[str]:
@@ -135,27 +142,25 @@ class Said:
         return named | {"flushes": self.flushes, "deterministic": self.deterministic}
 
 
+_ARGUMENTS_OF_JUDGE: Final = document(Path(__file__).with_name("commands.toml"))["judge"]["arguments"]
 # What options take that are one word.
-_CHOICES: Final = {
-    **{"op": ("mm", "addmm", "linear", "bmm", "int_mm"), "device": ("cpu", "cuda"), "a": ("MxK", "KxM")},
-    **{"beta": ("0", "1"), "accumulate": ("f64", "f32", "f16"), "epilogue": ("fused", "eager", "either")},
-    "deterministic": ("yes", "no"),
-}
+_CHOICES: Final = {each["name"][2:]: each["choices"] for each in _ARGUMENTS_OF_JUDGE if "choices" in each}
 
 
-def _read(value: Any, count: int, option: str, right: str) -> tuple[tuple[int, ...], ...]:
-    """Sizes of a text, or of numbers.
+def _read(value: Any, count: int, option: str, right: str) -> list[int]:
+    """The lengths of sizes that are a text, or numbers.
 
     Raises:
         ValueError: with what would be right.
     """
-    several = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
-    texts = ["x".join(map(str, one)) if isinstance(one, (tuple, list)) else str(one) for one in several]
-    read = [tuple(int(word) if word.strip().isdecimal() else 0 for word in text.split("x")) for text in texts if text]
-    is_right = all(len(size) == count and min(size) > 0 for size in read)
-    if not is_right or (count == 1 and len(read) not in {1, 3}):
-        raise ValueError(f"{option}={','.join(texts)}: give {right}")
-    return tuple(read)
+    sizes = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
+    texts = ["x".join(map(str, size)) if isinstance(size, (tuple, list)) else str(size) for size in sizes if size != ""]
+    words = [word.strip() for text in texts for word in text.split("x")]
+    lengths = [int(word) for word in words if word.isdecimal() and int(word)]
+    is_whole = all(text.count("x") == count - 1 for text in texts) and len(lengths) == len(words)
+    if not is_whole or (count == 1 and len(lengths) not in {1, 3}):
+        raise ValueError(f"--{option}={','.join(texts)}: give {right}")
+    return lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,17 +200,14 @@ def _orders(tensors: Sequence[str]) -> Sequence[tuple[str, ...]]:
     return sorted((roles for roles in _ORDERS if len(roles) == len(tensors)), key=misnamed)
 
 
-def _forms(
-    names: Sequence[str], keywords: Sequence[str], said: Said, *, is_c: bool, is_told: bool = False
-) -> list[Form]:
+def _forms(names: Sequence[str], keywords: Sequence[str], said: Said, kernel: Kernel) -> list[Form]:
     """The forms that parameters may have and that compute an op, the likeliest first.
 
     Args:
         names: of the parameters, in lower case; empty where they are unknown.
         keywords: of the last of them, as they are passed.
         said: the op, the shape of A, and whether its result is added to.
-        is_c: it is a function of C.
-        is_told: it is told whether B is transposed, so that nothing has to be found out.
+        kernel: in C it takes no arrays, A as it is said, and B as it is said where it is told whether B is transposed.
 
     Raises:
         ValueError: where there are others than a product has.
@@ -213,11 +215,12 @@ def _forms(
     numbers = {name: "workspace" if name in _WORKSPACES else name for name in names if name in _WORKSPACES | _NUMBERS}
     tensors = [name for name in names if name not in numbers]
     orders = _orders(tensors) if names else _ORDERS[:4]
-    is_weight = said.op == "linear" if is_told else tensors[1:2] in (["w"], ["weight"])
-    weights = (is_weight,) if is_told else (is_weight, not is_weight)
-    columns = (said.a == "KxM",) if said.a or is_c else (False, True)
+    is_weight = said.op == "linear" if kernel.is_told_of_b else tensors[1:2] in (["w"], ["weight"])
+    weights = (is_weight,) if kernel.is_told_of_b else (is_weight, not is_weight)
+    columns = (said.a == "KxM",) if said.a or kernel.is_foreign else (False, True)
+    has_arrays = (False,) if kernel.is_foreign else (False, True)
     forms = []
-    for arrays, is_columns, order, weight in itertools.product((False, True)[: 2 - is_c], columns, orders, weights):
+    for arrays, is_columns, order, weight in itertools.product(has_arrays, columns, orders, weights):
         rest = iter(order)
         roles = tuple(numbers[name] if name in numbers else next(rest) for name in names) if names else order
         form = Form(roles, tuple(keywords), weight, arrays, is_columns, "addend" if said.beta == "1" else "nan")
@@ -251,83 +254,77 @@ class FirstCalls:
         Raises:
             ValueError: when none has returned anything, or it adds to what its result holds and ``beta`` is not said.
         """
+        name, said = self.kernel.name, self.said
         try:
-            names, keywords, devices = self.worker.call(
-                tuple[list[str], list[str], list[str]], "parameters", self.kernel
-            )
-            forms = _forms([*map(str.lower, names)], keywords, self.said, **self.kernel.in_c)
-            if self.kernel.calls_cuda and not self.said.device:
+            answer = self.worker.call(tuple[list[str], list[str], list[str]], "parameters", self.kernel)
+            names, keywords, devices = answer
+            forms = _forms([*map(str.lower, names)], keywords, said, self.kernel)
+            if self.kernel.calls_cuda and not said.device:
                 raise ValueError("it calls CUDA, so say where its pointers point to: --device=cpu or --device=cuda")
         except (Died, Thrown, ValueError) as error:
-            raise ValueError(f"{self.kernel.name}: {error}") from None
-        dtypes = self.said.dtypes or (("i8",) if self.said.op == "int_mm" else TRIED)
-        if self.said.device or self.kernel.is_foreign:
-            devices = [self.said.device or "cpu"]
-        made: list[Call] = []
-        ends: dict[str, float] = {}
-        for device, size, dtype, form in itertools.product(devices, self._sizes(), dtypes, forms):
-            has_arrays = not form.arrays or (device == "cpu" and dtype != "bf16")  # NumPy has no others
-            if not has_arrays or self._is_needless(made, device, size, form):
-                continue
-            if time.monotonic() > ends.get(device, math.inf):
-                continue
-            made.append(self._call(form, device, size, dtype))
-            ends.setdefault(device, time.monotonic() + _SECONDS)
-            died = made[-1].died
-            if made[-1].rank == _RIGHT or (died is not None and (died.limit or self.worker.deaths >= DEATHS)):
-                break
-        best = min(made, key=lambda one: (one.rank, one.share <= 0.5))
-        if self.kernel.assumed and best.c != "adds" and (best.rank >= _NO_PRODUCT or best.share <= 0.5):
+            raise ValueError(f"{name}: {error}") from None
+        calls = self._tried([said.device or "cpu"] if said.device or self.kernel.is_foreign else devices, forms)
+        best = min(calls, key=lambda call: (call.rank, call.share <= 0.5))
+        if best.c == "adds":
+            raise ValueError(f"{name} {best.form} adds to what out holds: give --beta=1 if it should, --beta=0 if not")
+        if self.kernel.assumed and (best.rank >= _NO_PRODUCT or best.share <= 0.5):
             what = best.said if best.rank >= _NO_PRODUCT else "its result is no product"
             called = f"it was called by an assumed prototype, {self.kernel.assumed}"
-            raise ValueError(f"{self.kernel.name}: {what}; {called}: give its own, --signature='void f(...)'")
-        if best.c == "adds":
-            remedy = "give --beta=1 if it should, --beta=0 if not"
-            raise ValueError(f"{self.kernel.name} {best.form} adds to what out holds: {remedy}")
+            raise ValueError(f"{name}: {what}; {called}: give its own, --signature='void f(...)'")
         # In a form that it need not have it may end its process and be right.
         if best.rank < _DIED or (best.rank == _DIED and best.form == forms[0]):
             return dataclasses.replace(best, form=dataclasses.replace(best.form, c=best.c or best.form.c))
-        apart: dict[str, Call] = {}
-        for one in sorted(made, key=lambda one: (one.rank, forms.index(one.form))):
-            apart.setdefault(re.sub(r"\d+", "", one.said), one)
-        reasons = [f"{one.said} ({one.form} of {one.dtype})" for one in apart.values()]
-        text = f"{self.kernel.name} ({', '.join(names) or 'unknown parameters'}): no first call worked: "
-        triton = "; a Triton kernel needs a GPU, or TRITON_INTERPRET=1" if "driver" in "".join(reasons) else ""
+        apart: dict[str, str] = {}
+        for call in sorted(calls, key=lambda call: (call.rank, forms.index(call.form))):
+            apart.setdefault(re.sub(r"\d+", "", call.said), f"{call.said} ({call.form} of {call.dtype})")
+        reasons = "; ".join([*apart.values()][:3])
+        triton = "; a Triton kernel needs a GPU, or TRITON_INTERPRET=1" if "driver" in str(apart) else ""
         options = "--op=mm|addmm|linear|bmm|int_mm, --dtypes, --device, --multiple-of, --square, --sizes or --a=KxM"
-        say = f"Say what it takes: {options}, or give a function of A (M, K) and B (K, N) around it"
-        raise ValueError(f"{text}{'; '.join(reasons[:3])}. {say}{triton}")
+        say = f"Say what it takes: {options}, or give a function of A (M, K) and B (K, N) around it{triton}"
+        takes = ", ".join(names) or "unknown parameters"
+        raise ValueError(f"{name} ({takes}): no first call worked: {reasons}. {say}")
+
+    def _tried(self, devices: Sequence[str], forms: Sequence[Form]) -> list[Call]:
+        """First calls in their order, up to the first right one, as far as they tell more and the time allows."""
+        dtypes = self.said.dtypes or (("i8",) if self.said.op == "int_mm" else TRIED)
+        calls: list[Call] = []
+        ends: dict[str, float] = {}
+        for device, size, dtype, form in itertools.product(devices, self._sizes(), dtypes, forms):
+            has_arrays = not form.arrays or (device == "cpu" and dtype != "bf16")  # NumPy has no others
+            if not has_arrays or self._is_needless(calls, device, size, form):
+                continue
+            if time.monotonic() <= ends.get(device, math.inf):
+                calls.append(call := self._call(form, device, size, dtype))
+                ends.setdefault(device, time.monotonic() + _SECONDS)
+                if call.rank == _RIGHT or (call.died and (call.died.limit or self.worker.deaths >= DEATHS)):
+                    break
+        return calls
 
     def _sizes(self) -> list[tuple[int, ...]]:
         """Of A and B in the order in which they are tried: rectangles, one column, all of one size; then batches."""
         said = self.said
-        if said.sizes:
-            flat = sorted(said.sizes, key=lambda size: -len(set(size)))
-        elif said.square:
-            flat = [(math.lcm(*said.multiple_of) * -(-_SQUARE[0] // math.lcm(*said.multiple_of)),) * 3]
-        else:
-            fitted = [_fitted(size, said.multiple_of) for size in _RECTANGLES]
-            flat = fitted if said.multiple_of != (1, 1, 1) else [*fitted, _COLUMN, _SQUARE]
-        batches = [(2, *size) for size in flat if said.sizes or said.square or not _is_special(size)]
-        return batches if said.op == "bmm" else [*flat, *batches]
+        flat = sorted(said.sizes or map(said.fitted, _RECTANGLES), key=lambda size: -len(set(size)))
+        batches = [(2, *size) for size in flat]
+        special = [] if said.limits else [_COLUMN, _SQUARE]
+        return batches if said.op == "bmm" else [*flat, *special, *batches]
 
     @staticmethod
     def _is_needless(made: Sequence[Call], device: str, size: tuple[int, ...], form: Form) -> bool:
         """Whether a call would say no more: what has returned wrong values of the right shape is judged in that form.
 
-        Where its result is given, or all sizes are alike, the shape says nothing: the values tell how A and B lie.
+        Where its result is given, or two sizes are alike, the shape says nothing: the values tell how A and B lie.
         """
         wrong = [one for one in made if one.rank < _NO_PRODUCT]
         if any(one.device != device or (one.size != size and (_is_special(size) or len(size) > 3)) for one in wrong):
             return True
         alike = [one.form for one in wrong if one.form.roles == form.roles and one.form != form]
-        shows = "out" not in form.roles and len(set(size)) > 1
+        shows = "out" not in form.roles and len(set(size[-3:])) == 3
         return any(shows or one.arrays != form.arrays for one in alike)
 
     def _learnt(self, first: Call) -> Said:
         """What was said of the sizes, or what a first call shows that went well where others were refused."""
         batch, size, said = first.size[:-3], first.size[-3:], self.said
-        is_said = said.sizes or said.square or said.multiple_of != (1, 1, 1)
-        if is_said or first.rank >= _NO_PRODUCT or size == _RECTANGLES[0]:
+        if said.limits or first.rank >= _NO_PRODUCT or size == _RECTANGLES[0]:
             return said
         end = time.monotonic() + _SECONDS
 
@@ -387,17 +384,6 @@ class FirstCalls:
 def _is_special(size: Sequence[int]) -> bool:
     """Whether sizes are all alike, or those of one column: a kernel of any sizes may be right for them by chance."""
     return len(size) == 3 and (len(set(size)) == 1 or size[1] == 1)
-
-
-def _fitted(size: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
-    """Multiples that are no smaller, and different ones."""
-    fitted: list[int] = []
-    for length, step in zip(size, steps, strict=True):
-        multiple = -(-length // step) * step
-        while multiple in fitted:
-            multiple += step
-        fitted.append(multiple)
-    return tuple(fitted)
 
 
 # -- asked of the worker -----------------------------------------------------------------------------------------

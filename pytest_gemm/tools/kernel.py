@@ -25,6 +25,7 @@ from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.core.outcome import Phase, Unsupported
 from pytest_gemm.core.text import described, did_you_mean
+from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import views
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import bench
@@ -84,10 +85,8 @@ class Form:
     def layouts(self) -> tuple[str, ...]:
         """Layouts of its op, first the one in which its matrices are compact."""
         own = "nt"[self.columns] + "nt"[self.weight]
-        return (
-            own,
-            *(one for one in ("nn", "nt", "tn", "tt") if one != own and (one[1] == "t" or self.op != "linear")),
-        )
+        others = [layout for layout in ("nn", "nt", "tn", "tt") if self.op != "linear" or layout[1] == "t"]
+        return tuple(dict.fromkeys([own, *others]))
 
     def __str__(self) -> str:
         shapes = {"a": " of (K, M)" * self.columns, "b": " of (N, K)" * self.weight}
@@ -156,10 +155,9 @@ class Kernel:
         return c_function.read(self.signature).assumed if self.is_foreign else ""
 
     @property
-    def in_c(self) -> dict[str, bool]:
-        """Whether it is a function of C, and whether its prototype has a parameter that transposes B."""
-        is_told = self.is_foreign and any(one.role == "tb" for one in c_function.read(self.signature).parameters)
-        return {"is_c": self.is_foreign, "is_told": is_told}
+    def is_told_of_b(self) -> bool:
+        """Whether it is a function of C whose prototype has a parameter that transposes B."""
+        return self.is_foreign and any(one.role == "tb" for one in c_function.read(self.signature).parameters)
 
     @property
     def calls_cuda(self) -> bool:

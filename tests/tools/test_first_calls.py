@@ -209,6 +209,8 @@ def test_sizes_are_numbers_or_the_text_of_an_option() -> None:
     assert Said(sizes=[(8, 16, 24)]) == Said(sizes="8x16x24")
     fixed = takes(lambda a, b: product(a, b).reshape(8, 16) if a.shape[1] == 24 else 1, sizes="8x16x24", dtypes="f32")
     assert fixed.arguments.endswith("(a, b) of fixed sizes")
+    weight = takes(lambda a, b: product(a, b.mT), sizes="16x24x24", dtypes="f32")  # the shape of B says nothing
+    assert weight.arguments == "f(a, b of (N, K)) of fixed sizes"
 
 
 def test_reasons_of_first_calls_are_told_once_the_furthest_first() -> None:
