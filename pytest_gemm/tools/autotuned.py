@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -136,13 +137,9 @@ class _State:
     def __init__(self) -> None:
         self.turn: int | None = None
         self.all_calls: int | None = None
-        self.of_problem = 0
-        self.compiles_only = False
-        self.compiled = 0
-        self.caches: dict[Any, dict[Any, Any]] = {}
-        self.left: dict[Any, set[str]] = {}
-        self.judged: dict[Any, set[str]] = {}
-        self.unfit: dict[Any, set[str]] = {}
+        self.of_problem, self.compiles_only, self.compiled = 0, False, 0
+        self.caches: dict[Any, dict[Any, Any]] = defaultdict(dict)
+        self.left, self.judged, self.unfit = (defaultdict[Any, set[str]](set) for _ in range(3))
         self.last: dict[Any, str] = {}
 
 
@@ -176,7 +173,7 @@ def tuned(_: object, turn: int | None = None) -> Tuned:
     """
     _state.all_calls = turn
     left, judged = (sum(map(len, configs.values())) for configs in (_state.left, _state.judged))
-    unfit = {one for (tuner, _), configs in _state.unfit.items() for one in configs - _state.judged.get(tuner, set())}
+    unfit = {config for (tuner, _), configs in _state.unfit.items() for config in configs - _state.judged[tuner]}
     return Tuned(left, judged, tuple(sorted(unfit)), _state.compiled, tuple(_state.last.values()))
 
 
@@ -212,9 +209,8 @@ def _watch(owner: Any, others: dict[str, Callable[..., Any]]) -> None:
 
 def _launch(kernel: Any, plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Launch a kernel, or only compile it."""
-    if _state.turn is not None and _state.compiles_only:
-        named["warmup"] = True
-    return plain(kernel, *arguments, **named)
+    only = {"warmup": True} if _state.turn is not None and _state.compiles_only else {}
+    return plain(kernel, *arguments, **{**named, **only})
 
 
 def _compile(kernel: Any, plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -228,7 +224,7 @@ def _run(tuner: Any, plain: Callable[..., Any], *arguments: Any, **named: Any) -
     if turn is None or len(tuner.configs) < 2:
         return plain(tuner, *arguments, **named)
     own = {"cache": tuner.cache, "cache_results": getattr(tuner, "cache_results", False)}  # the second writes to files
-    cache = {} if turn == FIRST else _state.caches.setdefault((tuner, turn), {})
+    cache = {} if turn == FIRST else _state.caches[tuner, turn]
     vars(tuner).update(cache=cache, cache_results=False)
     try:
         if not cache and not 0 <= turn < _OTHERS:
@@ -236,7 +232,7 @@ def _run(tuner: Any, plain: Callable[..., Any], *arguments: Any, **named: Any) -
                 _compile_all(tuner, arguments, named)
         result = plain(tuner, *arguments, **named)
     except Exception as error:
-        unfit = _state.unfit.setdefault((tuner, turn), set())
+        unfit = _state.unfit[tuner, turn]
         if type(error).__name__ not in _UNFIT or str(tuner.best_config) in unfit:
             raise
         unfit.add(str(tuner.best_config))
@@ -244,7 +240,7 @@ def _run(tuner: Any, plain: Callable[..., Any], *arguments: Any, **named: Any) -
         return _run(tuner, plain, *arguments, **named)
     else:
         _state.last[tuner] = str(tuner.best_config)
-        _state.judged.setdefault(tuner, set()).add(_state.last[tuner])
+        _state.judged[tuner].add(_state.last[tuner])
         return result
     finally:
         vars(tuner).update(own)
@@ -255,14 +251,11 @@ def _prune_configs(tuner: Any, plain: Callable[..., Any], *named: Any) -> list[A
     configs, turn = list(plain(tuner, *named)), _state.turn
     if turn is None:
         return configs
-    _state.left.setdefault(tuner, set()).update(map(str, configs))
-    unfit, judged = _state.unfit.get((tuner, turn), set()), _state.judged.get(tuner, set())
-    fitting = [one for one in configs if str(one) not in unfit] or configs
-    if turn < 0:
-        return fitting
+    _state.left[tuner] |= {*map(str, configs)}
+    fitting = [config for config in configs if str(config) not in _state.unfit[tuner, turn]] or configs
     if turn >= _OTHERS:
-        fitting = [one for one in fitting if str(one) not in judged] or fitting
-    return [fitting[turn % len(fitting)]]
+        fitting = [config for config in fitting if str(config) not in _state.judged[tuner]] or fitting
+    return fitting if turn < 0 else [fitting[turn % len(fitting)]]
 
 
 def _bench(tuner: Any, plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -270,16 +263,11 @@ def _bench(tuner: Any, plain: Callable[..., Any], *arguments: Any, **named: Any)
     is_tritons = type(tuner).__module__.startswith("triton.")  # others write times to files
     if _state.turn in {None, TUNED} or not is_tritons:
         return plain(tuner, *arguments, **named)
+    equal = [0.0] * 3  # of as many quantiles as Triton asks for
     if _state.turn != FIRST:
-        return [0.0] * 3
-    with mock.patch.dict(vars(tuner), do_bench=_once):
+        return equal
+    with mock.patch.dict(vars(tuner), do_bench=lambda launch, **_: launch() or equal):
         return plain(tuner, *arguments, **named)
-
-
-def _once(launch: Callable[[], Any], quantiles: Sequence[float] = (0.5,)) -> list[float]:
-    """Launch a configuration once; all are equally fast."""
-    launch()
-    return [0.0] * len(quantiles)
 
 
 def _compile_all(tuner: Any, arguments: Sequence[Any], named: dict[str, Any]) -> None:
@@ -298,9 +286,6 @@ def _compile_all(tuner: Any, arguments: Sequence[Any], named: dict[str, Any]) ->
                 tuner.fn.run(*arguments, **own)
 
 
-CALLS: Final[Mapping[str, Callable[..., Any]]] = {
-    "tuned": tuned,
-    "compile_ahead": compile_ahead,
-    "interpreter_faults": interpreter_faults,
-}
+_ASKED: Final = (tuned, compile_ahead, interpreter_faults)
+CALLS: Final[Mapping[str, Callable[..., Any]]] = {function.__name__: function for function in _ASKED}
 """What the worker of a kernel is asked."""
