@@ -55,7 +55,7 @@ from pytest_gemm.worker.process import Process
 LIMIT: Final = 10.0
 # Seconds after which the command begins no further problem, and where Triton compiles kernels for them.
 BUDGET: Final = 15.0
-COMPILING: Final = 60.0
+COMPILING: Final = 40.0
 # How many times as long a busy machine may take, unless a user gives a budget.
 _PATIENCE: Final = 3.0
 # Calls of a problem; seconds of one from which on larger ones are expected to be slow, and operations that take no
@@ -319,7 +319,7 @@ class _Judging:
         passed = [one for one in map(Problem.parse, (o.problem for o in judgement.passed)) if one.shape.flops]
         if not passed or any(one.status.is_failure for one in judgement.outcomes):
             return
-        problem, end = max(passed, key=lambda one: one.shape.flops), time.time() + (self.budget or BUDGET)
+        problem, end = max(passed, key=lambda one: one.shape.flops), time.time() + (self.budget or BUDGET) / 2
         for what in autotuned.turns(self.worker):
             if time.time() > end:
                 return

@@ -37,9 +37,10 @@ _MEANT: Final = {
 # Multiples that a kernel may be right for alone.
 _STEPS: Final = (2, 4, 8, 16, 32, 64, 128, 256)
 # Kinds of problems, the most telling ones first.
-_BEYOND: Final = "sizes beyond 65535"
+_EMPTY: Final = (*(f"{name} = 0" for name in "KMN"), "empty results")
+_BEYOND: Final = ("more than 65535 matrices", "more than 65535 rows or columns")
 _BATCHES: Final = "batches"
-_KINDS: Final = (*(f"{name} = {size}" for size in (0, 1) for name in "KMN"), _BEYOND, _BATCHES)
+_KINDS: Final = (*_EMPTY, *(f"{name} = 1" for name in "KMN"), *_BEYOND, _BATCHES)
 # What is wrong with special values, by words of its cause.
 _SPECIAL: Final = "NaN and infinities"
 _SPECIALS: Final = {
@@ -182,7 +183,7 @@ class Judgement:
         # Nothing of a size is right, hardly anything of another kind, and enough others are; one problem shows little.
         most = {one: 0 if one in _KINDS else len(failed) // 8 for one in common}
         common = {one for one in common if alike[one] <= min(most[one], len(passed) - _ENOUGH)}
-        common &= {*_KINDS[:3], _BEYOND} if len(failed) == 1 else common  # K, M or N = 0
+        common &= {*_EMPTY, *_BEYOND} if len(failed) == 1 else common
         if kinds := [one for one in _KINDS if one in common] or sorted(common):
             return f"right but for {kinds[0]}"
         wrong = [one for one in self.outcomes if one.status.is_failure]
@@ -200,7 +201,10 @@ class Judgement:
         """Kinds that a problem is one of, in words: by a size, a flag, a batch, or one data type of several."""
         shape, dtype = problem.shape, str(problem.dtypes)
         kinds = {f"{name.upper()} = {size}" for name in "kmn" for size in (0, 1) if getattr(shape, name) == size}
-        kinds |= {_BEYOND} if max(shape.m, shape.n, shape.batch or 0) >= 1 << 16 else set()
+        kinds |= {_EMPTY[-1]} if shape.is_empty else set()
+        kinds |= {
+            name for name, size in zip(_BEYOND, (shape.batch or 0, max(shape.m, shape.n)), strict=True) if size >> 16
+        }
         kinds |= {_BATCHES} if shape.batch is not None and self.op != "bmm" else set()
         return kinds | ({dtype} if len(self.dtypes) > 1 else set()) | {*problem.flags}
 

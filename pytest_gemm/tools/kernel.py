@@ -31,6 +31,7 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import bench
 from pytest_gemm.tools import autotuned, c_function
 from pytest_gemm.worker import faults
+from pytest_gemm.worker.inline import wait_for
 
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
@@ -313,6 +314,12 @@ class KernelBackend(CallableBackend):
         # A timed call writes to the memory of the call before, as a user's does.
         return functools.partial(kernel, a, b, tensors.get("bias"), kernel.before(a, b) if is_plain else out)
 
+    def contract(self, problem: Problem, *, own: bool = False) -> Contract:
+        """The arithmetic of a problem; sums in a half type are those of products of this type."""
+        contract = super().contract(problem, own=own)
+        is_narrow = self.accumulate in {"f16", "bf16"} and self.accumulate != problem.dtypes.a.name
+        return dataclasses.replace(contract, accumulate="f32") if is_narrow else contract
+
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> None:
         """What it refuses shows when it is called."""
 
@@ -328,6 +335,7 @@ class KernelBackend(CallableBackend):
         try:
             prepared = super().prepare(problem, operands, request)
             prepared.bind(operands)()
+            wait_for(operands.device)  # for the error of a launch
             prepared.records = True  # a function may call ATen's product
         except Exception as error:
             no_memory = faults.out_of_memory(error, Phase.PREPARE, operands.device)

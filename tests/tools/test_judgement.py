@@ -31,7 +31,12 @@ def judgement(right: Iterable[str], wrong: Iterable[str] = (), *, wrong_of: str 
         (WHOLE, ODD, {"cause": "N tail"}, "right for multiples of 64 alone: N tail"),
         (WHOLE + ODD[:3], ODD[3:], {"cause": "K tail"}, "incorrect: K tail"),
         (WHOLE, ["mm:f32:nn:8x16x0"], {"cause": "never computed"}, "right but for K = 0: never computed"),
-        (WHOLE, ["mm:f32:nn:1x16x64", "mm:f16:nn:1x64x64"], {"cause": "shifted rows"}, "right but for M = 1: shifted rows"),
+        (
+            WHOLE,
+            ["mm:f32:nn:1x16x64", "mm:f16:nn:1x64x64"],
+            {"cause": "shifted rows"},
+            "right but for M = 1: shifted rows",
+        ),
         (
             ODD + WHOLE[1:],
             WHOLE[:1],
@@ -40,10 +45,16 @@ def judgement(right: Iterable[str], wrong: Iterable[str] = (), *, wrong_of: str 
         ),
         (ODD, WHOLE, {"wrong_of": "specials", "cause": "subnormals flushed"}, "right but for subnormal numbers"),
         ([], WHOLE, {"cause": "K tail"}, "incorrect: K tail"),
-        (WHOLE, ["mm:f32:nn:64x64x64:b.offset", "mm:f16:tn:64x64x64:b.offset"], {"cause": "K tail"}, "right but for b.offset: K tail"),
+        (
+            WHOLE,
+            ["mm:f32:nn:64x64x64:b.offset", "mm:f16:tn:64x64x64:b.offset"],
+            {"cause": "K tail"},
+            "right but for b.offset: K tail",
+        ),
         (WHOLE, ["mm:f16:nn:64x64x64", "mm:f16:tn:64x65x64"], {"cause": "f16 sums"}, "right but for f16: f16 sums"),
         (WHOLE, ["bmm:f32:nn:3x64x64x64", "bmm:f16:tn:65552x4x2x4"], {}, "right but for batches: wrong values"),
-        (WHOLE, ["mm:f32:nn:65552x3x16"], {}, "right but for sizes beyond 65535: wrong values"),
+        (WHOLE, ["mm:f32:nn:65552x3x16"], {}, "right but for more than 65535 rows or columns: wrong values"),
+        (WHOLE, ["mm:f32:nn:0x3x16", "mm:f32:nn:3x0x16"], {"cause": "crash"}, "right but for empty results: crash"),
     ],
 )
 def test_the_first_words_say_what_is_right(
