@@ -27,9 +27,9 @@ SIGNATURE: Final = "void f(int m, int n, int k, const float* a, const float* b, 
 """Of a function of a shared library, unless ``--signature`` gives another one."""
 
 _WORDS: Final[Mapping[str, Any]] = document(Path(__file__).with_name("c_words.toml"))
-_ELEMENTS, _NAMES = ({word: key for key, words in _WORDS[of].items() for word in words} for of in ("elements", "names"))
-COMPILERS: Final[Mapping[str, str]] = _WORDS["compilers"]
-"""What makes a library of a source, by the end of its name."""
+_ELEMENTS, _NAMES, COMPILERS = (
+    {word: key for key, words in _WORDS[of].items() for word in words} for of in ("elements", "names", "compilers")
+)
 
 _MATRICES: Final = ("a", "b", "bias", "c")
 _BASIC: Final = re.compile(r"(void|_?[Bb]ool|char|short|int|long|unsigned|signed|float|double)\b")

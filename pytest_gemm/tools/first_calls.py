@@ -309,17 +309,17 @@ class FirstCalls:
         return batches if said.op == "bmm" else [*flat, *special, *batches]
 
     @staticmethod
-    def _is_needless(made: Sequence[Call], device: str, size: tuple[int, ...], form: Form) -> bool:
+    def _is_needless(calls: Sequence[Call], device: str, size: tuple[int, ...], form: Form) -> bool:
         """Whether a call would say no more: what has returned wrong values of the right shape is judged in that form.
 
         Where its result is given, or two sizes are alike, the shape says nothing: the values tell how A and B lie.
         """
-        wrong = [one for one in made if one.rank < _NO_PRODUCT]
-        if any(one.device != device or (one.size != size and (_is_special(size) or len(size) > 3)) for one in wrong):
+        wrong = [call for call in calls if call.rank < _NO_PRODUCT]
+        if any(call.device != device or (call.size != size and (_is_special(size) or len(size) > 3)) for call in wrong):
             return True
-        alike = [one.form for one in wrong if one.form.roles == form.roles and one.form != form]
+        alike = [call.form for call in wrong if call.form.roles == form.roles and call.form != form]
         shows = "out" not in form.roles and len(set(size[-3:])) == 3
-        return any(shows or one.arrays != form.arrays for one in alike)
+        return any(shows or other.arrays != form.arrays for other in alike)
 
     def _learnt(self, first: Call) -> Said:
         """What was said of the sizes, or what a first call shows that went well where others were refused."""
@@ -351,7 +351,7 @@ class FirstCalls:
             others = {dtype: self._call(form, first.device, first.size, dtype) for dtype in more if dtype != own}
             if not is_batch and not form.epilogue and self.said.op in {"", "bmm"}:
                 others["bmm"] = self._call(form, first.device, (2, *first.size), own)
-        right = {name: one.said for name, one in others.items() if one.rank <= _WRONG_VALUES}
+        right = {name: call.said for name, call in others.items() if call.rank <= _WRONG_VALUES}
         batched = right.pop("bmm", "") != "" or is_batch
         op = "bmm" if is_batch else "int_mm" if own == "i8" else form.op
         types = first.said if first.rank <= _WRONG_VALUES else "i8-i8-i32" if own == "i8" else own
@@ -360,25 +360,25 @@ class FirstCalls:
         arguments = f"{self.kernel.short}{form}{said.limits}{assumed}"
         dtypes = [types, *right.values()]
         options = [*self.said.options, *[f"--signature={self.kernel.signature}"] * bool(self.kernel.signature)]
-        found = Judgement(self.kernel.name, op, dtypes, first.device, batched, arguments, options)
-        found.reads_c, found.deterministic = form.c == "zeros", self.said.deterministic
-        for name, one in others.items():
-            if one.rank > _WRONG_VALUES:
-                found.refused.setdefault(one.said, []).append(name)
-        return found, said
+        judgement = Judgement(self.kernel.name, op, dtypes, first.device, batched, arguments, options)
+        judgement.reads_c, judgement.deterministic = form.c == "zeros", self.said.deterministic
+        for name, call in others.items():
+            if call.rank > _WRONG_VALUES:
+                judgement.refused.setdefault(call.said, []).append(name)
+        return judgement, said
 
     def _call(self, form: Form, device: str, size: tuple[int, ...], dtype: str) -> Call:
-        kernel, given = dataclasses.replace(self.kernel, form=form), (form, device, size, dtype)
+        kernel, what = dataclasses.replace(self.kernel, form=form), (form, device, size, dtype)
         probes = form.c == "nan" and "out" in form.roles and not self.said.beta
         try:
             answer = self.worker.call(tuple[int, str, float, str], "first_call", kernel, dtype, size, device, probes)
         except Died as error:
-            return Call(*given, _DIED, error.reason.text, died=error)
+            return Call(*what, _DIED, error.reason.text, died=error)
         except Thrown as error:
             rank = _ARGUMENTS if error.kind == "TypeError" else _REFUSED if error.kind in _REFUSALS else _CRASHED
-            return Call(*given, rank, str(error))
+            return Call(*what, rank, str(error))
         rank, said, share, c = answer
-        return Call(*given, rank, said, share, c=c)
+        return Call(*what, rank, said, share, c=c)
 
 
 def _is_special(size: Sequence[int]) -> bool:
@@ -437,7 +437,7 @@ def first_call(
     """
     begin(device)
     *batch, m, n, k = shape
-    form, given = kernel.form, DTYPES[dtype]
+    form, kind = kernel.form, DTYPES[dtype]
     a, b = (_integers(dtype, name, 1, (*batch, *size)) for name, size in (("a", (m, k)), ("b", (k, n))))
     addend = _integers(dtype, "c", _ADDEND, (m, n) if form.c == "addend" else (n,))
     is_turned = (form.columns, form.weight, False)
@@ -466,11 +466,11 @@ def first_call(
         does = "zeros" if near(ones, expected) == 1.0 else "adds" if near(ones, expected + 1.0) == 1.0 else ""
         share = 1.0 if does else share
     # Of another type it may be a product, or what comes of reading memory of the wrong type.
-    wide = {"i8": "i32"}.get(dtype, "f32" if given.bits == 16 and form.op != "linear" else "")
+    wide = {"i8": "i32"}.get(dtype, "f32" if kind.bits == 16 and form.op != "linear" else "")
     if said.name == dtype != "i8" or (share == 1.0 and said.name == wide):
         types = dtype if said.name == dtype else f"{dtype}-{dtype}-{wide}"
         return (_RIGHT if share == 1.0 else _WRONG_VALUES), types, share, does
-    is_wider = share == 1.0 and said.is_float and said.bits > given.bits
+    is_wider = share == 1.0 and said.is_float and said.bits > kind.bits
     what = f"returned {said.name}{'' if share == 1.0 else ' that is no product'}"
     return (_WIDER if is_wider else _NO_PRODUCT), what, share, does
 

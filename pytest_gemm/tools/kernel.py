@@ -43,8 +43,6 @@ begin = functools.cache(functools.partial(bench.begin, None))
 _OF_GPUS: Final = {"triton", "cupy"}
 # What a function raises for what it does not take.
 _REFUSALS: Final = (ValueError, TypeError, NotImplementedError, AssertionError)
-
-
 # What an integer result holds before a call.
 _GARBAGE: Final = 0x5A5A5A
 # Bytes of a workspace.
@@ -176,19 +174,19 @@ class Kernel:
     ) -> Any:
         """The product of (..., M, K) and (..., K, N), and what the function adds to it; in ``out``, if it is given."""
         form, function = self.form, self.load()
-        given: dict[str, Any] = {"alpha": 1.0, "beta": float(form.c == "addend"), "bias": bias}
-        given |= {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
-        given |= {"a": a.mT if form.columns else a, "b": b.mT if form.weight else b}
+        values: dict[str, Any] = {"alpha": 1.0, "beta": float(form.c == "addend"), "bias": bias}
+        values |= {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
+        values |= {"a": a.mT if form.columns else a, "b": b.mT if form.weight else b}
         if "out" in form.roles:
-            out = given["out"] = self.before(a, b) if out is None else out
+            out = values["out"] = self.before(a, b) if out is None else out
             if form.c == "addend":
                 assert bias is not None
                 out.copy_(bias)
         if "workspace" in form.roles:
-            given["workspace"] = _workspace(a.device)
-        arguments = [given[role] for role in form.roles]
+            values["workspace"] = _workspace(a.device)
+        arguments = [values[role] for role in form.roles]
         if form.arrays:
-            arguments = [one.numpy() if isinstance(one, torch.Tensor) else one for one in arguments]
+            arguments = [x.numpy() if isinstance(x, torch.Tensor) else x for x in arguments]
         count = len(arguments) - len(form.keywords)
         named = dict(zip(form.keywords, arguments[count:], strict=True))
         returned = autotuned.call(function, *arguments[:count], **named)
@@ -213,21 +211,21 @@ def _loaded(name: str) -> Callable[..., Any]:
     sys.path.insert(0, str(path.parent) if path.suffix == ".py" else "")
     # A library of the same name, which may lie beside a file, would be imported in its place.
     spec = importlib.util.spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
-    found: Any = importlib.util.module_from_spec(spec) if spec else importlib.import_module(where)
+    value: Any = importlib.util.module_from_spec(spec) if spec else importlib.import_module(where)
     if spec and spec.loader:
-        sys.modules[path.stem] = found
-        spec.loader.exec_module(found)
+        sys.modules[path.stem] = value
+        spec.loader.exec_module(value)
     for part in function.split("."):
-        if not hasattr(found, part):
-            raise AttributeError(f"{where} has no function {function!r}{did_you_mean(part, dir(found))}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise TypeError(f"{function} is {type(found).__name__}, no function")
-    return found  # type: ignore[no-any-return]  # whether it is one shows when it is called
+        if not hasattr(value, part):
+            raise AttributeError(f"{where} has no function {function!r}{did_you_mean(part, dir(value))}")
+        value = getattr(value, part)
+    if not callable(value):
+        raise TypeError(f"{function} is {type(value).__name__}, no function")
+    return value  # type: ignore[no-any-return]  # whether it is one shows when it is called
 
 
 @functools.cache
-def _made(factory: Callable[[], Any]) -> Any:
+def _object(factory: Callable[[], Any]) -> Any:
     try:
         return factory()
     except TypeError as error:
@@ -238,15 +236,15 @@ def _made(factory: Callable[[], Any]) -> Any:
 def _function_of(thing: Any) -> Callable[..., Any]:
     """A function as it is; of a class an object, and of a function without parameters what it returns, made once."""
     is_factory = isinstance(thing, type)
+    if is_factory and issubclass(thing, torch.autograd.Function):
+        return thing.apply  # type: ignore[no-any-return]  # PyTorch does not say of which type it is
     with contextlib.suppress(ValueError, TypeError):  # of a builtin
         is_factory |= not inspect.signature(thing).parameters
-    if is_factory and issubclass(thing if isinstance(thing, type) else type(thing), torch.autograd.Function):
-        return thing.apply  # type: ignore[no-any-return]  # PyTorch does not say of which type it is
-    made = _made(thing) if is_factory else thing
-    function = made if callable(made) else getattr(made, "forward", None)
+    value = _object(thing) if is_factory else thing
+    function = value if callable(value) else getattr(value, "forward", None)
     if function is None:
         name = getattr(thing, "__name__", thing)
-        raise TypeError(f"{name}() returned {type(made).__name__}, and a kernel is a function of A and B")
+        raise TypeError(f"{name}() returned {type(value).__name__}, and a kernel is a function of A and B")
     return function  # type: ignore[no-any-return]  # whether it is one shows when it is called
 
 
@@ -258,12 +256,12 @@ def _workspace(device: torch.device) -> torch.Tensor:
 
 def _as_tensor(returned: Any) -> Any:
     """What was returned as a tensor: an array in its memory, the only array of several things; else as it is."""
-    if isinstance(returned, (tuple, list)) and sum(hasattr(one, "__dlpack__") for one in returned) == 1:
-        returned = next(one for one in returned if hasattr(one, "__dlpack__"))
-    if isinstance(returned, np.ndarray):
-        return torch.from_numpy(returned)
-    is_foreign = hasattr(returned, "__dlpack__") and not isinstance(returned, torch.Tensor)
-    return dlpack.from_dlpack(returned) if is_foreign else returned
+    arrays = [x for x in returned if hasattr(x, "__dlpack__")] if isinstance(returned, (tuple, list)) else [returned]
+    value = arrays[0] if len(arrays) == 1 else returned
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    is_foreign = hasattr(value, "__dlpack__") and not isinstance(value, torch.Tensor)
+    return dlpack.from_dlpack(value) if is_foreign else value
 
 
 def check_name(name: str) -> None:
