@@ -266,7 +266,7 @@ def _bench(tuner: Any, plain: Callable[..., Any], *arguments: Any, **named: Any)
     equal = [0.0] * 3  # of as many quantiles as Triton asks for
     if _state.turn != FIRST:
         return equal
-    with mock.patch.dict(vars(tuner), do_bench=lambda launch, **_: launch() or equal):
+    with mock.patch.dict(vars(tuner), do_bench=lambda launch, *_, **__: launch() or equal):
         return plain(tuner, *arguments, **named)
 
 
