@@ -120,10 +120,11 @@ def findings(outcomes: Iterable[Outcome]) -> list[Finding]:
             held = condition(set(map(_key, group)), passed, cause, sorted(wrong[who]))
             found.append(Finding(group, cause, held.text))
 
-    def rank(one: Finding) -> tuple[bool, bool, int]:
+    def rank(one: Finding) -> tuple[bool, bool, bool, int]:
         # What is named tells more than what is not, which is often the same bug on numbers that do not show it.
         weight = _NAMED_FIRST if one.cause else 1
-        return one.simplest.inherited, one.cause == _ZERO, -weight * len(one.problems)
+        is_empty = all(re.search(r":(\d+x)*0x|x0\b", problem) for problem in one.problems)
+        return one.simplest.inherited, one.cause == _ZERO, is_empty, -weight * len(one.problems)
 
     return sorted(found, key=rank)
 

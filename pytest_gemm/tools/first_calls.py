@@ -26,7 +26,7 @@ from pytest_gemm.storage.datafile import document
 from pytest_gemm.tools import autotuned
 from pytest_gemm.tools.judgement import Judgement
 from pytest_gemm.tools.kernel import Form, Kernel, begin
-from pytest_gemm.worker.inline import Inline
+from pytest_gemm.worker.inline import Inline, wait_for
 from pytest_gemm.worker.messages import Died, Thrown
 from pytest_gemm.worker.process import Process
 
@@ -330,7 +330,9 @@ class FirstCalls:
 
         def is_refused(size: Sequence[int]) -> bool:
             rank = self._call(first.form, first.device, (*batch, *size), first.dtype).rank
-            return rank >= _REFUSED and time.monotonic() < end
+            # A result of the wrong shape is as good as a refusal of what is not square.
+            is_refusal = rank >= _REFUSED or (rank == _NO_PRODUCT and _is_special(first.size))
+            return is_refusal and time.monotonic() < end
 
         def step_of(place: int) -> int:
             longer = [[length + step * (i == place) for i, length in enumerate(size)] for step in _STEPS]
@@ -448,7 +450,9 @@ def first_call(
             for x, turned in zip((a, b, addend), is_turned, strict=True)
         ]
         with torch.no_grad():
-            return dataclasses.replace(kernel, form=dataclasses.replace(form, c=c))(*operands)
+            result = dataclasses.replace(kernel, form=dataclasses.replace(form, c=c))(*operands)
+        wait_for(device)  # for the error of a launch
+        return result
 
     def near(result: torch.Tensor, values: torch.Tensor) -> float:
         return float(((result.double().cpu() - values).abs() < _NEARLY).double().mean())

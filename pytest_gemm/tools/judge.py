@@ -70,6 +70,8 @@ _BEFORE_TURNS: Final = 8
 _FIRST: Final = 4
 # Operations of a problem that is judged several times.
 _QUICK: Final = 1 << 23
+# Codes of wrong values, which a lower precision may explain.
+_OF_VALUES: Final = {"outside-bound", "nan", "missing-nan", "infinite", "zero-sign"}
 # Ends of causes that a lower precision is, and how many problems have to be right under it, those that are worst.
 _OF_PRECISION: Final = (" inputs", " products", " sums")
 _WORST: Final = 10
@@ -292,9 +294,11 @@ class _Judging:
                 judgement.called[one.problem] = products[0]
             if one.status is Status.UNSUPPORTED and one.reason is not None:
                 judgement.refused.setdefault(one.reason.text, []).append(one.problem)
+            if one.status in {Status.UNSUPPORTED, Status.CRASHED}:  # which may end its process again
                 self._design.refused.add(one.problem)
         # Of several calls the shortest: a first one may have to start something.
-        if (least := min(one.seconds.run for one in outcomes)) > _SLOW:
+        ended = [one.seconds.run for one in outcomes if one.status in {Status.PASSED, Status.INCORRECT}]
+        if (least := min(ended, default=0.0)) > _SLOW:
             self._pace = max(self._pace, least / max(problem.shape.flops, _LIGHT))
 
     def _leave_to_interpreter(self, judgement: Judgement) -> None:
@@ -364,7 +368,8 @@ class _Judging:
         """The most accurate partial sums with which all is right: of what has failed, or of some long sums."""
         failed = [one for one in judgement.outcomes if one.status.is_failure and not one.inherited]
         causes = {one.cause if one.status is Status.INCORRECT else str(one.status) for one in failed}
-        if any(cause and not cause.endswith(_OF_PRECISION) for cause in causes):
+        has_misbehaved = any(one.reason is None or one.reason.code not in _OF_VALUES for one in failed)
+        if has_misbehaved or any(cause and not cause.endswith(_OF_PRECISION) for cause in causes):
             return  # a crash is no arithmetic, and neither is a K tail
         failed.sort(key=lambda one: -(one.ratio or 0.0))
         lines = dict.fromkeys(one.problem for one in failed or judgement.passed)
