@@ -114,12 +114,14 @@ class Design:
         form: its arguments.
         said: what its user says of it.
         refused: lines that it has refused, entered while the problems are taken: what it refuses alike is left out.
+        deadly: M, N and K that have ended its process; no further problem has them.
     """
 
     found: Judgement
     form: Form
     said: Said
     refused: set[str] = dataclasses.field(default_factory=set)
+    deadly: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Start with the simplest problem."""
@@ -157,7 +159,7 @@ class Design:
         """The problem of a row; of one that is refused the same without its place, and then without its layout."""
         refused: _Row = {}
         for plainer in (row, row | {"place": ""}, row | self._plain):
-            if plainer == refused or (problem := self._problem(plainer)) is None:
+            if plainer == refused or row["size"] in self.deadly or (problem := self._problem(plainer)) is None:
                 continue
             if problem.line not in self._seen:
                 self._seen.add(problem.line)

@@ -70,6 +70,9 @@ _BEFORE_TURNS: Final = 8
 _FIRST: Final = 4
 # Operations of a problem that is judged several times.
 _QUICK: Final = 1 << 23
+# Lines of a failure, the last ones, and beginnings of lines that CUDA adds to every error.
+_DETAILS: Final = 8
+_OF_CUDA: Final = ("Search for `cuda", "CUDA kernel errors might", "For debugging consider", "Compile with `TORCH_USE")
 # Codes of wrong values, which a lower precision may explain.
 _OF_VALUES: Final = {"outside-bound", "nan", "missing-nan", "infinite", "zero-sign"}
 # Ends of causes that a lower precision is, and how many problems have to be right under it, those that are worst.
@@ -254,9 +257,11 @@ class _Judging:
                 judgement.not_judged.append(problem.line)
                 continue
             else:
-                self._now = problem.line
+                self._now, before = problem.line, self.worker.deaths
                 self._judge_one(judgement, backend, problem, number)
                 self._count += 1
+                if self.worker.deaths > before:
+                    self._design.deadly.add((problem.shape.m, problem.shape.n, problem.shape.k))
                 if self._count == _BEFORE_TURNS:
                     self._judge_configurations(judgement, backend)
                 continue
@@ -421,8 +426,15 @@ class _Judging:
 
 
 def _readable(one: Outcome) -> Outcome:
-    """An outcome without this package's frames in its details, and with the remedy of this command."""
-    kept = [line for line in one.details.splitlines() if f"{os.sep}pytest_gemm{os.sep}" not in line]
+    """An outcome in the words of this command: the user's frames alone, and what gives a call more time."""
+    details: list[str] = []
+    is_ours = False
+    for line in one.details.splitlines():
+        if line.lstrip().startswith('File "'):
+            is_ours = f"{os.sep}pytest_gemm{os.sep}" in line
+        is_ours &= line.startswith(" ")  # with its source and the marks below
+        details += [line] * (not is_ours and not line.lstrip().startswith(_OF_CUDA))
     remedy = "--time-limit=SECONDS gives it more" if one.status is Status.TIMED_OUT else ""
     reason = one.reason and dataclasses.replace(one.reason, remedy=remedy)
-    return dataclasses.replace(one, details="\n".join(kept), reason=reason)
+    cause = one.cause.replace(" in compile", " in a first call")
+    return dataclasses.replace(one, details="\n".join(details[-_DETAILS:]), reason=reason, cause=cause)

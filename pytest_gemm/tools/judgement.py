@@ -167,7 +167,7 @@ class Judgement:
         """The verdict with its count, or first what a wrong kernel is right for."""
         count, left_out = len(self.judged), len(self.not_judged)
         if self.findings:
-            exception = self._exception()
+            exception = "" if self.findings[0].simplest.inherited else self._exception()
             return f"{exception}: {self.verdict.partition(': ')[2] or self.verdict}" if exception else self.verdict
         whole = f"{count} of {count + left_out}: {self.cut}" if left_out else f"{count} of {plural(count, 'problem')}"
         return f"{self.verdict} ({whole})" if self.passed else self.verdict
