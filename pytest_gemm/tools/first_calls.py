@@ -291,7 +291,9 @@ class FirstCalls:
         ends: dict[str, float] = {}
         for device, size, dtype, form in itertools.product(devices, self._sizes(), dtypes, forms):
             has_arrays = not form.arrays or (device == "cpu" and dtype != "bf16")  # NumPy has no others
-            if not has_arrays or self._is_needless(calls, device, size, form):
+            # What is wrong in these types may be right in f64 by accident.
+            has_product = any(call.rank < _NO_PRODUCT and call.dtype in _FLOATS for call in calls)
+            if not has_arrays or (has_product and dtype not in _FLOATS) or self._is_needless(calls, device, size, form):
                 continue
             if time.monotonic() <= ends.get(device, math.inf):
                 calls.append(call := self._call(form, device, size, dtype))
