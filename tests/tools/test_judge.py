@@ -257,12 +257,13 @@ def test_what_a_first_call_raises_ends_no_process_whatever_it_is() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("run")
 def test_the_screen_is_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["judge", "kernels_of_a_user.py:wide"]) == 1
+    sizes = "--sizes=16x24x17,8x24x9"
+    assert cli.main(["judge", "kernels_of_a_user.py:tail", sizes, "--budget=none"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= judgement.LINES
     assert max(map(len, lines)) <= judgement.COLUMNS
-    assert lines[0].startswith("incorrect: wrong dtype")
-    assert any(line.startswith("  rerun: pytest-gemm judge kernels_of_a_user.py:wide --problem=") for line in lines)
+    assert lines[0].startswith("incorrect: K tail")
+    assert any(line.startswith("  rerun: pytest-gemm judge kernels_of_a_user.py:tail --problem=") for line in lines)
 
 
 @pytest.mark.parametrize(
