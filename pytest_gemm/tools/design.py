@@ -184,12 +184,6 @@ class Design:
             return Problem.parse(":".join(filter(None, fields)))
         return None
 
-    def _fitted(self, size: Sequence[int]) -> tuple[int, ...]:
-        """M, N and K as the kernel takes them: multiples, or all equal."""
-        if self.said.square:
-            size = (sorted(size)[1] if min(size) else 0,) * 3
-        return tuple(-(-length // step) * step for length, step in zip(size, self.said.multiple_of, strict=True))
-
     def _extremes(self, texts: Sequence[str]) -> Iterator[_Row]:
         sizes = [(*map(int, text.partition(" ")[0].split("x")),) for text in texts]
         if self.said.sizes:
@@ -199,7 +193,7 @@ class Design:
             layout, place = (*text.split()[1:], "", "")[:2]
             if batch and not self.found.batched:
                 continue
-            size = (m, n, k) if self.said.sizes else self._fitted((m, n, k))
+            size = (m, n, k) if self.said.sizes else self.said.fitted((m, n, k))
             row: _Row = {"size": size, "layout": layout or self._plain["layout"], "place": place}
             row |= {"batch": (*batch, 3)[0]} if batch or self.found.op == "bmm" else {}
             # Each data type may have a path of its own.
@@ -233,7 +227,7 @@ class Design:
                 continue
             found = {name: self._value(name, row[name], used) for name in self._values if name in row}
             used.update(row.items())
-            size = next(sizes) if self.said.sizes else self._fitted([found.pop(name) for name in "mnk"])
+            size = next(sizes) if self.said.sizes else self.said.fitted([found.pop(name) for name in "mnk"])
             yield {**row, **found, "size": size}
 
     def _value(self, name: str, level: str, used: Mapping[tuple[str, Any], int]) -> int:
@@ -243,7 +237,7 @@ class Design:
     def _is_small(self, row: _Row, used: Mapping[tuple[str, Any], int]) -> bool:
         """Whether the sizes of a row, as far as they are known, can be multiplied often."""
         *size, batch = [self._value(name, row[name], used) if name in row else 1 for name in ("m", "n", "k", "batch")]
-        m, n, k = self._fitted(size)
+        m, n, k = self.said.fitted(size)
         most = _MOST if self.said.multiple_of == (1, 1, 1) else _MOST_OF_TILES
         elements = _ELEMENTS if batch == 1 else _OF_A_BATCH
         return m * n * k * batch <= most and (m * n + m * k + k * n) * batch <= elements

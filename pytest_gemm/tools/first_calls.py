@@ -291,8 +291,9 @@ class FirstCalls:
         ends: dict[str, float] = {}
         for device, size, dtype, form in itertools.product(devices, self._sizes(), dtypes, forms):
             has_arrays = not form.arrays or (device == "cpu" and dtype != "bf16")  # NumPy has no others
-            # What is wrong in these types may be right in f64 by accident.
-            has_product = any(call.rank < _NO_PRODUCT and call.dtype in _FLOATS for call in calls)
+            # What is wrong in these types may be right in f64 by accident.  NumPy makes f64 of f32 by default.
+            products = [call for call in calls if call.rank < _NO_PRODUCT and call.dtype in _FLOATS]
+            has_product = any(call.rank < _WIDER or not call.form.arrays for call in products)
             if not has_arrays or (has_product and dtype not in _FLOATS) or self._is_needless(calls, device, size, form):
                 continue
             if time.monotonic() <= ends.get(device, math.inf):

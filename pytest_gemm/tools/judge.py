@@ -24,7 +24,6 @@ from typing import Any, Final, Literal
 import psutil
 import torch
 
-from pytest_gemm.api.protocols import Backend
 from pytest_gemm.config.options import suite
 from pytest_gemm.config.values import cores
 from pytest_gemm.core.case_id import CaseId, Device
@@ -342,13 +341,10 @@ class _Judging:
 
     @functools.cached_property
     def _judge(self) -> Judge:
-        def worker(backend: Backend) -> Process | Inline:
-            return self.worker if isinstance(backend, KernelBackend) else self.pytorch
-
         return Judge(
             lambda *of: known.eager_refusal(self._ledger)(*of),  # noqa: PLW0108  # the ledger is read on a failure
             statements=lambda *of: self._ledger.statements(*of),  # noqa: PLW0108  # see above
-            workers=worker,
+            workers=lambda backend: self.worker if isinstance(backend, KernelBackend) else self.pytorch,
             beside=False,
         )
 
