@@ -67,10 +67,12 @@ _IN_BATCHES: Final = (
     *("", "b.broadcast", "a.broadcast", "a.padded", "b.padded", "a.offset", "a.batch_middle", "b.batch_middle"),
     *("b.batch_middle:a.batch_middle", "a.expanded"),
 )
-# M x N x K, layout and place: equal sizes, by which a kernel might tell a layout; empty ones; many tiles in groups that
-# do not divide them; a long K under few lines; whole tiles in rectangles; A against itself; a single line of many
-# lengths; all sizes above 512; long rows in memory; more lines than 16 bits count.
+# M x N x K, layout and place: one tail alone, which makes the plainest failures; equal sizes, by which a kernel might
+# tell a layout; empty ones; many tiles in groups that do not divide them; a long K under few lines; whole tiles in
+# rectangles; A against itself; a single line of many lengths; all sizes above 512; long rows in memory; more lines than
+# 16 bits count.
 _EXTREMES: Final = (
+    *("32x48x65", "32x35x64", "33x48x64"),
     *("48x48x48", "24x16x0", "1152x264x72", "1x64x1152", "8x40x4104", "300x300x96 nt b.alias_t", "128x256x512"),
     *("33x64x64 nt", "0x16x8", "1x1032x2056", "1032x1x2056", "64x35x64 tn", "1x1x1", "16x0x8", "520x24x48 tn"),
     *("256x128x384", "16x24x8200", "4x1x1152", "1x8x6152", "771x1x250", "1x200x1 nt", "520x520x24", "65x65x65 tt"),
