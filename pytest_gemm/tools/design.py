@@ -72,8 +72,8 @@ _IN_BATCHES: Final = (
 # rectangles; A against itself; a single line of many lengths; all sizes above 512; long rows in memory; more lines than
 # 16 bits count.
 _EXTREMES: Final = (
-    *("32x48x65", "32x35x64", "33x48x64"),
-    *("48x48x48", "24x16x0", "1152x264x72", "1x64x1152", "8x40x4104", "300x300x96 nt b.alias_t", "128x256x512"),
+    *("32x48x65", "24x16x0", "32x35x64", "1x64x1152", "33x48x64"),
+    *("48x48x48", "1152x264x72", "8x40x4104", "300x300x96 nt b.alias_t", "128x256x512"),
     *("33x64x64 nt", "0x16x8", "1x1032x2056", "1032x1x2056", "64x35x64 tn", "1x1x1", "16x0x8", "520x24x48 tn"),
     *("256x128x384", "16x24x8200", "4x1x1152", "1x8x6152", "771x1x250", "1x200x1 nt", "520x520x24", "65x65x65 tt"),
     *("272x272x160 tn b.alias_t", "384x512x128", "144x144x144 nn b.alias", "1x12x3000", "33x1x4104", "1x771x514"),

@@ -52,7 +52,7 @@ def test_each_two_facts_meet_in_some_problem() -> None:
 
 
 def test_any_beginning_is_fair() -> None:
-    first, later = problems()[:12], problems()[:32]
+    first, later = problems()[:12], problems()[:40]
     assert first[0].line == "mm:f32:nn:32x64x64"
     assert {str(one.layout) for one in first} == {"nn", "nt", "tn", "tt"}
     assert {one.dtypes.a.name for one in first} == {"f32", "f16"}
