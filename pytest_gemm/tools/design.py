@@ -55,7 +55,7 @@ _DEPTHS: Final[Mapping[str, Sequence[int]]] = {
 _BATCHES: Final[Mapping[str, Sequence[int]]] = {"few": (3, 2, 5), "many": (17, 9)}
 _PLACES: Final = (
     *("", "a.padded", "b.padded", "a.offset", "b.offset", "a.padded+offset:b.padded+offset"),
-    *("a.expanded", "b.expanded", "a.strided", "b.strided"),
+    *("a.expanded", "b.expanded", "a.strided", "b.strided", "a.strided:b.strided"),
 )
 # What a batch needs few of: its kernels are those of matrices, called with other strides.
 _OF_BATCHES: Final = {
@@ -90,7 +90,16 @@ _EXTREMES: Final = (
     ),
     *("24x1030x1048", "257x300x544", "1x33x48x65", "16x32x16392 nt", "8x4x32776 nt", "4x8x32776", "1416x136x40"),
     *("8x12296x24", "12296x8x24", "264x776x520", "65552x1x2x1", "65552x3x16", "3x65552x16", "1800x264x24"),
-    *("520x528x776", "1672x1416x24", "256x512x1000", "512x512x512"),
+    *(
+        "136x264x4104",
+        "1x12x130",
+        "5x4x1 nn a.strided",
+        "524304x2x3",
+        "520x528x776",
+        "1672x1416x24",
+        "256x512x1000",
+        "512x512x512",
+    ),
 )
 # Multiplications of a problem, where whole tiles alone are taken of one of these, and elements of its matrices, and of
 # those of a batch.
