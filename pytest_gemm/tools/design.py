@@ -53,20 +53,15 @@ _DEPTHS: Final[Mapping[str, Sequence[int]]] = {
     "few": (8, 1, 7, 3, 5),
 }
 _BATCHES: Final[Mapping[str, Sequence[int]]] = {"few": (3, 2, 5), "many": (17, 9)}
-_PLACES: Final = (
-    *("", "a.padded", "b.padded", "a.offset", "b.offset", "a.padded+offset:b.padded+offset"),
-    *("a.expanded", "b.expanded", "a.strided", "b.strided", "a.strided:b.strided"),
-)
+# How an operand lies.
+_PLACES: Final = ("padded", "offset", "expanded", "strided")
 # What a batch needs few of: its kernels are those of matrices, called with other strides.
 _OF_BATCHES: Final = {
     "m": ("whole", "one", "few", "tail"),
     "n": ("whole", "tail", "one", "few"),
     "k": ("whole", "tail", "few", "long", "long tail"),
 }
-_IN_BATCHES: Final = (
-    *("", "b.broadcast", "a.broadcast", "a.padded", "b.padded", "a.offset", "a.batch_middle", "b.batch_middle"),
-    *("b.batch_middle:a.batch_middle", "a.expanded"),
-)
+_IN_BATCHES: Final = ("broadcast", "padded", "offset", "batch_middle")
 # M x N x K, layout and place: one tail alone, which makes the plainest failures; equal sizes, by which a kernel might
 # tell a layout; empty ones; many tiles in groups that do not divide them; a long K under few lines; whole tiles in
 # rectangles; A against itself; a single line of many lengths; all sizes above 512; long rows in memory; more lines than
@@ -94,7 +89,7 @@ _EXTREMES: Final = (
         "136x264x4104",
         "1x12x130",
         "5x4x1 nn a.strided",
-        "524304x2x3",
+        "524304x1x2",
         "520x528x776",
         "1672x1416x24",
         "256x512x1000",
@@ -112,8 +107,8 @@ _DISTRIBUTIONS: Final = 4
 _OF_MANY: Final = 2
 _MANY: Final = 1 << 18
 # Elements of an extreme up to which it is one for each data type, and sizes from which on it is.
-_FEW: Final = 1 << 16
-_LONG: Final = 1 << 12
+_FEW: Final = 1 << 14
+_LONG: Final = 1 << 13
 
 
 @dataclasses.dataclass
@@ -138,13 +133,17 @@ class Design:
         """Start with the simplest problem."""
         layouts = self.form.layouts
         dtypes = tuple(range(len(self.found.dtypes)))
-        common = {"layout": layouts, "dtype": dtypes}
-        self._plain = {"layout": layouts[0], "place": ""}
+        takes_out = "out" in self.form.roles and self.form.c == "nan"
+        common = {"layout": layouts, "dtype": dtypes, "out": ("", "out.given", "out.given+padded")[: 1 + 2 * takes_out]}
+        self._plain = {"layout": layouts[0], "a": "", "b": "", "out": ""}
+
+        def places(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+            return {side: ("", *(f"{side}.{word}" for word in words)) for side in "ab"}
+
         self._values = {"m": _ROWS, "n": _COLUMNS, "k": _DEPTHS, "batch": _BATCHES}
         sizes: dict[str, tuple[Any, ...]] = {name: (*self._values[name],) for name in "mnk"}
-        takes_out = "out" in self.form.roles and self.form.c == "nan"
-        self._levels = {**sizes, **common, "place": _PLACES + ("out.given", "out.given+padded") * takes_out}
-        self._of_batches = {"batch": (*_BATCHES,), **_OF_BATCHES, **common, "place": _IN_BATCHES}
+        self._levels = {**sizes, **common, **places(_PLACES)}
+        self._of_batches = {"batch": (*_BATCHES,), **_OF_BATCHES, **common, **places(_IN_BATCHES)}
         self._banned: set[tuple[str, Any]] = set()
         self._seen: set[str] = set()
         self._problems = self._in_order()
@@ -167,20 +166,19 @@ class Design:
                 yield from self._accepted(row)
 
     def _accepted(self, row: _Row) -> Iterator[Problem]:
-        """The problem of a row; of one that is refused the same without its place, and then without its layout."""
-        refused: _Row = {}
-        for plainer in (row, row | {"place": ""}, row | self._plain):
-            if plainer == refused or row["size"] in self.deadly or (problem := self._problem(plainer)) is None:
+        """The problem of a row; of one that is refused the same with plainer operands, and then in the plain layout."""
+        places = self._plain | {"layout": row["layout"]}
+        before: _Row = {}
+        for plainer in (row, row | {"b": ""}, row | {"a": ""}, row | places, row | self._plain):
+            if plainer == before or row["size"] in self.deadly or (problem := self._problem(plainer)) is None:
                 continue
             if problem.line not in self._seen:
                 self._seen.add(problem.line)
                 yield problem
             if problem.line not in self.refused:
-                self._banned |= {
-                    (name, refused[name]) for name in self._plain if refused and plainer[name] != refused[name]
-                }
+                self._banned |= {(name, row[name]) for name in self._plain if before and plainer[name] != row[name]}
                 return
-            refused = plainer
+            before = plainer
 
     def _problem(self, row: _Row) -> Problem | None:
         """The problem of a row, or ``None`` where no line says it or something in it is refused."""
@@ -190,7 +188,7 @@ class Design:
         batch = f"{row['batch']}x" if row.get("batch") else ""
         op = "bmm" if batch else "int_mm" if dtype[0] == "i" else self.form.op
         size = "x".join(map(str, row["size"]))
-        fields = [op, dtype, row["layout"], f"{batch}{size}", self.form.epilogue, row["place"]]
+        fields = [op, dtype, row["layout"], f"{batch}{size}", self.form.epilogue, row["a"], row["b"], row["out"]]
         with contextlib.suppress(ProblemError):  # an op has its own rules, as int_mm of a transposed A
             return Problem.parse(":".join(filter(None, fields)))
         return None
@@ -205,7 +203,10 @@ class Design:
             if batch and not self.found.batched:
                 continue
             size = (m, n, k) if self.said.sizes else self.said.fitted((m, n, k))
-            row: _Row = {"size": size, "layout": layout or self._plain["layout"], "place": place}
+            if size[0] * size[1] * size[2] > _MOST_OF_TILES:
+                continue
+            row: _Row = self._plain | {"size": size, f"{place or 'a'}"[0]: place}
+            row |= {"layout": layout} if layout else {}
             row |= {"batch": (*batch, 3)[0]} if batch or self.found.op == "bmm" else {}
             # Each data type may have a path of its own.
             is_cheap = m * n + m * k + k * n <= _FEW or place or max(m, n, k, *batch) >= _LONG
