@@ -25,6 +25,8 @@ SCHEMA: Final = 1
 
 COLUMNS, LINES = 100, 24
 """Of a screen."""
+# Lines at the end of a failure that stay: how to run it again, and what else is wrong.
+_LAST: Final = 4
 # Problems that have to be right before the others are an exception.
 _ENOUGH: Final = 3
 # Options that allow what some kernels do by design, by the name of the cause.
@@ -253,7 +255,6 @@ class Judgement:
     @property
     def text(self) -> str:
         """The screen."""
-        lines = [f"{self.headline}  {self.kernel}", "", *self._failures()]
         judged = [one for one in self.outcomes if one.was_judged]
         problems = [*map(Problem.parse, self.judged)]
         shapes = [str(one.shape) for one in sorted(problems, key=lambda one: one.shape.flops)]
@@ -274,8 +275,12 @@ class Judgement:
             "seconds": ", ".join(f"{value:.1f} {name}" for name, value in self.seconds.items()) + self._compiled(),
             "next": "say what it takes: --op, --dtypes, --device" * (self.verdict == "not judged"),
         }
-        lines += [f"{name}: {value}" for name, value in facts.items() if value]
-        return "\n".join([short for line in lines for short in _wrapped(line)][:LINES])
+        told = [short for name, value in facts.items() if value for short in _wrapped(f"{name}: {value}")]
+        head = [*_wrapped(f"{self.headline}  {self.kernel}"), ""]
+        failures = [short for line in self._failures() for short in _wrapped(line)]
+        if (room := LINES - len(head) - len(told)) < len(failures):  # of a long one the middle goes
+            failures = [*failures[: room - _LAST - 1], "  ...", *failures[-_LAST:]]
+        return "\n".join([*head, *failures, *told])
 
     def __repr__(self) -> str:
         return self.text
