@@ -285,8 +285,11 @@ class _Judging:
         if any(one.code == "not-deterministic" for one in outcomes):
             judgement.deterministic, backend.deterministic = False, False
             outcomes = self._outcomes(backend, problem, names)
-        # Where nearly all is zero, nothing is asked.
-        outcomes = [one for one in outcomes if one.status is not Status.MISTRUSTED] or outcomes
+        # Where nearly all is zero, or the bound is wide, nothing is asked.
+        if not (outcomes := [one for one in outcomes if one.status is not Status.MISTRUSTED]):
+            judgement.not_judged.append(problem.line)
+            judgement.cut = judgement.cut or "any result would do"
+            return
         judgement.deterministic &= all(one.cause not in repeated.NAMES for one in outcomes)
         judgement.seconds.setdefault("first verdict", time.time() - self.started)
         if any(one.status is Status.INCORRECT for one in outcomes):  # of a crash another process knows nothing
