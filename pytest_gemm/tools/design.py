@@ -28,7 +28,7 @@ _Row = dict[str, Any]
 # Levels of M, N and K, with the sizes that take turns: whole tiles, tails, a single line, few ones, less than a tile,
 # more tiles than are grouped; K between the multiples of 64, of several slices, and of more than a slice may hold.
 _ROWS: Final[Mapping[str, Sequence[int]]] = {
-    "whole": (32, 128, 64, 256),
+    "whole": (64, 32, 128, 256),
     "tail": (33, 65, 17, 130, 250, 90, 51, 79),
     "one": (1,),
     "few": (3, 8, 5, 2, 7, 4),
@@ -36,7 +36,7 @@ _ROWS: Final[Mapping[str, Sequence[int]]] = {
     "long": (520, 1152, 771, 1030),
 }
 _COLUMNS: Final[Mapping[str, Sequence[int]]] = {
-    "whole": (64, 32, 256, 128),
+    "whole": (128, 64, 32, 256),
     "tail": (35, 49, 98, 143, 26, 251, 77, 118),
     "one": (1,),
     "few": (4, 2, 8, 6, 3, 5),
@@ -44,7 +44,7 @@ _COLUMNS: Final[Mapping[str, Sequence[int]]] = {
     "long": (1032, 520, 771, 1160),
 }
 _DEPTHS: Final[Mapping[str, Sequence[int]]] = {
-    "whole": (64, 128, 32, 256),
+    "whole": (192, 64, 128, 32, 256),
     "tail": (65, 17, 127, 33, 250, 90, 75),
     "between": (96, 160, 48, 224),
     "long": (512, 1152, 544, 2048, 640),

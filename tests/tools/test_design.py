@@ -53,7 +53,7 @@ def test_each_two_facts_meet_in_some_problem() -> None:
 
 def test_any_beginning_is_fair() -> None:
     first, later = problems()[:12], problems()[:40]
-    assert first[0].line == "mm:f32:nn:32x64x64"
+    assert first[0].line == "mm:f32:nn:64x128x192"
     assert {str(one.layout) for one in first} == {"nn", "nt", "tn", "tt"}
     assert {one.dtypes.a.name for one in first} == {"f32", "f16"}
     assert {0, 1} < {one.shape.k for one in later} | {one.shape.m for one in later}

@@ -163,7 +163,7 @@ def test_what_calls_aten_is_not_timed_beside_it(run: Run) -> None:
 def test_a_budget_and_a_shapes_file(run: Run) -> None:
     few = run("right", "--budget=0.001")
     assert (few["verdict"], few["cut"], few["status"]) == ("not judged", "limit 0.001 s", 10)
-    assert few["not_judged"][0] == "mm:f32:nn:32x64x64"
+    assert few["not_judged"][0] == "mm:f32:nn:64x128x192"
     lines = ["mm:f32:nn:17x40x24", "linear:bf16:nt:8x24x16:bias+relu"]
     Path("served.toml").write_text(f'[[set]]\nname = "served"\nproblems = {json.dumps(lines)}\n')
     served = run("right", "--problem=served.toml")
