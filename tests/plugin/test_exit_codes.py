@@ -54,7 +54,7 @@ CONFTEST = """
         pytest.exit("enough", returncode=0)
 
     def surrogate(a, b):
-        raise ValueError("\\ud800 \\x1b[31m")
+        raise LookupError("\\ud800 \\x1b[31m")
 
     def leaves(a, b):
         os._exit(0)
@@ -236,7 +236,7 @@ HERE = [
     (1, "--gemm-backends=exits", "*2 failed*"),
     (1, "--gemm-backends=lawless", "*2 failed*"),
     (1, "--gemm-backends=leaves", "crashed: exit in run: * on leaves: *in run: it ended itself*status 0"),
-    (1, "--gemm-backends=surrogate", "crashed: ValueError in run: * on surrogate: \\ud800 \\x1b[[]31m"),
+    (1, "--gemm-backends=surrogate", "crashed: LookupError in run: * on surrogate: \\ud800 \\x1b[[]31m"),
     (10, "--gemm-backends=absent,mine", "*plug in the board"),
     (10, "--gemm-backends=silent,mine", "silent did not run: availability() of silent raised Skipped: no board"),
     (10, "--gemm-backends=odd,mine", "odd did not run: availability() of odd returned NoneType"),
@@ -286,7 +286,7 @@ PROCESS = [
     (0, "--gemm-backends=forks,polls --gemm-timeout=4", "*4 passed*"),
     (1, "--gemm-backends=interrupted,mine", "crashed: * in run: * on interrupted: the kernel's process died in run: *"),
     (1, "--gemm-backends=terminated,mine", "*2 failed, 2 passed*"),
-    (1, "--gemm-backends=surrogate,mine -n1", "crashed: ValueError in run: * on surrogate: \\ud800 \\x1b[[]31m"),
+    (1, "--gemm-backends=surrogate,mine -n1", "crashed: LookupError in run: * on surrogate: \\ud800 \\x1b[[]31m"),
     (10, "--gemm-backends=refusing,unraisable -n1", "refusing judged no case: 2 unsupported (nothing is taken); *"),
     (2, "--gemm-backends=interrupts-pytest", "*KeyboardInterrupt*"),
     (143, "--gemm-backends=terminates-pytest", "*Terminated: SIGTERM*"),
