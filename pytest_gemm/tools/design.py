@@ -105,7 +105,7 @@ _OF_A_BATCH: Final = 1 << 19
 # Distributions of each problem, and of one with many elements; of the others one, which takes turns.
 _DISTRIBUTIONS: Final = 4
 _OF_MANY: Final = 2
-_MANY: Final = 1 << 18
+_MANY: Final = 1 << 16
 # Elements of an extreme up to which it is one for each data type, and sizes from which on it is.
 _FEW: Final = 1 << 14
 _LONG: Final = 1 << 13

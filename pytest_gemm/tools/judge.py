@@ -53,7 +53,7 @@ from pytest_gemm.worker.process import Process
 # Seconds of a call, unless a user gives others.
 LIMIT: Final = 10.0
 # Seconds after which the command begins no further problem, and where Triton compiles kernels for them.
-BUDGET: Final = 15.0
+BUDGET: Final = 25.0
 COMPILING: Final = 40.0
 # How many times as long a busy machine may take, unless a user gives a budget.
 _PATIENCE: Final = 3.0
