@@ -116,14 +116,14 @@ class Design:
     """The problems of a kernel; iterating goes on where it has ended.
 
     Attributes:
-        found: what it takes.
+        judgement: what it takes.
         form: its arguments.
         said: what its user says of it.
         refused: lines that it has refused, entered while the problems are taken: what it refuses alike is left out.
         deadly: M, N and K that have ended its process; no further problem has them.
     """
 
-    found: Judgement
+    judgement: Judgement
     form: Form
     said: Said
     refused: set[str] = dataclasses.field(default_factory=set)
@@ -132,7 +132,7 @@ class Design:
     def __post_init__(self) -> None:
         """Start with the simplest problem."""
         layouts = self.form.layouts
-        dtypes = tuple(range(len(self.found.dtypes)))
+        dtypes = tuple(range(len(self.judgement.dtypes)))
         takes_out = "out" in self.form.roles and self.form.c == "nan"
         common = {"layout": layouts, "dtype": dtypes, "out": ("", "out.given", "out.given+padded")[: 1 + 2 * takes_out]}
         self._plain = {"layout": layouts[0], "a": "", "b": "", "out": ""}
@@ -153,10 +153,10 @@ class Design:
 
     def _in_order(self) -> Iterator[Problem]:
         """Two pairs, an extreme and a batch in turn, each without what was refused."""
-        is_batch = self.found.op == "bmm"
+        is_batch = self.judgement.op == "bmm"
         pairs = self._pairs({"batch": ("few",)} | self._levels if is_batch else self._levels)
         extremes = self._extremes(_EXTREMES)
-        batches = self._pairs(self._of_batches) if self.found.batched else iter(())
+        batches = self._pairs(self._of_batches) if self.judgement.batched else iter(())
         simplest = next(pairs)
         for dtype in self._levels["dtype"]:
             yield from self._accepted(simplest | {"dtype": dtype})
@@ -184,7 +184,7 @@ class Design:
         """The problem of a row, or ``None`` where no line says it or something in it is refused."""
         if self._banned & row.items():
             return None
-        dtype = self.found.dtypes[row["dtype"]]
+        dtype = self.judgement.dtypes[row["dtype"]]
         batch = f"{row['batch']}x" if row.get("batch") else ""
         op = "bmm" if batch else "int_mm" if dtype[0] == "i" else self.form.op
         size = "x".join(map(str, row["size"]))
@@ -197,17 +197,17 @@ class Design:
         sizes = [(*map(int, text.partition(" ")[0].split("x")),) for text in texts]
         if self.said.sizes:
             texts, sizes = [""] * len(self.said.sizes), [*self.said.sizes]
-        dtypes = itertools.cycle(range(len(self.found.dtypes)))
+        dtypes = itertools.cycle(range(len(self.judgement.dtypes)))
         for text, (*batch, m, n, k) in zip(texts, sizes, strict=True):
             layout, place = (*text.split()[1:], "", "")[:2]
-            if batch and not self.found.batched:
+            if batch and not self.judgement.batched:
                 continue
             size = (m, n, k) if self.said.sizes else self.said.fitted((m, n, k))
             if size[0] * size[1] * size[2] > _MOST_OF_TILES:
                 continue
             row: _Row = self._plain | {"size": size, f"{place or 'a'}"[0]: place}
             row |= {"layout": layout} if layout else {}
-            row |= {"batch": (*batch, 3)[0]} if batch or self.found.op == "bmm" else {}
+            row |= {"batch": (*batch, 3)[0]} if batch or self.judgement.op == "bmm" else {}
             # Each data type may have a path of its own.
             is_cheap = m * n + m * k + k * n <= _FEW or place or max(m, n, k, *batch) >= _LONG
             yield from (row | {"dtype": dtype} for dtype in (self._levels["dtype"] if is_cheap else (next(dtypes),)))
@@ -237,10 +237,10 @@ class Design:
             open_pairs = {pair: None for pair in open_pairs if pair not in done and not pair & self._banned}
             if len(row) < len(factors) or self._banned & row.items():
                 continue
-            found = {name: self._value(name, row[name], used) for name in self._values if name in row}
+            lengths = {name: self._value(name, row[name], used) for name in self._values if name in row}
             used.update(row.items())
-            size = next(sizes) if self.said.sizes else self.said.fitted([found.pop(name) for name in "mnk"])
-            yield {**row, **found, "size": size}
+            size = next(sizes) if self.said.sizes else self.said.fitted([lengths.pop(name) for name in "mnk"])
+            yield {**row, **lengths, "size": size}
 
     def _value(self, name: str, level: str, used: Mapping[tuple[str, Any], int]) -> int:
         values = self._values[name][level]
