@@ -232,7 +232,7 @@ class Design:
                 new = {
                     one: sum(frozenset({(name, one), other}) in open_pairs for other in row.items()) for one in fitting
                 }
-                row[name] = max(fitting, key=lambda one: (new[one], -used[name, one]))  # used at once
+                row[name] = max(fitting, key=lambda one: (new[one], -used[name, one]))
             done = set(map(frozenset, itertools.combinations(row.items(), 2)))
             open_pairs = {pair: None for pair in open_pairs if pair not in done and not pair & self._banned}
             if len(row) < len(factors) or self._banned & row.items():

@@ -25,7 +25,7 @@ from pytest_gemm.speed import bench
 from pytest_gemm.storage.datafile import document
 from pytest_gemm.tools import autotuned
 from pytest_gemm.tools.judgement import Judgement
-from pytest_gemm.tools.kernel import Form, Kernel, begin
+from pytest_gemm.tools.kernel import REFUSALS, Form, Kernel, begin
 from pytest_gemm.worker.inline import Inline, wait_for
 from pytest_gemm.worker.messages import Died, Thrown
 from pytest_gemm.worker.process import Process
@@ -63,8 +63,8 @@ _NEARLY: Final = 0.25
 _SECONDS: Final = 10.0
 # How far a call went, see :class:`Call`.
 _RIGHT, _WRONG_VALUES, _WIDER, _NO_PRODUCT, _DIED, _CRASHED, _REFUSED, _ARGUMENTS = range(8)
-# Exceptions by which a function refuses what it does not take, as :class:`KernelBackend` has them.
-_REFUSALS: Final = {"ValueError", "NotImplementedError", "AssertionError", "RuntimeError"}
+# Exceptions by which a function refuses what it does not take; TypeError has a rank of its own.
+_REFUSALS: Final = {kind.__name__ for kind in REFUSALS} - {"TypeError"} | {"RuntimeError"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,7 +407,7 @@ def parameters(_: object, kernel: Kernel) -> tuple[list[str], list[str], list[st
     begin.cache_clear()  # in the process of a user another kernel may have been judged
     has_gpu = torch.cuda.is_available()
     begin("cuda" if kernel.is_for_gpus and has_gpu else "cpu")
-    function = kernel.load()
+    function = kernel.loaded
     if type(function).__module__.startswith("triton."):
         raise TypeError("a @triton.jit function is started on a grid: name the Python function that starts it")
     names: list[str] = []

@@ -41,8 +41,8 @@ begin = functools.cache(functools.partial(bench.begin, None))
 
 # What kernels for GPUs import and PyTorch alone does not.
 _OF_GPUS: Final = {"triton", "cupy"}
-# What a function raises for what it does not take.
-_REFUSALS: Final = (ValueError, TypeError, NotImplementedError, AssertionError)
+REFUSALS: Final = (ValueError, TypeError, NotImplementedError, AssertionError)
+"""What a function raises for what it does not take."""
 # What an integer result holds before a call.
 _GARBAGE: Final = 0x5A5A5A
 # Bytes of a workspace.
@@ -137,8 +137,9 @@ class Kernel:
         path = Path(self.name.rpartition(":")[0])
         return path.suffix == ".py" and re.search(pattern, path.read_text(errors="replace"), re.I | re.M) is not None
 
-    def load(self) -> Callable[..., Any]:
-        """The function.
+    @functools.cached_property  # looked at once, not in each timed call
+    def loaded(self) -> Callable[..., Any]:
+        """The function, which the kernel's own process alone asks for: another one may not be sent it.
 
         Raises:
             AttributeError: where there is none of this name.
@@ -173,7 +174,7 @@ class Kernel:
         self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> Any:
         """The product of (..., M, K) and (..., K, N), and what the function adds to it; in ``out``, if it is given."""
-        form, function = self.form, self.load()
+        form, function = self.form, self.loaded
         values: dict[str, Any] = {"alpha": 1.0, "beta": float(form.c == "addend"), "bias": bias}
         values |= {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
         values |= {"a": a.mT if form.columns else a, "b": b.mT if form.weight else b}
@@ -198,7 +199,7 @@ class Kernel:
 
     def before(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """A result (..., M, N) to be written to, with what it holds before."""
-        dtype = getattr(self.load(), "out_dtype", a.dtype if a.is_floating_point() else torch.int32)
+        dtype = getattr(self.loaded, "out_dtype", a.dtype if a.is_floating_point() else torch.int32)
         garbage = math.nan if dtype.is_floating_point else _GARBAGE
         value = {"zeros": 0.0, "ones": 1.0}.get(self.form.c, garbage)
         return torch.full((*a.shape[:-1], b.shape[-1]), value, dtype=dtype, device=a.device)
@@ -338,7 +339,7 @@ class KernelBackend(CallableBackend):
         except Exception as error:
             no_memory = faults.out_of_memory(error, Phase.PREPARE, operands.device)
             of_torch = type(error) is RuntimeError and no_memory is None and "CUDA" not in str(error)
-            if isinstance(error, _REFUSALS) or of_torch:
+            if isinstance(error, REFUSALS) or of_torch:
                 raise Unsupported("refused", described(error)) from None
             raise
         return prepared
