@@ -216,7 +216,7 @@ class InductorBackend(abc.ABC):
         step can go on from what was stored; and the products of ``concat``, which the program scales itself: a pass
         may put that product into the kernel.
         """
-        casts = any(step.kind is StepKind.CAST for step in problem.epilogue)  # the graph determines where to round
+        casts = len({*problem.value_dtypes}) > 1  # the graph determines where to round
         fused = artifact is not None and artifact.fused and not casts and not problem.has("program.multi_output")
         plain = not problem.passes and problem.step("bias") is None
         scales = problem.has("program.concat")

@@ -318,6 +318,14 @@ def _either_factor(p: _Pass) -> Span:
     return product if p.arithmetic.working.name == "f64" or held == factor else product.cover(p.span.times(held))
 
 
+def _shift(p: _Pass) -> Span:
+    """The sum with a constant, which PyTorch gives the dtype of the value first where it adds eagerly."""
+    term = p.step.numbers[0]
+    forms = {term} if p.arithmetic.working.name == "f64" else {term, in_dtype(term), in_dtype(term, p.dtype)}
+    lo, hi = p.span.lo + min(forms), p.span.hi + max(forms)
+    return Span(lo, lo if p.span.thin and len(forms) == 1 else hi)
+
+
 def _clamp(p: _Pass) -> Span:
     """Clamp; its limits may be held in float64, in f32 or in the tensor's dtype."""
     limits = [(x, in_dtype(x), in_dtype(x, p.dtype)) for x in p.step.numbers]
@@ -356,6 +364,7 @@ _ROUNDED: Final[Mapping[str, Callable[[_Pass], Span]]] = {
     "mul": lambda p: p.span.turned(lambda x: x * p.operand),
     "sum": lambda p: p.span.plus(accumulated(p.step, p.operand, p.arithmetic)),
     "scale": _either_factor,
+    "shift": _shift,
 }
 _OTHERS: Final[Mapping[str, Callable[[_Pass], Span]]] = {"div": _div, "clamp": _clamp, "leaky_relu": _leaky_relu}
 

@@ -231,7 +231,8 @@ class _Passage:
                     passing = self._mode != "eager" and index < len(passes) - 1
                     self._span, self._dtype = cast(before, self._dtype, step.dtype, passing), step.dtype
                 else:
-                    self._span = self._arithmetic.stored(self._after(step, r, index), self._dtype)
+                    after, self._dtype = self._after(step, r, index), step.makes(self._dtype)
+                    self._span = self._arithmetic.stored(after, self._dtype)
             if self._signs is not None:
                 self._signs.follow(step, before, self._span, r)
         return self._rounded()
@@ -247,12 +248,11 @@ class _Passage:
         problem, operands, contract = self._given.problem, self._given.operands, self._given.contract
         span, arithmetic, dtype = self._span, self._arithmetic, self._dtype
         fused_bias = step.kind is StepKind.BIAS and contract.epilogue != "eager"
-        may_sum = fused_bias and index == 0 and contract.rounds_at != 0
+        may_sum = (fused_bias or step.name == "shift") and index == 0 and contract.rounds_at != 0
         if may_sum and problem.dtypes.out.name != "i32" and self._product.tier != "exact":
-            assert r is not None
             # A compiler may make one addmm of product and bias, whose partial sums start at the bias.
             theta = contract.theta(problem.terms, 1, out=problem.dtypes.out) - contract.input_error
-            span = span.widen(r.abs() * theta)
+            span = span.widen_finite(abs(step.numbers[0] if r is None else r) * theta)
         found = step_span(step, span, r, arithmetic, dtype)
         if fused_bias and problem.autocast:
             assert operands.bias is not None

@@ -78,11 +78,9 @@ def residuals_of(headroom: Headroom, drawn: Drawn) -> Iterator[tuple[Array, DTyp
     problem = headroom.problem
     rows, columns = problem.result_shape[-2:]
     shapes = {"": drawn_shape(problem.result_shape), "n": (columns,), "m1": (rows, 1), "at": (TABLE_ROWS, columns)}
-    dtype, level, quantum, count = problem.value_dtype, drawn.level, drawn.quantum, 0
-    for step in problem.passes:
-        if step.kind is StepKind.CAST:
-            dtype = step.dtype
-        elif step.name == "scale":
+    level, quantum, count = drawn.level, drawn.quantum, 0
+    for step, dtype in zip(problem.passes, problem.value_dtypes, strict=False):
+        if step.name == "scale":
             level, quantum = level * abs(step.numbers[0]), quantum * abs(step.numbers[0])
         elif step.spec.unit_range:
             level, quantum = 1.0, 0.0

@@ -176,7 +176,7 @@ class Headroom:
 
 def narrowest(problem: Problem) -> list[DType]:
     """The element types that the value goes through."""
-    return [problem.value_dtype] + [s.dtype for s in problem.epilogue if s.kind is StepKind.CAST]
+    return list(problem.value_dtypes)
 
 
 def saturating_steps(problem: Problem) -> list[Step]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 
 from pytest_gemm.problem.dtypes import DTYPES, DType, DTypes
 from pytest_gemm.problem.layout import Layout, Shape
@@ -121,10 +123,10 @@ class Facts:
 
     @property
     def result_dtype(self) -> DType:
-        """Element type of the result: f32 of sums, else that of the last cast, or of the product."""
+        """Element type of the result: f32 of sums, else what the last step makes."""
         if self.reduction is not None:
             return DTYPES["f32"]
-        return [self.dtypes.out, *(s.dtype for s in self.epilogue if s.kind is StepKind.CAST)][-1]
+        return functools.reduce(lambda dtype, step: step.makes(dtype), self.epilogue, self.dtypes.out)
 
     @property
     def reduction(self) -> Step | None:
@@ -136,14 +138,19 @@ class Facts:
         """Element type of the value that bias and steps meet: that of the product, f32 before it is requantised."""
         return self.dtypes.out if self.dtypes.out.is_float or not self.op.fused_steps else DTYPES["f32"]
 
+    @property
+    def value_dtypes(self) -> tuple[DType, ...]:
+        """Element type of the value before each of :attr:`passes`, and behind the last."""
+        return (*itertools.accumulate(self.passes, lambda d, step: step.makes(d), initial=self.value_dtype),)
+
     def residual_dtype(self, step: Step, dtype: DType) -> DType:
         """Element type of a step's residual, where the step meets a value of ``dtype``.
 
         That is ``dtype``, or what the step names.  The residual of ``sum`` into 8 bits is the result: codes with their
         own scale.
         """
-        if step.text in DTYPES:
-            return DTYPES[step.text]
+        if step.operand is not None:
+            return step.operand
         return dtype if step.name != "sum" or self.dtypes.out.is_float else self.dtypes.out
 
     def view_of(self, side: str) -> str:

@@ -153,7 +153,7 @@ def _check_chain(p: Facts) -> None:
         if step.kind is not StepKind.VIEW:
             _refuse("epilogue", index, _rules_of_pass(step, value, move))
             _refuse("epilogue", index, _rules_of_reduction(p, step, value))
-            value = step.dtype if step.kind is StepKind.CAST else value
+            value = step.makes(value)
             continue
         _refuse("epilogue", index, _rules_of_move(p, step, shape, move or deep, is_copied))
         is_copied = step.name == "dense" or (is_copied and step.name == "view")
@@ -168,8 +168,8 @@ def _rules_of_pass(step: Step, value: DType, move: Step | None) -> _Rules:
     yield computes, f"{step} on a value of {value.name}", "cast first, for example cast-f32+relu"
     misfit = step.kind is StepKind.BINARY and step.extent != "" and move is not None
     yield misfit, f"{step} after {move}: rows and columns have moved then", f"put {step} first"
-    misfit = step.kind is StepKind.BINARY and step.text in DTYPES and value.name != "f32"
-    yield misfit, f"{step} on a value of {value.name}, which is not wider", f"write {step.name}, or cast-f32 before it"
+    plain = f"{step.name}-{step.extent}" if step.extent else step.name
+    yield step.operand == value, f"{step}: the value is {value.name} already", f"write {plain}"
 
 
 def _rules_of_reduction(p: Facts, step: Step, value: DType) -> _Rules:
@@ -287,8 +287,7 @@ def _residual_is_a(p: Facts) -> _Rules:
     yield step.name == "div", "cannot be used with div: A contains zeros", "use add, sub or mul first"
     moved = bool(step.extent or moves)
     yield moved, f"has A's own shape, which {step} does not meet", "use add, sub or mul before any move"
-    casts = [one.dtype for one in p.passes[: p.passes.index(step)] if one.kind is StepKind.CAST]
-    dtype = p.residual_dtype(step, [p.dtypes.out, *casts][-1])
+    dtype = p.residual_dtype(step, p.value_dtypes[p.passes.index(step)])
     yield dtype != p.dtypes.a, f"needs a residual of A's dtype, not {dtype.name}", "move or drop the cast"
 
 
@@ -313,7 +312,8 @@ def _own_bias(p: Facts) -> _Rules:
 
 def _own_steps(p: Facts) -> _Rules:
     yield not p.passes, "needs steps", "give them in the epilogue"
-    common = [str(step) for step in p.passes if step.kind in (StepKind.JOIN, StepKind.CAST)]
+    met = zip(p.passes, p.value_dtypes, strict=False)
+    common = [str(step) for step, dtype in met if step.kind is StepKind.JOIN or step.makes(dtype) != dtype]
     yield bool(common), f"does not go with {'+'.join(common)}, which is no step of one product", "drop one of them"
 
 

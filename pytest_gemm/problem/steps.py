@@ -96,7 +96,22 @@ class Step:
     @property
     def extent(self) -> str:
         """How much of the result's shape a residual has, as written: ``n``, ``m1``, ``at``; "" for all of it."""
-        return self.text if self.spec.default and self.text not in DTYPES else ""
+        word = self.text.partition("_")[0]
+        return word if self.spec.default and word not in DTYPES else ""
+
+    @property
+    def operand(self) -> DType | None:
+        """The element type that the step names for its residual; ``None``: that of the value."""
+        return DTYPES.get(self.text.rpartition("_")[2]) if self.kind is StepKind.BINARY else None
+
+    def makes(self, value: DType) -> DType:
+        """The element type of what the step makes of a value: of a cast its own, of two types what PyTorch promotes."""
+        if self.kind is StepKind.CAST:
+            return self.dtype
+        other = self.operand or value
+        if other != value and other.bits == value.bits:
+            return DTYPES["f32"]  # f16 and bf16
+        return max(value, other, key=lambda dtype: dtype.bits)
 
     @property
     def dim(self) -> int:
@@ -278,10 +293,17 @@ def _of_exp(at: Domain) -> Tensor:
 
 _smooth: Final = functools.partial(StepSpec, StepKind.UNARY, saturates=True)
 _with_numbers: Final = functools.partial(StepSpec, StepKind.UNARY)
-_residual: Final = functools.partial(StepSpec, StepKind.BINARY, choices=("mn", "n", "m1", "at", "bf16"), default="mn")
+_OPERANDS: Final = ("f32", "f16", "bf16")
+_EXTENTS: Final = ("n", "m1", "at")
+_residual: Final = functools.partial(
+    StepSpec,
+    StepKind.BINARY,
+    choices=("mn", *_EXTENTS, *_OPERANDS, *(f"{extent}_{dtype}" for extent in _EXTENTS for dtype in _OPERANDS)),
+    default="mn",
+)
 _RESIDUAL: Final = (
     "of a residual r of the result's shape; {0}-n: of shape (N,); {0}-m1: of (M, 1); {0}-at: rows of a table by index; "
-    "{0}-bf16: in bf16, where the value is f32"
+    "{0}-f32, {0}-n_f32: in another dtype than the value, which is promoted"
 )
 _reduction: Final = functools.partial(StepSpec, StepKind.REDUCE, needs="reducible")
 _quant: Final = functools.partial(StepSpec, StepKind.QUANT)
@@ -364,6 +386,13 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         onednn="hardtanh",
     ),
     "scale": _with_numbers(lambda _, x, factor: x * factor, help="scale-0.125: constant factor", numbers=(0.5,)),
+    # A whole number is an int of Python's, as a user writes x + 1.
+    "shift": _with_numbers(
+        lambda _, x, term: x + (int(term) if term.is_integer() else term),
+        help="shift-1.5: constant addend, of a size up to 65504",
+        numbers=(1.0,),
+        fits=lambda term: 0.0 < abs(term) <= 65504.0,
+    ),
     "add": _residual(lambda _, x, r: x + r, help=f"x + r, {_RESIDUAL.format('add')}", onednn="add"),
     "sub": _residual(lambda _, x, r: x - r, help=f"x - r, {_RESIDUAL.format('sub')}"),
     "mul": _residual(lambda _, x, r: x * r, help=f"x * r, {_RESIDUAL.format('mul')}"),

@@ -102,11 +102,9 @@ def _scale_bits(problem: Problem) -> int:
 
 def _residual_bits(problem: Problem) -> int:
     """Bits of the residuals; each has the dtype of the value that it meets."""
-    dtype, bits, first = problem.value_dtype, 0, True
-    for step in problem.passes:
-        if step.kind is StepKind.CAST:
-            dtype = step.dtype
-        elif step.kind is StepKind.BINARY:
+    bits, first = 0, True
+    for step, dtype in zip(problem.passes, problem.value_dtypes, strict=False):
+        if step.kind is StepKind.BINARY:
             if not (first and problem.has("r0.alias")):
                 shape = problem.result_shape
                 own = problem.residual_dtype(step, dtype)
