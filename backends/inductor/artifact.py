@@ -216,6 +216,7 @@ class Artifact:
             contradiction=micro_kernels.contradiction(self.products, asked),
             fused=self.fused if self.problem.passes and not self.problem.has("program.chained") else None,
             fusions=compiled.session.fusions,
+            compiled_with=compiled.session.compiled_with,
         )
 
     @functools.cached_property

@@ -108,6 +108,7 @@ class Session:
         counted: Inductor's counters of micro-kernels that rose, ``cpp_micro_gemm_amx_counter``.
         fusions: nodes that the scheduler fused into C++ templates.  What a lowering made part of a template is not
             among them (oneDNN's linear with its ``relu``, in a dtype that oneDNN has on this machine).
+        compiled_with: as of :class:`Proof`.
     """
 
     choices: list[str] = dataclasses.field(default_factory=list)
@@ -125,3 +126,4 @@ class Session:
     packings: list[Packing] = dataclasses.field(default_factory=list)
     counted: tuple[str, ...] = ()
     fusions: int = 0
+    compiled_with: int = 0

@@ -205,6 +205,7 @@ def compile_once(
                 kernel = kernel.kernel
             if isinstance(kernel, together.Waiting):
                 kernel = kernel.load()
+            seen.compiled_with = max(seen.compiled_with, together.compiled_with(kernel))
             # Functions for C++, objects with a method run() for Triton and the CuTe DSL, libraries for CUTLASS.
             if kernel is not None:
                 setattr(loaded, name, _Counted(name, kernel, calls, spec.request.run_threads))

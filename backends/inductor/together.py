@@ -6,7 +6,8 @@ linked into a library of its own, in the place where Inductor looks for it.  The
 stands once, the rest of each in a namespace.
 
 The compiler, its flags and the text of a kernel are those of Inductor.  What it inlines into what may be another thing
-with several callers in sight.  A kernel that cannot be compiled so is left to Inductor.
+with several callers in sight, so the library ends with the number of the other kernels, and Inductor's key of it is not
+that of the kernel alone.  A kernel that cannot be compiled so is left to Inductor.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ _BEHIND_TORCH: Final = frozenset({"-ltorch_cpu", "-ltorch_python"})
 _SECTIONS: Final = ("-c", "-ffunction-sections", "-fdata-sections")
 # The other linker of binutils takes a third of the time.
 _LINKER: Final = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
+# Behind the text of a kernel, and part of the key of its program: Inductor's caches answer by these.
+_KEY: Final = "// compiled together\n"
+# Behind the last part of a library.
+_NOTE: Final = b"\ncompiled with %d others\n"
+_NOTED: Final = re.compile(rb"\ncompiled with (\d+) others\n\Z")
 
 
 class NotCompiledError(Exception):
@@ -57,6 +63,13 @@ class Waiting:
         raise NotCompiledError
 
 
+def compiled_with(kernel: object) -> int:
+    """How many other kernels the compiler saw beside this one, by its library; 0 for one that was compiled alone."""
+    path = getattr(getattr(kernel, "__self__", None), "__file__", None)
+    noted = _NOTED.search(Path(path).read_bytes()) if path else None
+    return int(noted[1]) if noted else 0
+
+
 def stopped_by(error: BaseException) -> bool:
     """Whether a program ended because a kernel of it waits."""
     return any(isinstance(one, NotCompiledError) for one in causes(error))
@@ -75,9 +88,14 @@ class Batch:
         def binding(_: Any, __: Any, argtypes: list[str], source: str) -> Waiting:
             from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-            return Waiting(CppPythonBindingsCodeCache.load_pybinding_async(argtypes, source, submit_fn=self._take))
+            load = CppPythonBindingsCodeCache.load_pybinding_async(argtypes, source + _KEY, submit_fn=self._take)
+            return Waiting(load)
 
-        with hooked({"torch._inductor.async_compile:AsyncCompile.cpp_pybinding": binding}):
+        def module(call: Any, source: str, extra: str = "") -> Any:
+            return call(source, extra + _KEY)
+
+        hooks = {"async_compile:AsyncCompile.cpp_pybinding": binding, "codecache:PyCodeCache.write": module}
+        with hooked({f"torch._inductor.{where}": hook for where, hook in hooks.items()}):
             yield
 
     def _take(self, task: Any) -> Future[None]:
@@ -178,6 +196,8 @@ def _compile(kernels: Sequence[_Kernel]) -> None:
                 kernel.run(made, library, *words, *_LINKER, without=_BEHIND_TORCH)
             except subprocess.CalledProcessError:  # an installed linker need not find all that this compiler has
                 kernel.run(made, library, *words, without=_BEHIND_TORCH)
+            with library.open("ab") as file:
+                file.write(_NOTE % (len(kernels) - 1))
             library.replace(kernel.target)
 
 

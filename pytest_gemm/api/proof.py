@@ -77,6 +77,7 @@ class Proof:
         uncalled: the backend's function, where the last run has called neither it nor one in its place; "" otherwise.
         composed: whether eager PyTorch computed a part of the problem around a function; ``None`` where there is none.
         whole: whether ``bind=`` or ``linear=`` of a function computed all of it; ``None`` where it has neither.
+        compiled_with: how many kernels of other programs the compiler saw beside one of its own; 0: as for a user.
     """
 
     chosen: tuple[str, ...] = ()
@@ -96,6 +97,7 @@ class Proof:
     uncalled: str = ""
     composed: bool | None = None
     whole: bool | None = None
+    compiled_with: int = 0
 
     @property
     def kernels(self) -> tuple[str, ...]:

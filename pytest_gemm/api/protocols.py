@@ -210,7 +210,10 @@ class ScriptedBackend(Backend, Protocol):
 
 @runtime_checkable
 class Together(Backend, Protocol):
-    """A backend that compiles the kernels of several problems sooner together than one by one."""
+    """A backend that compiles the kernels of several problems sooner together than one by one.
+
+    ``Proof.compiled_with`` says so of a program.  A failure of one is judged again with ``request.alone``.
+    """
 
     def compile_together(self, jobs: Iterable[tuple[Problem, Operands, BuildRequest]]) -> None:
         """Compile several problems, each of which is prepared later; nothing of them runs, and none is an error."""

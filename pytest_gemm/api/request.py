@@ -45,6 +45,7 @@ class BuildRequest:
             these caches from all others; "" is without.
         run_threads: CPU threads with which the program is run, where these are not those that it is compiled with; 0:
             the same.  A backend that sets PyTorch's number in a run has to heed it.
+        alone: no kernel of it may have been compiled with those of other problems, see ``protocols.Together``.
     """
 
     device: Device = Device.CPU
@@ -55,6 +56,7 @@ class BuildRequest:
     machine: str = ""
     user_caches: str = ""
     run_threads: int = 0
+    alone: bool = False
 
     def replace(self, **changes: object) -> BuildRequest:
         """This request with other values of some fields."""

@@ -7,6 +7,7 @@ import enum
 
 from pytest_gemm.core.case_id import CaseId, Device, Mode, Word
 from pytest_gemm.core.text import DETAILS, one_line, printable
+from pytest_gemm.core.units import plural
 
 
 class Phase(Word):
@@ -48,7 +49,7 @@ class Status(enum.Enum):
     IMPOSSIBLE = "impossible"
     """Timed, and in every window faster than the machine can be: not all calls computed it."""
     MISTRUSTED = "mistrusted"
-    """The values could not tell a right result from a wrong one: a defect of the test, not of the kernel."""
+    """The values could not tell right from wrong, or only the kernel of a batch fails: a defect of the test."""
     KNOWN_FAILURE = "known-failure"
     """The case failed as an entry of the ledger says, or was not run because the entry says that it can crash."""
     PRUNED = "pruned"
@@ -161,6 +162,7 @@ class Outcome:
         whole: whether ``bind=`` or ``linear=`` of a function computed the problem; ``None`` where it has neither.
         bits: digest of the results' values, see ``results.digest_of``; "" where another run may give other bits.
         operands: digest of the operands that they are results of; "" without ``bits``.
+        compiled_with: how many other kernels were one translation unit with its own; 0: compiled alone, as for a user.
     """
 
     case: CaseId
@@ -189,6 +191,7 @@ class Outcome:
     failed_as: Status | None = None
     imitates: tuple[str, ...] | None = None
     inherited: bool = False
+    compiled_with: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", printable(self.details, DETAILS))
@@ -234,6 +237,11 @@ class Outcome:
     def code(self) -> str:
         """Code of the reason; "" without one."""
         return self.reason.code if self.reason else ""
+
+    @property
+    def batch(self) -> str:
+        """What its kernel was compiled with, in words; "" of one that was compiled alone."""
+        return f"compiled with {plural(self.compiled_with, 'other kernel')}" if self.compiled_with else ""
 
     @property
     def ended(self) -> Status:

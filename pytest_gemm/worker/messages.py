@@ -58,6 +58,7 @@ class Built:
         timings: seconds a call of candidates that were timed to select one.
         constant_b: B is part of what was compiled, so that what is written to its memory later does not count.
         source: the generated program, "" where there is none.
+        compiled_with: as of :class:`Proof`.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Built:
     timings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     constant_b: bool = False
     source: str = ""
+    compiled_with: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +146,12 @@ class Worker(Protocol):
         is_inline: the code runs in the judge's own process, on the judge's own operands.
         pages: where a run has its operands and results, ``None`` for ordinary memory.
         pid: of the process that the code runs in.
+        deaths: how many such processes have ended.
     """
 
     is_inline: bool
     pages: GuardPages | None
+    deaths: int
 
     @property
     def pid(self) -> int: ...  # noqa: D102  # see above
