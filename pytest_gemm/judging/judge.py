@@ -42,7 +42,7 @@ from pytest_gemm.programs import program
 from pytest_gemm.storage.datafile import document
 from pytest_gemm.worker import calls, faults
 from pytest_gemm.worker.inline import Inline
-from pytest_gemm.worker.messages import Built, Died, How, Ran, Thrown, Worker
+from pytest_gemm.worker.messages import Built, Died, How, Job, Ran, Thrown, Worker
 
 # Runs a case that has passed as it is timed: gets the case, what was compiled for it and the operands.
 Timing = Callable[[Case, Built, operands.Operands], Ran]
@@ -122,6 +122,7 @@ class Judge:
     beside: bool = True
     _worker: Worker = dataclasses.field(default_factory=Inline)
     _truths: Truths = dataclasses.field(default_factory=Truths)
+    _batch: tuple[int, Sequence[Job]] = (-1, ())  # what was compiled together, after how many deaths of the worker
 
     def outcomes(self, case: Case, **how: Any) -> list[Outcome]:
         """The outcomes of :meth:`judge`, without their evidence."""
@@ -247,6 +248,9 @@ class Judge:
         with attempt.phase(Phase.PREPARE):
             if not candidate and case.id() in {one.id() for one in self.announced}:
                 self._compile_announced()
+            deaths, batch = self._batch
+            if deaths == self._worker.deaths and case.job(candidate) in batch:  # it ends with its process
+                attempt.announced = len(batch) - 1
             # The kernels are not known before the first run, so the watch has none.
             attempt.built = self._worker.prepare(case.job(candidate), truths[0].operands)
         for name, reason in attempt.built.pruned.items():
@@ -289,6 +293,7 @@ class Judge:
         self.announced = ()
         with contextlib.suppress(Died, Thrown, Unsupported, Pruned, Misconduct):
             self._worker.compile_together(jobs)
+            self._batch = self._worker.deaths, [job for job, *_ in jobs]
 
     # -- one distribution ------------------------------------------------------------------------
 

@@ -80,6 +80,7 @@ class GemmCheck:
             pytest.xfail(f"{held.known_failure}: {held.reason}")
         with _foreign(case):
             found = list(self._run.judged(case) if self.guarded is None else self.guarded.judge(case))
+            found = self._run.repeated(case, found)
         return self._finish(case, found)
 
     def finish(self, case: Case, outcomes: Iterable[Outcome]) -> list[Outcome]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_gemm.config.config import GemmConfig
-from pytest_gemm.core.outcome import Outcome, Status
+from pytest_gemm.core.outcome import Outcome, Reason, Status
 from pytest_gemm.failures import artifacts
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging.case import Case, Judged
@@ -47,6 +47,22 @@ class Orchestrator:
             if need:
                 self.judge.release()
 
+    def repeated(self, case: Case, found: list[Judged]) -> list[Judged]:
+        """The outcomes of a case; of one that fails as compiled in a batch, those of its kernels alone.
+
+        Where these do not fail, a user has no wrong kernel: the failures stay, as a defect of the test.  What the
+        ledger knows is not judged again.
+        """
+        batched = found if any(map(_fails_in_batch, found)) else []
+        wrong = list(map(_fails_in_batch, self.explained(case, batched)[0])) if batched else []
+        if not any(wrong):
+            return found
+        alone = list(self.judged(dataclasses.replace(case, alone=True)))
+        if any(one.outcome.status.is_failure for one in self.explained(case, alone)[0]):
+            batch = found[wrong.index(True)].outcome.batch
+            return [_failing_too(one, batch) if one.outcome.status.is_failure else one for one in alone]
+        return [_of_batch(one) if is_wrong else one for one, is_wrong in zip(found, wrong, strict=True)]
+
     def explained(self, case: Case, found: Iterable[Judged]) -> tuple[list[Judged], Use]:
         """Apply the ledger; return the outcomes, named by the test, and the use of its entries."""
         found = list(found)
@@ -69,3 +85,22 @@ class Orchestrator:
         folder, most = self.config.artifacts, self.config.most_bytes
         why = artifacts.save(folder, found, case, rerun, warm, most) if folder is not None else ""
         return {str(folder): why} if why else {}
+
+
+def _fails_in_batch(judged: Judged) -> bool:
+    return judged.outcome.status.is_failure and judged.outcome.compiled_with > 0
+
+
+def _failing_too(alone: Judged, batch: str) -> Judged:
+    text = f"{batch} it failed; compiled alone, as a user has it, it fails, too"
+    details = "\n".join(filter(None, (alone.outcome.details, text)))
+    return dataclasses.replace(alone, outcome=dataclasses.replace(alone.outcome, details=details))
+
+
+def _of_batch(judged: Judged) -> Judged:
+    """A failure of a kernel that a user does not have; what it ran has made way for the kernel alone."""
+    one, evidence = judged.outcome, judged.evidence
+    text = f"{one.batch} it is {one.status}: {one.why}; compiled alone, as a user has it, it does not fail"
+    reason = Reason("compiled-together", text, "--gemm-set=run.together=no")
+    outcome = dataclasses.replace(one, status=Status.MISTRUSTED, reason=reason, cause="")
+    return Judged(outcome, evidence and dataclasses.replace(evidence, again=None))
