@@ -18,7 +18,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_gemm.api.protocols import Backend, CandidateBackend
+from pytest_gemm.api.protocols import Backend, CandidateBackend, Together
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.config.options import BY_NAME, OPTIONS
@@ -48,6 +48,7 @@ WANTS: Final[Mapping[str, tuple[str, Callable[[GemmConfig, Backend], bool]]]] = 
     "candidates": ("has autotune candidates", _has_chosen),
     "guard": ("computes on the CPU", _on_cpu),
     "run.machine": ("compiles as on that machine", lambda config, b: config.machine_of(b) is not None),
+    "run.together": ("compiles kernels in batches", lambda _, b: isinstance(b, Together)),
     "run.stream": ("computes on a CUDA device", lambda config, b: not _on_cpu(config, b)),
     "speed.windows": ("computes on the CPU", _on_cpu),
     "comparator": ("differs from the comparator", lambda config, b: b.name != config.speed.comparator),

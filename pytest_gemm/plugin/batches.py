@@ -40,7 +40,8 @@ def batches(cases: Iterable[CaseId], settings: GemmConfig, count: int) -> dict[s
         settings: of the run.
         count: of the workers, which share the batches out.
     """
-    if not CandidateSelection(settings.wanted_candidates).by_backend or settings.compile_only:
+    wanted = settings.together == "yes" or (settings.together == "auto" and settings.level != "smoke")
+    if not (wanted and CandidateSelection(settings.wanted_candidates).by_backend) or settings.compile_only:
         return {}
     found: set[tuple[str, str]] = set()
     for case in cases:
