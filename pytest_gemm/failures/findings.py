@@ -313,6 +313,7 @@ def text(finding: Finding, rerun: str, tests: int = 0) -> str:
     facts = [
         named("candidate", (other.candidate for other in of_it)),
         f"kernel {kernels}; {distributions}, seed {one.seed}",
+        one.batch,
         one.sampled,
         one.case.guard and f"operands and results {one.case.guard} at guard pages",
         one.eager and f"beside eager: {one.eager.rpartition('; ')[2]}",  # no ulp apart from a wrong result

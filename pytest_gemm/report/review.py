@@ -57,6 +57,7 @@ def markdown(runs: Sequence[Run], title: str) -> str:
         "review.md.jinja",
         title=title,
         tally=Tally.of(outcomes),
+        batched=sum(one.compiled_with > 0 for one in outcomes),
         reds=reds,
         seconds=sum(run.totals.wall_seconds for run in runs),
         table=_counts(outcomes),
