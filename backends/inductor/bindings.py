@@ -83,13 +83,13 @@ def _sizes(problem: Problem) -> dict[str, tuple[str, ...]]:
     if problem.has_out and not problem.has("out.alias"):
         found["out"] = result
     for index, (own, moves) in enumerate(problem.residuals):
-        if own.text == "at":
+        if own.extent == "at":
             found |= {f"r{index}": ("", "n"), f"i{index}": result[:-1]}
             continue
         moved = result
         for move in moves:
             moved = tuple(moved[place] for place in move.order(len(moved)))
-        found[f"r{index}"] = {"n": ("n",), "m1": ("m", "")}.get(own.text, moved)
+        found[f"r{index}"] = {"n": ("n",), "m1": ("m", "")}.get(own.extent, moved)
     if (step := problem.step("bias")) is not None and not problem.has("out.addend"):
         found["bias"] = {"": ("n",), "1n": ("", "n"), "m1": ("m", ""), "mn": result, "xn": result, "0": ()}[step.text]
     return found

@@ -206,8 +206,9 @@ class _Passage:
         self._value, self._span, self._free = product.value, product.span, product.free
         # The steps of a kernel that computes them itself are f32, but of one that may store each.
         is_one = problem.op.fused_steps and not (given.contract.epilogue == "either" and problem.dtypes.out.is_float)
-        self._dtype = DTYPES["f32"] if is_one else problem.dtypes.out
-        self._mode = "fused" if is_one else given.contract.epilogue
+        is_written = problem.has("program.pt2e") and problem.op.fused_steps
+        self._dtype = DTYPES["f32"] if is_one and not is_written else problem.value_dtype
+        self._mode = "either" if is_written else "fused" if is_one else given.contract.epilogue
 
     @property
     def _arithmetic(self) -> Arithmetic:

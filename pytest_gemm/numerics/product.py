@@ -155,10 +155,14 @@ def _qlinear(given: Bounding) -> Product:
     one: with ``(1 + u)^3 - 1 < 4 u`` an error of ``4 u x (|s| + |z t|)`` before the last.  An integer compensation has
     less, since ``|c| <= |s| + |z t|``.  Nothing is lost where the scales are powers of two and s, z t and c stay within
     2^24.  A bias b of codes is added as an integer, ``(c + b) x``, or in f32 as ``fl(fl(b) x)``: ``4 u x |b|`` more.
+
+    ``program.pt2e`` may be computed as it is written: each factor is rounded where it is dequantised, in a half type
+    once more, and the sum of products may begin at the bias, ``(K + 8) u (x G + |b|)`` more.
     """
     operands, c, scale, out = given.operands, given.reference.c, given.scale, given.problem.dtypes.out
-    arithmetic = Arithmetic(_F32, given.contract.epilogue)
-    static = given.problem.step("static")
+    is_written = given.problem.has("program.pt2e")
+    arithmetic = Arithmetic(_F32, "either" if is_written else given.contract.epilogue)
+    static, bias = given.problem.step("static"), given.addend
     own = operands.scale_a if static is None else torch.tensor(static.numbers[0])
     assert scale is not None
     assert own is not None
@@ -169,11 +173,16 @@ def _qlinear(given: Bounding) -> Product:
     value = c * scale
     exact = max(map(largest_of, (c + correction, correction, c, codes, c + codes))) <= 2.0**24
     exact = exact and powers_of_two(widened(operands.scale_b), widened(own))
+    exact = exact and not (is_written and (bias is not None or given.reference.largest > 2.0**24))
     span = Span.of(value)
     if not exact:
         size = ((c + correction).abs() + correction.abs() + codes.abs()) * scale.abs()
-        span = arithmetic.basic(Span.of(value, size * (4 * _F32.unit_roundoff)))
-    bias, span = given.addend, arithmetic.apart(span, out)
+        error = size * (4 * _F32.unit_roundoff)
+        if is_written:
+            u = (given.problem.terms + 8) * _F32.unit_roundoff + (2.1 * out.unit_roundoff if out.is_float else 0.0)
+            error = error + u * (given.reference.big * scale.abs() + (0.0 if bias is None else bias.abs()))
+        span = arithmetic.basic(Span.of(value, error))
+    span = arithmetic.apart(span, out)
     if bias is not None:
         value, span = value + bias, arithmetic.apart(arithmetic.basic(span.map(lambda x: x + bias)), out)
     return Product(value, span, "exact" if exact else "hard")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_gemm.core.text import did_you_mean
-from pytest_gemm.problem.dtypes import DTYPES, DType
+from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.problem.errors import GRAMMAR, ProblemError
 from pytest_gemm.problem.facts import Facts, by
 from pytest_gemm.problem.ops import OPS, Op

@@ -89,7 +89,7 @@ def _thirds(problem: Problem, name: str, x: torch.Tensor) -> dict[str, torch.Ten
 
 def packed(problem: Problem, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of :func:`args` with the weight packed where the op takes a packed one."""
-    if problem.op.pack is None:
+    if problem.op.pack is None or problem.has("program.pt2e"):
         return tensors
     return {**tensors, "b": problem.op.pack(torch, problem, tensors)}
 

@@ -9,9 +9,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Iterator
 from typing import Any, Final
 
+from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.problem.layout import Layout
 from pytest_gemm.problem.ops.microscaled import decoded
 from pytest_gemm.problem.ops.op import (
@@ -45,11 +47,13 @@ def _bias(torch: Any, p: Problem, t: Tensors) -> Tensor | None:
 
 
 def _qlinear(torch: Any, p: Problem, t: Tensors) -> Tensor:
-    """The overload that the problem's scales and steps need; ``b`` is packed.
+    """The overload that the problem's scales and steps need; ``b`` is packed, but for ``program.pt2e``.
 
     A static scale and zero point are numbers of the program, as the quantiser of PyTorch 2 writes them; a dynamic one
     are tensors.  The weight is symmetric and has a scale for each column.
     """
+    if p.has("program.pt2e"):
+        return _written(torch, p, t)
     is_static, requant = p.step("static") is not None, p.step("requant")
     scale, zero = _scale_and_zero(p, t)
     out_scale, out_zero = requant.numbers if requant else (1.0, 0.0)
@@ -62,10 +66,53 @@ def _qlinear(torch: Any, p: Problem, t: Tensors) -> Tensor:
     op = torch.ops.onednn.qlinear_pointwise
     if binary is None:
         return (op.default if is_static else op.tensor)(*before, *after, name, numbers, algorithm)
-    # "sum" writes into its operand, which must not change.
-    other, (own, own_zero) = (t["r0"].clone(), binary.numbers) if binary.numbers else (t["r0"], (1.0, 0.0))
+    own, own_zero = binary.numbers or (1.0, 0.0)
     overload = op.binary if is_static else op.binary_tensor
-    return overload(*before, other, *after, own, int(own_zero), binary.name, 1.0, name, numbers, algorithm)
+    return overload(
+        *before, _addend(p, t, binary), *after, own, int(own_zero), binary.name, 1.0, name, numbers, algorithm
+    )
+
+
+def _addend(p: Problem, t: Tensors, step: Step) -> Tensor:
+    """The residual of a step; a copy for ``sum``, which is written over, or with ``r0.view`` a view of one."""
+    if not step.numbers:
+        return t["r0"]
+    if not p.has("r0.view"):
+        return t["r0"].clone()
+    *batch, _, n = p.result_shape
+    return t["r0"].flatten().clone().view(*batch, -1, n)
+
+
+def _limits(dtype: DType) -> tuple[int, int]:
+    """The least and the largest code of an 8-bit type."""
+    return (0, 255) if dtype.name == "u8" else (-128, 127)
+
+
+def _written(torch: Any, p: Problem, t: Tensors) -> Tensor:
+    """A linear of what the codes mean, in the operators that the quantiser of PyTorch 2 puts into a program."""
+    importlib.import_module("torch.ao.quantization.fx._decomposed")  # it registers them
+    q, out = torch.ops.quantized_decomposed, p.dtypes.out
+    scale, zero = _scale_and_zero(p, t)
+    is_static, limits = p.step("static") is not None, _limits(p.dtypes.a)
+    of_tensor = q.dequantize_per_tensor.default if is_static else q.dequantize_per_tensor.tensor
+    codes = getattr(torch, p.dtypes.a.torch_name)
+    a = of_tensor(t["a"], scale, int(zero) if is_static else zero, *limits, codes)
+    b = q.dequantize_per_channel.default(t["b"], t["scale_b"], t["zero_b"], 0, -128, 127, torch.int8)
+    if out.name == "bf16":
+        a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
+    x = torch.nn.functional.linear(a, b, t.get("bias"))
+    coded = (*_limits(out), dtype_of(torch, p))
+    for step in p.passes:
+        if step.kind is not StepKind.BINARY:
+            x = step.apply(torch, x, None)
+        elif step.numbers and not out.is_float:
+            x = x + q.dequantize_per_tensor.default(t["r0"], step.numbers[0], int(step.numbers[1]), *coded)
+        else:
+            x = x + _addend(p, t, step)
+    requant = p.step("requant")
+    if requant is None:
+        return x
+    return q.quantize_per_tensor.default(x, requant.numbers[0], int(requant.numbers[1]), *coded)
 
 
 def _around_qlinear(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
@@ -73,7 +120,8 @@ def _around_qlinear(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tenso
     scale, zero = _scale_and_zero(p, t)
     both = t["scale_b"] * scale
     sums = t["b"].to(torch.float32).sum(1)
-    x = matmul(t["a"], t["b"].mT).to(torch.float32) * both - both * zero * sums
+    x = matmul(_rows(p, t["a"]), t["b"].mT).to(torch.float32) * both - both * zero * sums
+    x = x if p.shape.batch is None else x.unflatten(0, t["a"].shape[:-1])
     if (bias := _bias(torch, p, t)) is not None:
         x = x + bias.to(torch.float32)
     for step in p.passes:
@@ -81,8 +129,7 @@ def _around_qlinear(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tenso
     out, requant = dtype_of(torch, p), p.step("requant")
     if requant is None:
         return x.to(out)
-    info = torch.iinfo(out)
-    return (torch.round(x * (1.0 / requant.numbers[0])) + requant.numbers[1]).clamp(info.min, info.max).to(out)
+    return (torch.round(x * (1.0 / requant.numbers[0])) + requant.numbers[1]).clamp(*_limits(p.dtypes.out)).to(out)
 
 
 def _derived(torch: Any, p: Problem, t: Tensors) -> Tensors:
@@ -114,6 +161,10 @@ def _check_qlinear(p: Problem) -> Complaints:
         allowed = f"one of {' '.join(QLINEAR_UNARY)}, or one of {' '.join(QLINEAR_BINARY)} and then relu"
         yield "epilogue", p.epilogue.index(p.chain[0]), f"qlinear has no steps {'+'.join(chain)}", allowed
     names = [step.name for step in p.quant]
+    if p.has("program.pt2e") and p.dtypes.out.name == "f16":
+        yield "dtypes", 0, "program.pt2e: the quantiser of PyTorch 2 has no f16", "another result, or drop program.pt2e"
+    if p.has("r0.view") and p.step("sum") is None:
+        yield "flags", p.flags.index("r0.view"), "r0.view is about a sum in place", "add sum, or drop r0.view"
     if is_integer and "requant" not in names:
         yield "quant", 0, "an 8-bit result needs its scale", "add requant"
     if "bias_codes" in names and p.step("bias") is None:
@@ -125,10 +176,10 @@ def _check_qlinear(p: Problem) -> Complaints:
             if step.name == "sum" and step.text and not is_integer:
                 yield field, index, f"{step} on a float result, whose residual has no scale", "write sum"
             dtype = p.dtypes.a if step.name == "static" else p.dtypes.out
-            low = 0.0 if dtype.name == "u8" else -128.0
+            low, high = _limits(dtype)
             has_zero = step.name in {"static", "requant", "sum"} and not dtype.is_float
-            if has_zero and not low <= step.numbers[1] <= dtype.max_finite:
-                yield field, index, f"{step}: no zero point of {dtype.name}", f"from {low:g} to {dtype.max_finite:g}"
+            if has_zero and not low <= step.numbers[1] <= high:
+                yield field, index, f"{step}: no zero point of {dtype.name}", f"from {low} to {high}"
 
 
 def _rows(p: Problem, x: Tensor) -> Tensor:
@@ -297,7 +348,7 @@ _of_int8: Final = functools.partial(
 OPS: Final = (
     _of_int8(
         "qlinear",
-        "never",
+        "optional",
         triples("u8 i8", "i8", "f32 f16 bf16 u8 i8"),
         _qlinear,
         _around_qlinear,
@@ -307,7 +358,7 @@ OPS: Final = (
         fused_steps=True,
         pack=lambda torch, _, t: torch.ops.onednn.qlinear_prepack(t["b"], None),
         check=_check_qlinear,
-        flags=("a.7bit",),
+        flags=("a.7bit", "r0.view", "program.pt2e", "batch.dynamic"),
     ),
     _of_int8(
         "da8w8",

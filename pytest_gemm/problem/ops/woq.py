@@ -29,6 +29,8 @@ def _thirds(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
 def _int8(torch: Any, p: Problem, t: Tensors) -> Tensor:
     if p.has("program.concat"):
         return _thirds(torch, p, t, torch.mm)
+    if p.has("program.pt2e"):  # of a sequence, which is 3-D in a decoder
+        return (torch.nn.functional.linear(t["a"][None], t["b"].to(dtype_of(torch, p))) * t["scale"])[0]
     return torch._weight_int8pack_mm(t["a"], t["b"], t["scale"])
 
 
@@ -152,7 +154,7 @@ OPS: Final = (
         scale_dtype=lambda out: out,
         derived=_concat,
         check=_check_int8,
-        flags=("b.argument", *OUTPUTS, "program.concat"),
+        flags=("b.argument", *OUTPUTS, "program.concat", "program.pt2e"),
     ),
     of_codes(
         "woq_int4",
