@@ -219,7 +219,7 @@ class InductorBackend(abc.ABC):
         casts = len({*problem.value_dtypes}) > 1  # the graph determines where to round
         fused = artifact is not None and artifact.fused and not casts and not problem.has("program.multi_output")
         plain = not problem.passes and problem.step("bias") is None
-        scales = problem.has("program.concat")
+        scales = problem.has("program.concat") or problem.has("program.pt2e")
         if not (fused or plain) or scales:
             return dataclasses.replace(self.sum(problem), epilogue="either")
         found = dataclasses.replace(self.sum(problem), epilogue="fused")
