@@ -40,8 +40,7 @@ _LINKER: Final = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
 # Behind the text of a kernel, and part of the key of its program: Inductor's caches answer by these.
 _KEY: Final = "// compiled together\n"
 # Behind the last part of a library.
-_NOTE: Final = b"\ncompiled with %d others\n"
-_NOTED: Final = re.compile(rb"\ncompiled with (\d+) others\n\Z")
+_NOTE: Final = b"\nother kernels: "
 
 
 class NotCompiledError(Exception):
@@ -66,8 +65,8 @@ class Waiting:
 def compiled_with(kernel: object) -> int:
     """How many other kernels the compiler saw beside this one, by its library; 0 for one that was compiled alone."""
     path = getattr(getattr(kernel, "__self__", None), "__file__", None)
-    noted = _NOTED.search(Path(path).read_bytes()) if path else None
-    return int(noted[1]) if noted else 0
+    _, note, count = Path(path).read_bytes().rpartition(_NOTE) if path else (b"", b"", b"")
+    return int(count) if note else 0
 
 
 def stopped_by(error: BaseException) -> bool:
@@ -91,11 +90,11 @@ class Batch:
             load = CppPythonBindingsCodeCache.load_pybinding_async(argtypes, source + _KEY, submit_fn=self._take)
             return Waiting(load)
 
-        def module(call: Any, source: str, extra: str = "") -> Any:
-            return call(source, extra + _KEY)
-
-        hooks = {"async_compile:AsyncCompile.cpp_pybinding": binding, "codecache:PyCodeCache.write": module}
-        with hooked({f"torch._inductor.{where}": hook for where, hook in hooks.items()}):
+        hooks: dict[str, Callable[..., Any]] = {
+            "torch._inductor.async_compile:AsyncCompile.cpp_pybinding": binding,
+            "torch._inductor.codecache:PyCodeCache.write": lambda call, text, extra="": call(text, extra + _KEY),
+        }
+        with hooked(hooks):
             yield
 
     def _take(self, task: Any) -> Future[None]:
@@ -197,7 +196,7 @@ def _compile(kernels: Sequence[_Kernel]) -> None:
             except subprocess.CalledProcessError:  # an installed linker need not find all that this compiler has
                 kernel.run(made, library, *words, without=_BEHIND_TORCH)
             with library.open("ab") as file:
-                file.write(_NOTE % (len(kernels) - 1))
+                file.write(b"%b%d" % (_NOTE, len(kernels) - 1))
             library.replace(kernel.target)
 
 

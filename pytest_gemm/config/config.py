@@ -149,7 +149,6 @@ class GemmConfig:
         shard: K and N where only the tests of shard K of N are run; ``None``: all.
         inline: whether kernels run in pytest's own process.
         confined: whether the kernels' process has no rights outside of its folder.
-        together: whether kernels are compiled in batches: ``yes``, ``no``, or ``auto``, at every level but smoke.
         most_bytes: limit of the files of failures; 0: none.
         fuzz: how long to draw problems, in seconds; 0: not at all.
         reference: ``full``, ``sampled`` or ``auto``.
@@ -187,7 +186,6 @@ class GemmConfig:
     shard: tuple[int, int] | None = _option("shard", values.shard)
     inline: bool = False
     confined: bool = False
-    together: str = "auto"
     most_bytes: int = 0
     fuzz: float = _option("fuzz", values.fuzz)
     reference: str = _option("reference")
@@ -300,7 +298,7 @@ ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
     "run": {
         "inline": Setting("no", "yes|no", "kernels run in pytest's process", api_settings.one_of("yes", "no")),
         "confined": Setting("no", "yes|no", "kernels write to no file and no socket", api_settings.one_of("yes", "no")),
-        "together": Setting("auto", "auto|yes|no", "compile in batches", api_settings.one_of("auto", "yes", "no")),
+        "together": Setting("yes", "yes|no", "compile in batches; smoke: no", api_settings.one_of("yes", "no")),
         "files": Setting("64", "MB", "limit of the files of failures; 0: all files of all", values.whole(0, 1_000_000)),
         "stream": Setting("default", "default|side", "CUDA stream of a run", api_settings.one_of("default", "side")),
         "machine": Setting("", "NAME", "compile as on this machine; default: this one", values.machine),
@@ -452,7 +450,6 @@ def read(config: pytest.Config) -> GemmConfig:
         machine=_machine(settings["run"]["machine"], texts),
         inline=settings["run"]["inline"] == "yes",
         confined=settings["run"]["confined"] == "yes",
-        together=settings["run"]["together"],
         most_bytes=settings["run"]["files"] << 20,
         options={name: str(text) for name, text in texts.items()},
         settings={name: str(text) for name, text in given.items()},

@@ -59,7 +59,7 @@ class Attempt:
         distribution: of the operands.
         truth: of the distribution; spoiled when the backend misbehaves.
         built: the compiled problem, from the phase ``PREPARE`` on.
-        announced: how many other problems were compiled with this one, before anything is built.
+        announced: with how many other problems it was compiled, as far as is known before its kernels are.
         died: the worker has ended, and with it what it had built.
         kernels: as far as they are known.
         facts: what an outcome reports of the last run and its result.
@@ -90,7 +90,7 @@ class Attempt:
     def end(self, status: Status, reason: Reason | None = None, details: str = "", cause: str = "") -> Outcome:
         """An outcome with what is known so far."""
         known = {"kernels": self.kernels, "seconds": self.seconds, "details": details, "cause": cause}
-        known |= {"compiled_with": self.built.compiled_with, **self.facts}
+        known |= {"compiled_with": self.announced, **self.facts}
         return Outcome(self.case.id(self.candidate), self.distribution, self.case.seed, status, reason, **known)
 
     @contextlib.contextmanager
@@ -142,8 +142,6 @@ class Attempt:
             status = Status.TIMED_OUT if error.limit else Status.CRASHED
             kernels = self.kernels if phase is not Phase.EAGER else ("eager ATen",)
             outcome = dataclasses.replace(self.end(status, error.reason, details=error.details), kernels=kernels)
-            if phase is Phase.PREPARE:
-                outcome = dataclasses.replace(outcome, compiled_with=self.announced)
             return self._of_phase(phase, outcome)
         known = error if isinstance(error, Thrown) else thrown(error, phase, self.case.device)
         self.died = known.lost is not None

@@ -122,7 +122,7 @@ class Judge:
     beside: bool = True
     _worker: Worker = dataclasses.field(default_factory=Inline)
     _truths: Truths = dataclasses.field(default_factory=Truths)
-    _batch: tuple[int, Sequence[Job]] = (-1, ())  # what was compiled together, after how many deaths of the worker
+    _batch: Sequence[tuple[int, Job]] = ()  # what was compiled together; it ends with the worker's next death
 
     def outcomes(self, case: Case, **how: Any) -> list[Outcome]:
         """The outcomes of :meth:`judge`, without their evidence."""
@@ -248,9 +248,8 @@ class Judge:
         with attempt.phase(Phase.PREPARE):
             if not candidate and case.id() in {one.id() for one in self.announced}:
                 self._compile_announced()
-            deaths, batch = self._batch
-            if deaths == self._worker.deaths and case.job(candidate) in batch:  # it ends with its process
-                attempt.announced = len(batch) - 1
+            is_announced = (self._worker.deaths, case.job(candidate)) in self._batch
+            attempt.announced = len(self._batch) - 1 if is_announced else 0
             # The kernels are not known before the first run, so the watch has none.
             attempt.built = self._worker.prepare(case.job(candidate), truths[0].operands)
         for name, reason in attempt.built.pruned.items():
@@ -293,7 +292,7 @@ class Judge:
         self.announced = ()
         with contextlib.suppress(Died, Thrown, Unsupported, Pruned, Misconduct):
             self._worker.compile_together(jobs)
-            self._batch = self._worker.deaths, [job for job, *_ in jobs]
+            self._batch = [(self._worker.deaths, job) for job, *_ in jobs]
 
     # -- one distribution ------------------------------------------------------------------------
 

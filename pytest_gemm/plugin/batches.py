@@ -40,7 +40,7 @@ def batches(cases: Iterable[CaseId], settings: GemmConfig, count: int) -> dict[s
         settings: of the run.
         count: of the workers, which share the batches out.
     """
-    wanted = settings.together == "yes" or (settings.together == "auto" and settings.level != "smoke")
+    wanted = settings.settings.get("run.together", "no" if settings.level == "smoke" else "yes") == "yes"
     if not (wanted and CandidateSelection(settings.wanted_candidates).by_backend) or settings.compile_only:
         return {}
     found: set[tuple[str, str]] = set()

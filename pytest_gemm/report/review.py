@@ -18,7 +18,7 @@ from pytest_gemm.record.reader import Run
 from pytest_gemm.record.writer import OfTest
 from pytest_gemm.report import github
 from pytest_gemm.report.github import Annotation
-from pytest_gemm.report.model import TEMPLATES, Tally, by, having, statuses
+from pytest_gemm.report.model import TEMPLATES, Tally, by, having, judged, statuses
 from pytest_gemm.report.runs import tested
 from pytest_gemm.verdict import causes
 
@@ -57,7 +57,7 @@ def markdown(runs: Sequence[Run], title: str) -> str:
         "review.md.jinja",
         title=title,
         tally=Tally.of(outcomes),
-        batched=sum(one.compiled_with > 0 for one in outcomes),
+        batched=sum(one.compiled_with > 0 for one in judged(outcomes)),
         reds=reds,
         seconds=sum(run.totals.wall_seconds for run in runs),
         table=_counts(outcomes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core.outcome import Outcome, Reason, Status
@@ -53,15 +54,18 @@ class Orchestrator:
         Where these do not fail, a user has no wrong kernel: the failures stay, as a defect of the test.  What the
         ledger knows is not judged again.
         """
-        batched = found if any(map(_fails_in_batch, found)) else []
-        wrong = list(map(_fails_in_batch, self.explained(case, batched)[0])) if batched else []
-        if not any(wrong):
+        failed = [one for one in found if one.outcome.status.is_failure and one.outcome.compiled_with]
+        if not self._fails(case, failed):
             return found
         alone = list(self.judged(dataclasses.replace(case, alone=True)))
-        if any(one.outcome.status.is_failure for one in self.explained(case, alone)[0]):
-            batch = found[wrong.index(True)].outcome.batch
-            return [_failing_too(one, batch) if one.outcome.status.is_failure else one for one in alone]
-        return [_of_batch(one) if is_wrong else one for one, is_wrong in zip(found, wrong, strict=True)]
+        if not self._fails(case, alone):
+            return [_of_batch(one) if one.outcome.compiled_with else one for one in found]
+        text = f"{failed[0].outcome.batch} it failed; compiled alone, as a user has it, it fails, too"
+        return [_changed(one, details=f"{one.outcome.details}\n{text}".strip()) for one in alone]
+
+    def _fails(self, case: Case, found: list[Judged]) -> bool:
+        """Whether there is a failure that the ledger does not know."""
+        return any(one.outcome.status.is_failure for one in self.explained(case, found)[0])
 
     def explained(self, case: Case, found: Iterable[Judged]) -> tuple[list[Judged], Use]:
         """Apply the ledger; return the outcomes, named by the test, and the use of its entries."""
@@ -87,20 +91,17 @@ class Orchestrator:
         return {str(folder): why} if why else {}
 
 
-def _fails_in_batch(judged: Judged) -> bool:
-    return judged.outcome.status.is_failure and judged.outcome.compiled_with > 0
-
-
-def _failing_too(alone: Judged, batch: str) -> Judged:
-    text = f"{batch} it failed; compiled alone, as a user has it, it fails, too"
-    details = "\n".join(filter(None, (alone.outcome.details, text)))
-    return dataclasses.replace(alone, outcome=dataclasses.replace(alone.outcome, details=details))
+def _changed(judged: Judged, **changes: Any) -> Judged:
+    """A failure with changes to its outcome; a pass as it is."""
+    if not judged.outcome.status.is_failure:
+        return judged
+    return dataclasses.replace(judged, outcome=dataclasses.replace(judged.outcome, **changes))
 
 
 def _of_batch(judged: Judged) -> Judged:
-    """A failure of a kernel that a user does not have; what it ran has made way for the kernel alone."""
+    """A failure of a kernel that a user does not have; it has made way for the kernel alone, and cannot run again."""
     one, evidence = judged.outcome, judged.evidence
     text = f"{one.batch} it is {one.status}: {one.why}; compiled alone, as a user has it, it does not fail"
     reason = Reason("compiled-together", text, "--gemm-set=run.together=no")
-    outcome = dataclasses.replace(one, status=Status.MISTRUSTED, reason=reason, cause="")
-    return Judged(outcome, evidence and dataclasses.replace(evidence, again=None))
+    judged = dataclasses.replace(judged, evidence=evidence and dataclasses.replace(evidence, again=None))
+    return _changed(judged, status=Status.MISTRUSTED, reason=reason, cause="")

@@ -7,9 +7,7 @@ import pkgutil
 import textwrap
 
 from pytest_gemm.api.ops import OpRegistry
-from pytest_gemm.api.protocols import Together, unsupported
-from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.backends.builtin import BUILTIN
+from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import show
 from pytest_gemm.failures.repro import traced
@@ -42,11 +40,8 @@ def explain(line: str) -> str:
     ]
     found += [f"  {step}: {step.spec.help}" for step in problem.steps]
     found += [f"  {flag}: {FLAGS[flag].help}" for flag in problem.flags]
-    found += [
-        f"{backend.name}: quick may compile its kernel with others, and judges it again alone where it fails"
-        for backend in (kind() for kind in BUILTIN)
-        if isinstance(backend, Together) and unsupported(backend, problem, DEFAULT) is None
-    ]
+    if CppBackend().supports(problem) is None:
+        found.append("cpp: quick may compile its kernel with others, and judges it again alone where it fails")
     return "\n".join([*found, "", *_tensors(problem)]) + "\n"
 
 

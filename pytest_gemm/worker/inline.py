@@ -132,12 +132,10 @@ class Inline:
             self._count += 1
             self._built[self._count] = job, prepared
             with asking():
-                source, proof = getattr(prepared, "source", ""), _proof_so_far(prepared)
-                planned = tuple(dict.fromkeys((*proof.generated, *proof.chosen)))
+                source = getattr(prepared, "source", "")
                 return Built(
                     number=self._count,
-                    kernels=proof.kernels if proof.executed else planned,
-                    compiled_with=proof.compiled_with,
+                    kernels=_kernels(prepared),
                     pruned=dict(getattr(prepared, "pruned", {})),
                     timings=dict(getattr(prepared, "timings", {})),
                     constant_b=bool(getattr(prepared, "constant_b", False)),
@@ -274,12 +272,13 @@ def _of_type(found: object, kind: type[_Kind], what: str) -> _Kind:
     return found
 
 
-def _proof_so_far(prepared: Prepared) -> Proof:
-    """What is known before it has run."""
+def _kernels(prepared: Prepared) -> tuple[str, ...]:
+    """Names of the kernels that a run will use, as far as they are known before it has run."""
     try:
-        return _proof(prepared)
+        proof = _proof(prepared)
     except Exception:  # it need not have an answer yet
-        return Proof()
+        return ()
+    return proof.kernels if proof.executed else tuple(dict.fromkeys((*proof.generated, *proof.chosen)))
 
 
 @contextlib.contextmanager

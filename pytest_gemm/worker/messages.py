@@ -58,7 +58,6 @@ class Built:
         timings: seconds a call of candidates that were timed to select one.
         constant_b: B is part of what was compiled, so that what is written to its memory later does not count.
         source: the generated program, "" where there is none.
-        compiled_with: as of :class:`Proof`.
     """
 
     number: int
@@ -67,7 +66,6 @@ class Built:
     timings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     constant_b: bool = False
     source: str = ""
-    compiled_with: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from oracle import computed
+from torch._inductor.codecache import CppPythonBindingsCodeCache
 
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import DEFAULT
@@ -114,6 +115,21 @@ def test_what_no_compiler_takes_is_left_to_inductor(
     assert [path.endswith(".main.cpp") for path in compiled()] == [False, True, True]
 
 
+@needs_compiler
+def test_what_was_compiled_with_others_is_never_taken_for_a_kernel_alone(
+    compiled: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = alike()
+    for _ in range(2):  # the second time out of the cache on the disk
+        backend = together([first, second])
+        for request, others in ((DEFAULT, 1), (DEFAULT.replace(alone=True), 0)):
+            problem = Problem.parse(first)
+            prepared = backend.prepare(problem, operands.make(problem, "int-2", 1), request)
+            assert prepared.proof().compiled_with == others
+        monkeypatch.setattr(CppPythonBindingsCodeCache, "cache", {})
+    assert [Path(path).name.partition(".")[2] for path in compiled()] == ["cpp", "main.cpp"]
+
+
 # -- which problems ------------------------------------------------------------------------------------------------
 
 
@@ -128,6 +144,7 @@ def test_problems_of_the_same_types_are_a_batch_and_workers_share_them_out() -> 
     groups = {tuple(line for line in found if found[line] == name) for name in found.values()}
     assert sorted(map(len, groups)) == [4, 4, 4, 4]
     assert all(len({line.split(":")[1] for line in group}) == 1 for group in groups)
+    assert batches([CaseId("cpp", line) for line in lines], GemmConfig(registry, level="smoke"), 2) == {}
     assert not found.keys() & {*without}, "cpp has no int_mm, and a large one and an empty one are alone"
     assert batches([CaseId("aten", line) for line in lines], settings, 2) == {}
 
