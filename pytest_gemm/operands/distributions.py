@@ -117,7 +117,7 @@ DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType({
         k_cover, lambda p: p.terms >= 1 and _keeps_integers(p) and _sums_fit(p, digit_plan(p)[1]), exact=True,
     ),
     "specials": Distribution(
-        "rand with NaN, infinities, -0.0 and a subnormal in single rows and columns, and huge against tiny",
+        "rand with NaN, infinities, -0.0, a subnormal and results at both ends of the range, and huge against tiny",
         specials, _may_be_special, zero_mean=True,
     ),
     "tile-map": Distribution(

@@ -12,6 +12,7 @@ import numpy as np
 from pytest_gemm.operands.integers import least
 from pytest_gemm.operands.magnitudes import Drawn, Headroom, Side, narrowest, powers_of_two, scale_pair, scaled_lines
 from pytest_gemm.operands.random_streams import Array, Stream
+from pytest_gemm.problem.steps import StepKind
 
 # The powers of two of A and B by the typical magnitude of a product and what it cannot exceed.
 Exponents = Callable[[float, float], tuple[int, int]]
@@ -189,16 +190,32 @@ def rand_wide(headroom: Headroom) -> Drawn:
     return random(headroom, _Values(draw, 7 / 12 * (4 / 3) / binades))
 
 
-# Values of k at which B holds a zero for A's special values to meet.
-_ZEROS: Final = 3
 # What a quantiser divides a row of zeros by, as it has no largest number.
 _LEAST_SCALE: Final = np.float32(2.0**-126)
+# Of an element type: a number of A, and two of B.  The first product rounds down to the largest finite number of the
+# type (f32: is below it), the second one is infinite.
+_BF16_EDGES: Final = (139 * 2.0**-6, 235 * 2.0**119, 236 * 2.0**119)
+_EDGES: Final = {"f16": (2.375, 27584.0, 27600.0), "bf16": _BF16_EDGES, "f32": _BF16_EDGES}
+
+
+def _edges(headroom: Headroom) -> tuple[float, ...]:
+    """The numbers of :data:`_EDGES` where the product is the result, or with a bias and a relu; else none."""
+    problem, name = headroom.problem, headroom.a.dtype.name
+    is_result = all(step.kind is StepKind.BIAS or step.name == "relu" for step in problem.passes)
+    is_result = is_result and problem.alpha == 1.0 and not problem.prologues("ab") and problem.terms > 2
+    return _EDGES.get(name, ()) if is_result and name == headroom.b.dtype.name else ()
+
+
+def _inner_k(stream: Stream, k: int) -> int:
+    """A place along K at random, but not the first, the middle or the last; the first where there is no other."""
+    at = 1 + stream.below(k - 3) if k > 3 else 0
+    return at + (at >= k // 2 > 0)
 
 
 def _plain_ks(lines: Array, stream: Stream, tiny: float, count: int) -> list[int]:
-    """Up to ``count`` places along K, at random, at which no line has a special value or one below ``tiny``."""
-    special = ~np.isfinite(lines) | ((lines != 0) & (np.abs(lines) < tiny))
-    drawn = dict.fromkeys(stream.below(lines.shape[-1]) for _ in range(2 * count + 2))
+    """Up to ``count`` places along K, at random, at which no line has a special value or one up to ``tiny``."""
+    special = ~np.isfinite(lines) | ((lines != 0) & (np.abs(lines) <= tiny))
+    drawn = dict.fromkeys(_inner_k(stream, lines.shape[-1]) for _ in range(2 * count + 2))
     return [k for k in drawn if not special[..., k].any()][:count]
 
 
@@ -218,51 +235,66 @@ def _range_shifts(headroom: Headroom, ea: int, eb: int) -> list[int]:
     return {"f16": subnormal, "f32": [40, -40, *subnormal], "bf16": [40, -40], "tf32": [40, -40]}.get(a.name, [])
 
 
-def _plant(side: Side, lines: Array, stream: Stream, at: list[int]) -> None:
-    """Put special values into a few lines, at some of the k in ``at``, or anywhere without one.
+def _plant(side: Side, lines: Array, stream: Stream, at: list[int], edges: tuple[float, ...], *, tiny: bool) -> None:
+    """Put special values into a few lines: NaN first along K, infinity last, others at the first of ``at``.
 
-    A line of -0.0 and the smallest subnormal travel along: they must not disturb anything either.
+    The NaN is not in the first line of a matrix: a read beyond the line before meets it.  Lines of -0.0 but for one of
+    ``edges``, or with ``tiny`` for the smallest normal number at the last of ``at``, have results at the ends of the
+    type's range.  A line of -0.0 and the smallest subnormal travel along: they must not disturb anything either.
     """
-    dtype, k = side.dtype, lines.shape[-1]
+    dtype, (_, each, k) = side.dtype, lines.shape
     flat = lines.reshape(-1, k)
-    tiny = 2.0 ** (dtype.emin - dtype.precision + 1)
-    values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "-0": -0.0, "subnormal": tiny}
-    known = [kind for kind in values if dtype.has_inf or not kind.endswith("inf")]
-    special = min(len(known), len(flat) // 4 or (1 if lines.shape[1] > 1 and len(lines) else 0))
-    if not dtype.is_float or special == 0:
+    is_half, least = dtype.name == "f16", 2.0**dtype.emin
+    known = [(0, math.nan, False), (-1, math.inf, False), *((k // 2, edge, True) for edge in edges)]
+    if dtype.bits == 8:
+        known += [(k // 2, dtype.max_finite, False), (k // 2, -dtype.max_finite, False)]
+    inner = [(least, True)] if tiny and dtype.name in {"f32", "f16"} else []
+    inner += [(-0.0, True), (-math.inf, False), (least * 2.0 ** (1 - dtype.precision), is_half)]
+    at = at or [_inner_k(stream, k), _inner_k(stream, k)]
+    known += [(at[-1 if value == least else 0], value, is_alone) for value, is_alone in inner]
+    known = [one for one in known if dtype.has_inf or not math.isinf(one[1])]
+    special = min(len(known), len(flat), max(len(flat) // 4, min(each - 1, 2)))
+    if not dtype.is_float or not special:
         return
     first = stream.below(len(flat))
-    if special == 1:
-        known = [known[stream.below(3)] if dtype.has_inf else "nan"]
-    for index, kind in enumerate(known[:special]):
+    first += first % each == 0 < each - 1
+    for index, (place, value, is_alone) in enumerate(known[:special]):
         # Spread over the lines: neighbours in one vector register would hide a leak between them.
         row = (first + index * max(1, len(flat) // special)) % len(flat)
-        if kind == "-0" or (kind == "subnormal" and dtype.name == "f16"):
+        if is_alone:
             flat[row] = -0.0
-        flat[row, at[stream.below(len(at))] if at else stream.below(k)] = values[kind]
+        flat[row, place] = value
 
 
-def _plant_in_b(headroom: Headroom, a: Array, b: Array, shifts: list[int]) -> list[int]:
-    """Special values for B, zeros for A's to meet, and the powers of two of ``shifts``; the k of the zeros."""
-    _plant(headroom.b, b, headroom.draw("b-specials"), [])
-    stream = headroom.draw("b-zeros")
+def _plant_in_b(headroom: Headroom, a: Array, b: Array, shifts: list[int], edges: tuple[float, ...]) -> list[int]:
+    """Special values for B, zeros for A's to meet, and the powers of two of ``shifts``.
+
+    Returns:
+        Two further k, or fewer, for A's special values: one at which B has a zero, and one at which it has none.
+    """
+    _plant(headroom.b, b, headroom.draw("b-specials"), [], edges[1:], tiny=bool(edges))
+    stream, k = headroom.draw("b-zeros"), b.shape[-1]
     tiny = 2.0**headroom.b.dtype.emin if headroom.a.dtype.has_inf else 0.0
-    found = _plain_ks(b, stream, tiny, _ZEROS + len(shifts))
-    for k in found[:_ZEROS]:
-        for matrix in b if b.shape[1] else ():  # no groups, no columns
-            matrix[stream.below(len(matrix)), k] = 0.0
-    for k, shift in zip(found[_ZEROS:], shifts, strict=False):
-        a[..., k] *= 2.0**shift
-        b[..., k] *= 2.0**-shift
-    return found[:_ZEROS]
+    found = _plain_ks(b, stream, tiny, 2 + len(shifts))
+    for zero in (0, k - 1, *found[:1]):
+        for matrix in b:
+            finite = np.flatnonzero(np.isfinite(matrix[:, zero]))
+            if len(finite) > (zero == k - 1):
+                matrix[finite[stream.below(len(finite))], zero] = 0.0
+    for at, shift in zip(found[2:], shifts, strict=False):
+        a[..., at] *= 2.0**shift
+        b[..., at] *= 2.0**-shift
+    if edges:  # of either sign, and positive in the first row: a relu leaves it
+        a[..., k // 2] = edges[0] * (-1.0) ** np.arange(a.shape[1])
+    return found[:2]
 
 
 def _face_specials(lines: Array, other: Array, stream: Stream) -> None:
-    """Put a zero where a NaN or an infinity of ``lines`` meets one line of ``other``."""
+    """Put a zero where a NaN or an infinity of ``lines`` meets a line of ``other``; at the last k only of several."""
     for matrix, _, k in np.argwhere(~np.isfinite(lines)).tolist():
         for facing in other[matrix : matrix + 1] if len(other) == len(lines) else other:
             finite = np.flatnonzero(np.isfinite(facing[:, k]))
-            if len(finite):
+            if len(finite) > (k == lines.shape[-1] - 1):
                 facing[finite[stream.below(len(finite))], k] = 0.0
 
 
@@ -270,13 +302,16 @@ def specials(headroom: Headroom) -> Drawn:
     """The ``rand`` distribution with special values, each in one row of A or one column of B.
 
     A NaN and an infinity meet a zero in some line of the other side: the product is NaN, and a kernel that skips zeros
-    loses it.  A's come to where B has zeros, as B must not depend on M.
+    loses it.  The infinity that is last along K meets none in an only line, of which it would leave NaN.  A's come to
+    where B has zeros, as B must not depend on M.
 
     An infinity never meets a subnormal in one product: the result would tell whether subnormal inputs count as
     zero (Inf * 0 is NaN), and instructions for bf16 dot products (VDPBF16PS, TDPBF16PS) define that they do.
 
     A line of -0.0 gives zeros of known sign; its scale is the least, which a quantiser gives a row of zeros.  In f16 a
-    line whose only number is the smallest subnormal gives results that underflow when they are stored.  At a few k a
+    line whose only number is the smallest subnormal gives results that underflow when they are stored.  In f32 and f16
+    one with the smallest normal number alone gives subnormal results, and in bf16 too two columns of B give results on
+    both sides of where they become infinite.  In fp8 two lines have the largest number of either sign.  At a few k a
     huge number meets a tiny one (:func:`_range_shifts`); in f64 at every k, as the bound of its reference grows with
     the range within a line.
     """
@@ -293,11 +328,11 @@ def specials(headroom: Headroom) -> Drawn:
     a, b = (dataclasses.replace(side, whole=True) for side in (headroom.a, headroom.b))
     drawn = random(dataclasses.replace(headroom, a=a, b=b), UNIFORM, exponents)
     drawn.a = np.ascontiguousarray(drawn.a)
-    zeros: list[int] = []
+    at, edges = list[int](), _edges(headroom) if movable else ()
     if drawn.b is not None:
         drawn.b = np.ascontiguousarray(drawn.b)
-        zeros = _plant_in_b(headroom, drawn.a, drawn.b, _range_shifts(headroom, *used[-1]) if movable else [])
-    _plant(headroom.a, drawn.a, headroom.draw("a-specials"), zeros)
+        at = _plant_in_b(headroom, drawn.a, drawn.b, _range_shifts(headroom, *used[-1]) if movable else [], edges)
+    _plant(headroom.a, drawn.a, headroom.draw("a-specials"), at, (), tiny=bool(edges))
     itself = drawn.a.swapaxes(-1, -2) if problem.has("b.alias") else drawn.a  # A @ A, or A @ A.T
     other = itself if drawn.b is None else drawn.b
     _face_specials(other, drawn.a, headroom.draw("a-zeros"))

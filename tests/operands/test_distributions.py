@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from mutants import (
     CONTROLS,
     Control,
@@ -86,7 +87,42 @@ def zeros(sign: float) -> Plant:
     return afterwards(lambda c: torch.where(c == 0, sign * torch.zeros_like(c), c))
 
 
+def rounded_beyond(change: Callable[[Tensor, float], Tensor]) -> Plant:
+    """Finite sums go through ``change(sum, largest)`` before they are rounded to the type of the result."""
+
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        c = torch.matmul(a.double(), b.double())
+        return store(torch.where(c.isfinite(), change(c, torch.finfo(a.dtype).max), c).float(), a)
+
+    return product(matmul)
+
+
+def read_into_the_next(a: Tensor, b: Tensor) -> Tensor:
+    """K is rounded up to 4: the last elements are those of the next line, and the other side has zeros there."""
+    if a.shape[-2] == 1:  # B's lines
+        return read_into_the_next(b.mT, a.mT).mT
+    more = -a.shape[-1] % 4
+    behind = F.pad(a[..., 1:, :more], (0, 0, 0, 1))  # the last line is read with care
+    return store(exact(torch.cat([a, behind], -1), F.pad(b, (0, 0, 0, more))), a)
+
+
+def last_infinity_times_zero(a: Tensor, b: Tensor) -> Tensor:
+    """An odd K is filled up by zeros on one side alone."""
+    rows, columns = a[..., -1:].isinf(), b[..., -1:, :].isinf()
+    return store(torch.where(rows if a.shape[-2] > 1 else columns, torch.nan, exact(a, b)), a)
+
+
+def fp8_clipped(limit: float) -> Plant:
+    return inputs(lambda x: clipped_above(limit)(x.float()))
+
+
 _BF16 = through(torch.bfloat16)
+_FP8 = (
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:17x48x512:quant.rowwise",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-f32:nt:1x64x64:quant.tensorwise",
+)
+_EDGES = ("mm:f16:nn:20x40x64", "linear:f16:nt:1x64x1000:bias+relu", "mm:bf16:nt:33x65x127", "bmm:bf16:nn:3x9x16x40")
+_TAILS = ("mm:bf16:nn:17x65x127", "mm:f32:nt:33x1x1001", "linear:f16:nt:1x64x65:bias", "bmm:f32:nt:2x3x24x7")
 _LONG = ("mm:f32:nn:20x40x512", "mm:f32:nn:20x40x8200", "linear:f32:nt:1x64x4096:bias", "bmm:f32:tn:2x9x17x1000")
 _WIDE = (
     "mm:f32:nn:20x40x256",
@@ -113,6 +149,24 @@ WRONG: dict[str, tuple[Plant, tuple[str, ...]]] = {
         afterwards(flushed_below(2.0**-14)),
         ("mm:f16:nn:20x40x64", "mm:f16:nn:24x40x8200"),
     ),
+    "subnormal f32 results are dropped": (
+        afterwards(no_subnormals),
+        ("mm:f32:nn:20x40x512", "mm:f32:nt:1x64x1000", "mm:f32:nn:64x1x100", "bmm:f32:tn:2x9x17x8"),
+    ),
+    "what overflows becomes the largest number": (
+        rounded_beyond(lambda c, most: c.clamp(-most, most)),
+        (*_EDGES, "mm:f32:nn:20x40x64"),
+    ),
+    "all beyond the largest number is infinite": (
+        rounded_beyond(lambda c, most: torch.where(c.abs() > most, c * torch.inf, c)),
+        _EDGES,
+    ),
+    "e4m3 ends at 240": (fp8_clipped(240.0), _FP8),
+    "e4m3 ends at 256": (fp8_clipped(256.0), _FP8),
+    "448 is NaN": (inputs(lambda x: torch.where(x.float().abs() == 448.0, torch.nan, x.float())), _FP8),
+    "e5m2 ends at 49152": (fp8_clipped(49152.0), (_FP8[0].replace("-f8e4m3fn-", "-f8e5m2-"),)),
+    "a line is read into the next": (product(read_into_the_next), _TAILS),
+    "an infinity at the end of a line meets what fills it up": (product(last_infinity_times_zero), _TAILS),
     "a zero has no sign": (
         zeros(1.0),
         ("mm:f16:nn:20x40x64", "mm:f32:nn:20x40x512:mul", "mm:bf16:nn:20x40x512:scale--2"),
@@ -197,6 +251,7 @@ def test_huge_meets_tiny_and_the_products_are_as_ever(line: str) -> None:
     o = factory.make(Problem.parse(line), "specials", 3)
     a, b = o.a.double(), o.b.double().movedim(-2, 0).flatten(1)  # by k
     dtype = DTYPES[line.split(":")[1]]
+    a[:, len(b) // 2] = b[len(b) // 2] = 0.0  # where results overflow
     tops = a.nan_to_num(0, 0, 0).abs().amax(0), b.nan_to_num(0, 0, 0).abs().amax(1)
     far = 2.0**10 if dtype.name == "f16" else 2.0**36
     assert (tops[0] > far).any()
