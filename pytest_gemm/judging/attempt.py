@@ -89,6 +89,7 @@ class Attempt:
 
     def end(self, status: Status, reason: Reason | None = None, details: str = "", cause: str = "") -> Outcome:
         """An outcome with what is known so far."""
+        details = "\n".join(filter(None, (details, self.case.alone if status.is_failure else "")))
         known = {"kernels": self.kernels, "seconds": self.seconds, "details": details, "cause": cause}
         known |= {"compiled_with": self.announced, **self.facts}
         return Outcome(self.case.id(self.candidate), self.distribution, self.case.seed, status, reason, **known)

@@ -32,8 +32,9 @@ class Case:
         threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
         run_threads: CPU threads with which it is run, where these are not those it is compiled with; 0: the same.
         isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
-        machine, user_caches, alone: see :class:`BuildRequest`.
+        machine, user_caches: see :class:`BuildRequest`.
         calls: how often one distribution is run once more; several calls run beside other load, see ``How``.
+        alone: where it is judged once more as compiled alone, what a failure of it then says; else "".
     """
 
     backend: Backend
@@ -49,7 +50,7 @@ class Case:
     user_caches: str = ""
     run_threads: int = 0
     calls: int = 1
-    alone: bool = False
+    alone: str = ""
 
     def request(self, candidate: str = "") -> BuildRequest:
         """How its backend is to build the problem, with one candidate or the one that the backend selects."""
@@ -62,7 +63,7 @@ class Case:
             machine=self.machine,
             user_caches=self.user_caches,
             run_threads=self.run_threads,
-            alone=self.alone,
+            alone=bool(self.alone),
         )
 
     def job(self, candidate: str = "") -> Job:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from pytest_gemm.config.config import GemmConfig
 from pytest_gemm.core.outcome import Outcome, Reason, Status
@@ -57,11 +56,9 @@ class Orchestrator:
         failed = [one for one in found if one.outcome.status.is_failure and one.outcome.compiled_with]
         if not self._fails(case, failed):
             return found
-        alone = list(self.judged(dataclasses.replace(case, alone=True)))
-        if not self._fails(case, alone):
-            return [_of_batch(one) if one.outcome.compiled_with else one for one in found]
         text = f"{failed[0].outcome.batch} it failed; compiled alone, as a user has it, it fails, too"
-        return [_changed(one, details=f"{one.outcome.details}\n{text}".strip()) for one in alone]
+        alone = list(self.judged(dataclasses.replace(case, alone=text)))
+        return alone if self._fails(case, alone) else [_of_batch(one) if one in failed else one for one in found]
 
     def _fails(self, case: Case, found: list[Judged]) -> bool:
         """Whether there is a failure that the ledger does not know."""
@@ -91,17 +88,10 @@ class Orchestrator:
         return {str(folder): why} if why else {}
 
 
-def _changed(judged: Judged, **changes: Any) -> Judged:
-    """A failure with changes to its outcome; a pass as it is."""
-    if not judged.outcome.status.is_failure:
-        return judged
-    return dataclasses.replace(judged, outcome=dataclasses.replace(judged.outcome, **changes))
-
-
 def _of_batch(judged: Judged) -> Judged:
     """A failure of a kernel that a user does not have; it has made way for the kernel alone, and cannot run again."""
     one, evidence = judged.outcome, judged.evidence
     text = f"{one.batch} it is {one.status}: {one.why}; compiled alone, as a user has it, it does not fail"
     reason = Reason("compiled-together", text, "--gemm-set=run.together=no")
-    judged = dataclasses.replace(judged, evidence=evidence and dataclasses.replace(evidence, again=None))
-    return _changed(judged, status=Status.MISTRUSTED, reason=reason, cause="")
+    outcome = dataclasses.replace(one, status=Status.MISTRUSTED, reason=reason, cause="")
+    return Judged(outcome, evidence and dataclasses.replace(evidence, again=None))

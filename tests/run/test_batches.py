@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import pytest
 
-from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.record.reader import Run, read
+from pytest_gemm.core.outcome import Status
+from pytest_gemm.record.reader import read
 from pytest_gemm.report import html, review
 
 LINES = [f"mm:f32:nn:{m}x16x16" for m in (3, 4, 5, 6)]  # two batches of two
@@ -38,34 +37,33 @@ CONFTEST = """
                 print(problem.line, others, file=file)
             if how == "crashed":
                 os._exit(3)
-            proof = Proof(executed=("kernel",), provable=False, compiled_with=others)
             hang = lambda: time.sleep(60 * (how == "timed-out"))
             run = lambda given: hang() or given.a @ given.b + (how == "incorrect")
-            return SimpleNamespace(contract=Contract("f32"), run=run, proof=lambda: proof)
+            proof = lambda: Proof(executed=("kernel",), provable=False, compiled_with=others)
+            return SimpleNamespace(contract=Contract("f32"), run=run, proof=proof)
 
     def pytest_gemm_register_backends(registry):
         registry.add(Mine())
 """
-Judged: TypeAlias = Callable[..., tuple[Outcome, Run, str]]
 
 
 @pytest.fixture
-def judged(pytester: pytest.Pytester) -> Judged:
+def judged(pytester: pytest.Pytester) -> Any:
     """Runs four problems; what the record says of the second one, all of it, and the screen."""
 
-    def run(how: tuple[str, str], *options: str) -> tuple[Outcome, Run, str]:
+    def run(how: tuple[str, str], *options: str) -> Any:
         pytester.makeconftest(CONFTEST.replace("HOW", str(how)))
         marker = f"@pytest.mark.gemm(problems={LINES}, distributions=['int-2'])"
         pytester.makepyfile(f"import pytest\n{marker}\ndef test_it(gemm_case, gemm_check): gemm_check(gemm_case)")
-        options = ("--gemm-backends=mine", "--gemm-output=out", "--gemm-timeout=2", *options)
-        screen = pytester.runpytest_subprocess(*options).stdout.str()
+        options = ("--gemm-output=out", "--gemm-timeout=2", *options)
+        screen = pytester.runpytest_subprocess("--gemm-backends=mine", *options).stdout.str()
         record = read(Path("out/run.jsonl"))
         return next(one for one in record.outcomes if one.problem == LINES[1]), record, screen
 
     return run
 
 
-def test_an_outcome_says_what_its_kernel_was_compiled_with_and_a_setting_turns_that_off(judged: Judged) -> None:
+def test_an_outcome_says_what_its_kernel_was_compiled_with_and_a_setting_turns_that_off(judged: Any) -> None:
     outcome, record, screen = judged(("", ""))
     assert (outcome.status, outcome.compiled_with) == (Status.PASSED, 1)
     assert Path("built").read_text().splitlines() == [f"{line} 1" for line in LINES], "once, where all is well"
@@ -76,7 +74,7 @@ def test_an_outcome_says_what_its_kernel_was_compiled_with_and_a_setting_turns_t
 
 @pytest.mark.parametrize("how", ["incorrect", "crashed", "timed-out"])
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_failure_of_a_batch_is_judged_again_alone(judged: Judged, how: str, alone: bool) -> None:
+def test_a_failure_of_a_batch_is_judged_again_alone(judged: Any, how: str, alone: bool) -> None:
     outcome, record, screen = judged((how, how * alone))
     assert Path("built").read_text().splitlines()[1:3] == [f"{LINES[1]} 1", f"{LINES[1]} 0"]
     if alone:
