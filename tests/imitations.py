@@ -59,9 +59,10 @@ def _pairs_saturate(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _nan_of_the_row_behind(a: Tensor, b: Tensor) -> Tensor:
-    """The last block of 32 products reads on into the next row; its zeros in B do not make NaN harmless."""
-    beyond = torch.zeros(len(a), 1)
-    beyond[:-1] = (a[1:, : -a.shape[1] % 32].float() * 0.0).sum(1, keepdim=True)
+    """The last block of 32 products reads on behind the row; its zeros in B do not make NaN harmless."""
+    beyond, behind = torch.zeros(len(a), 1), a.storage_offset() + a.shape[1]
+    after = a.as_strided((len(a) - 1, -a.shape[1] % 32), a.stride(), behind)
+    beyond[:-1] = (after.float() * 0.0).sum(1, keepdim=True)
     return store(exact(a, b) + beyond, a)
 
 

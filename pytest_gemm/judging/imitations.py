@@ -492,9 +492,12 @@ def _nan_in_rows(f: Failure, which: Tensor) -> bool:
 
 def _nan_of_next_row(f: Failure) -> bool:
     a = f.judged.operands.a
-    rows = a.detach().cpu().flatten(0, -2)
-    bad = ~rows[1:, : -a.shape[-1] % 32].to(torch.float32).isfinite().all(1)
-    return _nan_in_rows(f, torch.cat([bad, torch.zeros(1, dtype=torch.bool)]).reshape(a.shape[:-1]))
+    rows = a.detach().cpu().flatten(0, -2).to(torch.float32)
+    after, part = torch.cat([rows[1:], torch.zeros_like(rows[:1])]), rows.shape[1] // f.problem.op.summands
+    bad = torch.zeros(len(rows), dtype=torch.bool)
+    for end in range(part, rows.shape[1] + 1, part):  # of each product; behind the first lies the second
+        bad |= ~torch.cat([rows[:, end:], after], 1)[:, : -part % 32].isfinite().all(1)
+    return _nan_in_rows(f, bad.reshape(a.shape[:-1]))
 
 
 def _nan_of_last_infinity(f: Failure) -> bool:

@@ -148,6 +148,13 @@ _KNOWN: Final[tuple[tuple[Any, ...], ...]] = (
     ("nan", "mm:f32:nn:17x33x48", afterwards(lambda c: c.index_fill(0, torch.tensor([3]), torch.nan))),
     ("nan-of-next-row", "mm:bf16:nn:120x136x16:b.argument", PROGRAMS["nan-of-the-row-behind"], ("specials",)),
     (
+        "nan-of-next-row",
+        "mm_plus_mm:bf16:nt:33x65x26",
+        PROGRAMS["nan-of-the-row-behind"],
+        ("specials",),
+        Contract(slices=2, partials="out"),
+    ),
+    (
         "nan-of-last-infinity",
         "mm:bf16:nn:17x65x127",
         whole(lambda t, _: store(exact(t["a"], t["b"]).where(~t["a"][:, -1:].isinf(), torch.nan), t["a"])),
