@@ -363,7 +363,7 @@ class _Memory:
         state |= {"middle": problem.has(f"{side.name}.batch_middle"), "apart": problem.op.several and not is_a}
         view = self.keep(side.name, stored, dtype, cut=problem.view_of(side.name), matrix=is_matrix, **state)
         if problem.has(f"{side.name}.expanded"):
-            view = view[:, :1].expand(view.shape)
+            view = (view[..., :1] if transposed == is_a else view[:, :1]).expand(view.shape)
         view = view.mT if transposed else view
         if is_matrix or batch is None:
             return view[0]

@@ -302,6 +302,18 @@ def test_specials_stay_in_a_quarter_of_the_rows_and_columns(dtype: str) -> None:
         assert (values == 2.0**tiny).any()
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_one_line_stands_for_all_rows_of_a_and_all_columns_of_b(layout: str) -> None:
+    o = factory.make(Problem.parse(f"bmm:f32:{layout}:2x5x6x7:a.expanded:b.expanded"), "rand", 0)
+    assert (o.a == o.a[:, :1]).all()
+    assert (o.b == o.b[..., :1]).all()
+    assert (o.a.stride(), o.b.stride()) == (
+        (35, 0, 5 if layout[0] == "t" else 1),
+        (42, 1 if layout[1] == "t" else 6, 0),
+    )
+    assert o.a[0, 0].unique().numel() == o.b[0, :, 0].unique().numel() == 7
+
+
 @pytest.mark.parametrize("line", [
     "mm:f32:nn:3x3x1", "mm:f16:tn:7x5x2", "mm:bf16:nt:33x1x127:a.padded", "bmm:bf16:nn:5x3x4x9:b.broadcast",
     "linear:f32:nt:2x17x65x33:bias", "mixed_mm:f16-i8-f16:nn:9x8x64", "mm:f32-f32-f16:nn:12x10x5:relu+mul",
