@@ -23,7 +23,8 @@ def of_codes(s: Sample) -> Hypotheses:
         return
     column = s.at[-1]
     names = {"scale_b": "scales", "zero_b": "zero points"}
-    whole = {name: widened(operands.tensors[name]) for name in names if name in operands.tensors}
+    n = problem.shape.n
+    whole = {name: widened(operands.tensors[name]).expand(n, -1) for name in names if name in operands.tensors}
     lines = {"b": widened(operands.b).mT[column], **{name: x[column] for name, x in whole.items()}}
 
     def result(**changed: Tensor) -> Tensor:

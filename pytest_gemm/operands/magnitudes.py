@@ -233,6 +233,8 @@ def _multiplied(problem: Problem) -> tuple[DType, DType, int]:
     """The element types whose numbers the product multiplies, and A's zero point."""
     a, b = ((problem.input_dtype,) * 2) if problem.autocast else (problem.dtypes.a, problem.dtypes.b)
     zero = 0
+    if a.name == "i32":  # whose products have to fit their sum
+        a = b = DTYPES["i8"]
     if problem.op.coded and b.name == "u8":
         b = DTYPES["i8"]  # what is left of its codes without their zero point has signs
     if problem.op.zero_points:

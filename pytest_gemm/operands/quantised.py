@@ -108,7 +108,7 @@ def _code(headroom: Headroom, drawn: Drawn, distribution: str) -> None:
     """
     problem, b = headroom.problem, drawn.b
     assert b is not None
-    shape = (headroom.b.shape[1], -(-problem.terms // problem.group_size))
+    shape = (1 if problem.step("tensorwise") else headroom.b.shape[1], -(-problem.terms // problem.group_size))
     scales, zeros = headroom.draw("affine"), headroom.draw("affine-zero")
     (low, middle, high), is_exact = CODES[problem.dtypes.b.name], drawn.quantum > 0
     if problem.step("zeros"):

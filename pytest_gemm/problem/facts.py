@@ -182,7 +182,7 @@ class Facts:
     @property
     def group_size(self) -> int:
         """Elements along K that share a scale of B, 0 where the op has no groups; the last group may be shorter."""
-        if self.op.coded and self.step("columnwise"):
+        if self.op.coded and not self.step("group"):
             return max(self.shape.k, 1)
         return int(self._number("group", 0))
 

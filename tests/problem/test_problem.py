@@ -82,7 +82,6 @@ def test_no_text_makes_the_parser_fail_in_another_way(text: str) -> None:
     ("mm:f32:nn:8x8x8:relu:quant.dynamic", "quant", 27, ["mm takes no dynamic"]),
     ("mm:f32:nn:8x8x8:beta", "epilogue", 16, ["no beta"]),
     ("mm:f32:nn:8x8x8:cast-f32", "epilogue", 16, ["f32 already", "drop cast-f32"]),
-    ("mm:f32:nn:8x8x8:relu+perm-0_1", "epilogue", 21, ["leaves the result of 8x8 as it is", "drop perm-0_1"]),
     ("mm:f32:nn:8x8x8:relu+dense", "epilogue", 21, ["nothing was moved"]),
     ("bmm:f32:nn:1x8x8x8:a.padded+broadcast", "flags", 28, ["a batch of 1", "2 or more"]),
     ("grouped_mm:bf16:nt:0x8x8x8:b.broadcast", "flags", 29, ["a batch of 0"]),

@@ -96,7 +96,7 @@ OPS: Final = (
     Op(
         "mm",
         "never",
-        (*FLOATS_AND_AUTOCAST, *WIDENED),
+        (*FLOATS_AND_AUTOCAST, *WIDENED, "i32"),
         lambda torch, p, t: torch.mm(t["a"], t["b"], **wide_out(torch, p), **given_out(t)),
         help="torch.mm(a, b)",
         flags=(*_ALL, *PRECISION, *PROLOGUES, *VIEWS, *GIVEN, "out.alias", "program.chained", "b.alias"),
