@@ -42,6 +42,8 @@ def check(names: tuple[str, ...], problem: Problem, request: BuildRequest) -> Un
         problem: whether it is supported.
         request: how it would be built.
     """
+    if text := next(filter(None, (problem.op.lacks(problem, name) for name in names)), ""):
+        return Unsupported("no-candidate", text)
     for rule in itertools.chain.from_iterable(groups()[name] for name in names):
         found: object = ""
         for key in (key for key in rule if key not in _REASON):

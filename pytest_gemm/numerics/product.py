@@ -450,7 +450,7 @@ def _may_overflow(given: Bounding) -> torch.Tensor | None:
     """Elements where some order of summation overflows and another does not; ``None`` if there are none.
 
     That takes partial sums beyond the accumulator's range and terms of both signs: with one sign ``|c| = G`` and the
-    sum overflows in every order or in none.
+    sum overflows in every order or in none.  An op from outside may add an infinity to what overflows the other way.
     """
     reference, contract, addend = given.reference, given.contract, given.addend
     limit = contract.sums.largest
@@ -459,10 +459,13 @@ def _may_overflow(given: Bounding) -> torch.Tensor | None:
     # Half of it: room for alpha, bias and rounding.
     factor = max(1.0, abs(given.problem.alpha))
     most = factor * reference.largest + (float(addend.abs().amax()) if addend is not None and addend.numel() else 0.0)
+    beside = None
+    if given.problem.op.outside and not given.operands.finite:
+        beside = reference.c.isinf() & (reference.big_of_finite * factor > limit / 2)
     if most <= limit / 2:
-        return None
+        return beside
     gauge = reference.big * factor
     if addend is not None:
         gauge = gauge + addend.abs()
     mixed = reference.c.abs() < reference.big * (1.0 - 2.0**-10)
-    return (gauge > limit / 2) & mixed & reference.c.isfinite()
+    return either((gauge > limit / 2) & mixed & reference.c.isfinite(), beside)

@@ -52,6 +52,12 @@ class Reference:
         return self._multiply(widened(self._a).abs_(), widened(self._b).abs_())
 
     @functools.cached_property
+    def big_of_finite(self) -> Tensor:
+        """The hard gauge without what is infinite in A and B."""
+        a, b = (torch.where(x.isfinite(), x, 0.0).abs_() for x in map(widened, (self._a, self._b)))
+        return self._multiply(a, b)
+
+    @functools.cached_property
     def sides(self) -> Tensor:
         """The sum of |a_ik| + |b_kj| over k, which an error of 1 in each element makes; float64, of c's shape."""
         a, b = (widened(x).abs_() for x in (self._a, self._b))

@@ -130,6 +130,7 @@ class Op:
             ``None`` for no packing.
         derived: what a compiler makes of constants of the program, by what it makes it of.
         check: complaints about a problem that only this op has.
+        lacks: why a group of ``backends/rules.toml``, ``cpp`` or ``triton``, has no kernel of a problem; "": it has.
         outside: whether a hook has registered it; then its exact product is that of ``around``.
     """
 
@@ -162,6 +163,7 @@ class Op:
     pack: Callable[[Any, Problem, Tensors], Tensor] | None = None
     derived: Callable[[Any, Problem, Tensors], Tensors] | None = None
     check: Callable[[Problem], Complaints] = lambda _: iter(())
+    lacks: Callable[[Problem, str], str] = lambda *_: ""
     outside: bool = False
 
     @property
