@@ -90,8 +90,8 @@ class Attempt:
     def end(self, status: Status, reason: Reason | None = None, details: str = "", cause: str = "") -> Outcome:
         """An outcome with what is known so far."""
         details = "\n".join(filter(None, (details, self.case.alone if status.is_failure else "")))
-        known = {"kernels": self.kernels, "seconds": self.seconds, "details": details, "cause": cause}
-        known |= {"compiled_with": self.announced, **self.facts}
+        facts = {"details": details, "cause": cause, "compiled_with": self.announced, **self.facts}
+        known = {"kernels": self.kernels, "seconds": self.seconds, **facts}
         return Outcome(self.case.id(self.candidate), self.distribution, self.case.seed, status, reason, **known)
 
     @contextlib.contextmanager

@@ -56,7 +56,7 @@ class Orchestrator:
         failed = [one for one in found if one.outcome.status.is_failure and one.outcome.compiled_with]
         if not self._fails(case, failed):
             return found
-        text = f"{failed[0].outcome.batch} it failed; compiled alone, as a user has it, it fails, too"
+        text = f"  {failed[0].outcome.batch} it failed; compiled alone, as a user has it, it fails, too"
         alone = list(self.judged(dataclasses.replace(case, alone=text)))
         return alone if self._fails(case, alone) else [_of_batch(one) if one in failed else one for one in found]
 
