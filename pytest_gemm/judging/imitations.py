@@ -501,7 +501,8 @@ def _nan_of_next_row(f: Failure) -> bool:
 
 
 def _nan_of_last_infinity(f: Failure) -> bool:
-    return _nan_in_rows(f, as_multiplied(f.problem, f.judged.operands)[0].detach().cpu()[..., -1].isinf())
+    a, part = as_multiplied(f.problem, f.judged.operands)[0], f.problem.terms // f.problem.op.summands
+    return _nan_in_rows(f, a.detach().cpu()[..., part - 1 :: part].isinf().any(-1))
 
 
 def _nan_of_bias(f: Failure) -> bool:

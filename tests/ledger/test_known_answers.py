@@ -160,6 +160,13 @@ _KNOWN: Final[tuple[tuple[Any, ...], ...]] = (
         whole(lambda t, _: store(exact(t["a"], t["b"]).where(~t["a"][:, -1:].isinf(), torch.nan), t["a"])),
         ("specials",),
     ),
+    (
+        "nan-of-last-infinity",
+        "mm_plus_mm:bf16:nt:33x65x4",
+        product(lambda a, b: store(exact(a, b).where(~a[:, -1:].isinf(), torch.nan), a)),
+        ("specials",),
+        Contract(slices=2, partials="out"),
+    ),
     ("nan-of-bias", "addmm:f32:nn:17x65x127:bias+beta-0", PROGRAMS["bias-times-zero"], ("specials",)),
     (
         "number-for-nan",
