@@ -55,8 +55,7 @@ def judged(pytester: pytest.Pytester) -> Any:
         pytester.makeconftest(CONFTEST.replace("HOW", str(how)))
         marker = f"@pytest.mark.gemm(problems={LINES}, distributions=['int-2'])"
         pytester.makepyfile(f"import pytest\n{marker}\ndef test_it(gemm_case, gemm_check): gemm_check(gemm_case)")
-        options = ("--gemm-output=out", "--gemm-timeout=2", *options)
-        screen = pytester.runpytest_subprocess("--gemm-backends=mine", *options).stdout.str()
+        screen = pytester.runpytest_subprocess("--gemm-backends=mine", "--gemm-output=out", *options).stdout.str()
         record = read(Path("out/run.jsonl"))
         return next(one for one in record.outcomes if one.problem == LINES[1]), record, screen
 
@@ -75,7 +74,7 @@ def test_an_outcome_says_what_its_kernel_was_compiled_with_and_a_setting_turns_t
 @pytest.mark.parametrize("how", ["incorrect", "crashed", "timed-out"])
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_failure_of_a_batch_is_judged_again_alone(judged: Any, how: str, alone: bool) -> None:
-    outcome, record, screen = judged((how, how * alone))
+    outcome, record, screen = judged((how, how * alone), "--gemm-timeout=5")
     assert Path("built").read_text().splitlines()[1:3] == [f"{LINES[1]} 1", f"{LINES[1]} 0"]
     if alone:
         assert (outcome.status, outcome.compiled_with) == (Status(how), 0)
