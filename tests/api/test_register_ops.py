@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import judged
+from oracle import computed, exact, is_right, judged, make, refuses_line, says
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.ops import OpRegistry, cases
 from pytest_gemm.api.shipped import RegistryError
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.core.outcome import Status
 from pytest_gemm.problem.ops.op import Op
 from pytest_gemm.problem.problem import Problem
@@ -54,6 +55,30 @@ def test_right_kernels_of_the_example_pass_and_wrong_ones_do_not(example: Module
     assert {o.status for o in (*judged(AtenBackend(), line), *judged(mine, line))} == {Status.PASSED}
     wrong = CallableBackend("wrong", torch.matmul, bind=without_the_diagonal)
     assert Status.INCORRECT in {o.status for o in judged(wrong, line)}
+
+
+@pytest.mark.parametrize("line", ["conv1x1:bf16:nt:36x33x65:bias+relu", "conv3x3:f32:nt:64x32x72:b.argument"])
+def test_a_convolution_is_an_operation(registry: OpRegistry, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    importlib.import_module("conv").pytest_gemm_register_ops(registry)
+    mine, wrong = CallableBackend("mine", exact), CallableBackend("wrong", lambda a, b: exact(a, b).roll(1, -1))
+    assert {o.status for o in judged(mine, line)} == {Status.PASSED}
+    assert Status.INCORRECT in {o.status for o in judged(wrong, line)}
+    if "f32" in line:  # where a filter meets an infinity, and what overflows f32 the other way
+        in_f32 = CallableBackend("in-f32", lambda a, b: (a[:, :, None] * b).sum(1))
+        assert {o.status for o in judged(in_f32, line, "specials")} == {Status.PASSED}
+    given = make(line, "int-1")
+    assert is_right(given, computed(given, None))
+    says(CppBackend().supports(Problem.parse(line)), "Inductor leaves a frozen convolution to oneDNN")
+
+
+@pytest.mark.parametrize(
+    "line", ["conv1x1:f32:nt:6x32x64", "conv3x3:f32:nt:8x32x64", "conv1x1:f32:nt:8x32x64:m.dynamic"]
+)
+def test_what_is_no_image_is_refused(registry: OpRegistry, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    importlib.import_module("conv").pytest_gemm_register_ops(registry)
+    refuses_line(line, "a multiple of|a fixed size")
 
 
 @pytest.mark.usefixtures("example")
