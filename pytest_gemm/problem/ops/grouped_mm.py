@@ -147,7 +147,7 @@ OPS: Final = (
         around=_by_group,
         ragged="m",
         layouts=(Layout.NN, Layout.NT),
-        flags=("b.broadcast", *_ROWS, *_FLAGS),
+        flags=("b.broadcast", "a.sliced", "b.sliced", *_ROWS, *_FLAGS),
     ),
     _op(
         "grouped_mm_n",
