@@ -253,7 +253,7 @@ class _Passage:
         if may_sum and problem.dtypes.out.name != "i32" and self._product.tier != "exact":
             # A compiler may make one addmm of product and bias, whose partial sums start at the bias.
             theta = contract.theta(problem.terms, 1, out=problem.dtypes.out) - contract.input_error
-            span = span.widen_finite(abs(step.numbers[0] if r is None else r) * theta)
+            span = span.widen_finite(abs(step.numbers[0]) * theta if r is None else r.abs() * theta)
         found = step_span(step, span, r, arithmetic, dtype)
         if fused_bias and problem.autocast:
             assert operands.bias is not None
