@@ -16,7 +16,7 @@ from pytest_gemm.api import ops
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.conformance import models
 from pytest_gemm.problem import shapes
-from pytest_gemm.problem.axes import unique
+from pytest_gemm.problem.axes import APART, LEVELS, QUICK, unique
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import parts
 
@@ -61,6 +61,12 @@ def products(level: str, device: str = "", backend: Backend | None = None) -> tu
 def _own(level: str, device: str) -> tuple[Problem, ...]:
     own = (problem for name in families() for problem in family(name, level, device=device))
     return (*own, *(models.selection(device) if level == "models" else ()))
+
+
+def autotuned(level: str, device: str = "") -> tuple[Problem, ...]:
+    """Problems of a level for ``inductor`` where no backends are named: a share of quick's, and at ``full`` all these."""
+    sets = ("autotuned",) if level == QUICK else ()
+    return () if level in {LEVELS[0], *APART} else family("quick", QUICK, *sets, device=device)
 
 
 def recompiled(level: str) -> tuple[Problem, ...]:

@@ -13,6 +13,6 @@ if TYPE_CHECKING:  # collecting thousands of cases must not import torch
     from pytest_gemm.run.check import GemmCheck
 
 
-@pytest.mark.gemm(problems=matrix.products, any_problem=True)
+@pytest.mark.gemm(problems=matrix.products, any_problem=True, shares={"inductor": matrix.autotuned})
 def test_product(gemm_case: Case, gemm_check: GemmCheck) -> None:
     gemm_check(gemm_case)

@@ -12,6 +12,7 @@ Marker keywords:
     shapes: a shapes file instead (see ``problem.shapes``), from which ``--gemm-shapes`` chooses.
     distributions: names of distributions; by default the level decides.
     any_problem: the test takes whatever ``--gemm-problem`` names, also what is not in its own list.
+    shares: functions like that of ``problems``, by the name of a backend that ``auto`` leaves out: what it gets there.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Request:
     shapes: Path | None = None
     distributions: tuple[str, ...] = ()
     any_problem: bool = False
+    shares: Mapping[str, Callable[..., Iterable[Problem | str]]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +129,10 @@ _KEYWORDS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
     "shapes": ("the Path of a shapes file", lambda v: isinstance(v, Path)),
     "distributions": ("a list of names", _are(str)),
     "any_problem": ("True or False", lambda v: isinstance(v, bool)),
+    "shares": (
+        "functions of the level by name of a backend",
+        lambda v: isinstance(v, dict) and all(map(callable, v.values())),
+    ),
 }
 
 
@@ -136,8 +142,11 @@ def select(request: Request, config: GemmConfig) -> list[Parameter]:
     Raises:
         MarkerError: when the marker's problems cannot be read.
     """
-    ready = available(config)
-    wanted = {b.name: dict.fromkeys(p.line for p in _problems(request, config, b)) for b in ready}
+    asked = {b.name: request for b in config.backends}
+    if not config.named:
+        asked |= {name: dataclasses.replace(request, problems=share) for name, share in request.shares.items()}
+    ready = [b for b in map(config.registry.named, asked) if _state(config, b).ok]
+    wanted = {b.name: dict.fromkeys(p.line for p in _problems(asked[b.name], config, b)) for b in ready}
     together = dict.fromkeys(line for lines in wanted.values() for line in lines)
     return [
         Parameter(dataclasses.replace(axes, problem=line), request.distributions)
@@ -214,7 +223,7 @@ def _availability(registry: Registry, name: str, device: str, compile_only: bool
 
 
 def _problems(request: Request, config: GemmConfig, backend: Backend) -> list[Problem]:
-    if config.problems and request.any_problem:
+    if config.problems and request.any_problem and (config.named or backend.name not in request.shares):
         found: Iterable[Problem] = config.problems
     else:
         found = _own_problems(request, config, backend)

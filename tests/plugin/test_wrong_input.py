@@ -243,6 +243,7 @@ MARKERS = wrong(
         "the gemm marker's distributions is 'rand'; it takes a list",
     ),
     ("problems=['mm:f32:nn:1x1x1'], any_problem='no'", "the gemm marker's any_problem is 'no'; it takes True or"),
+    ("problems=['mm:f32:nn:1x1x1'], shares='inductor'", "the gemm marker's shares is 'inductor'; it takes functions"),
 )
 
 # -- commands -----------------------------------------------------------------------------------------------

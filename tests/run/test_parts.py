@@ -50,6 +50,24 @@ def test_what_is_registered_by_default_adds_nothing_to_quick() -> None:
     assert lines("quick") == [problem.line for problem in matrix.products("quick", "cpu")]
 
 
+def test_a_backend_that_auto_leaves_out_gets_its_share_unless_backends_are_named() -> None:
+    registry = Registry()
+    for name in ("usual", "apart"):
+        registry.add_callable(name, product)
+    request = selection.Request(
+        problems=["mm:f32:nn:8x8x8"], shares={"apart": lambda level: [f"mm:f32:nn:{len(level)}x8x8"]}
+    )
+
+    def cases(*backends: str, named: bool = False) -> set[str]:
+        config = GemmConfig(registry, tuple(map(registry.named, backends)), level="quick", named=named)
+        return {f"{one.case.backend} {one.case.problem}" for one in selection.select(request, config)}
+
+    usual, share, whole = "usual mm:f32:nn:8x8x8", "apart mm:f32:nn:5x8x8", "apart mm:f32:nn:8x8x8"
+    assert cases("usual") == {usual, share}
+    assert cases("usual", named=True) == {usual}
+    assert cases("usual", "apart", named=True) == {usual, whole}
+
+
 def test_a_bias_that_is_dropped_is_found_by_smoke(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("""
         def right(a, b, bias=None, activation=None):
