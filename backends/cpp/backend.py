@@ -147,13 +147,10 @@ class CppBackend(InductorBackend):
         return tuple(one for one in micro_kernels.blockings(kind, by_line // _OWN) if _is_right(problem, one))
 
     def space_of_one(self, problem: Problem, by_line: int, request: BuildRequest = DEFAULT) -> Space:
-        """Inductor's own blocking for one problem of three, for large ones and as on a machine; for others another one.
-
-        Blocks meet scales, zero points and groups in quantised products: these have another one always.
-        """
+        """Inductor's own blocking for one problem of three, for large ones and as on a machine; else another one."""
         shape = problem.shape
-        own = by_line % _OWN == 0 and not (problem.op.int8 or problem.group_size)
-        if own or shape.n * shape.k >= _OWN_FROM or _is_empty(problem) or request.run_threads or request.machine:
+        own = by_line % _OWN == 0 or shape.n * shape.k >= _OWN_FROM
+        if own or _is_empty(problem) or request.run_threads or request.machine:
             return Space()
         return _space(self._blockings(problem, by_line, request)[0])
 
