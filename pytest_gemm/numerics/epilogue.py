@@ -72,6 +72,12 @@ class Span:
         lo = self.lo + other.lo
         return Span(lo, lo if self.thin and other.thin else self.hi + other.hi)
 
+    def may_be_nan_times(self, other: Span) -> torch.Tensor:
+        """Where it depends on roundings whether the product with an independent value is 0 * Inf, which is NaN."""
+        pairs = (self, other), (other, self)
+        meets = [(x.lo <= 0.0) & (x.hi >= 0.0) & (y.lo.isinf() | y.hi.isinf()) for x, y in pairs]
+        return (meets[0] | meets[1]) & ((self.lo < self.hi) | (other.lo < other.hi))
+
     def cover(self, other: Span) -> Span:
         """The smallest span that contains both."""
         return Span(torch.minimum(self.lo, other.lo), torch.maximum(self.hi, other.hi))
@@ -216,8 +222,8 @@ def evaluate(problem: Problem, x: torch.Tensor, steps: Iterable[tuple[Step, torc
 def undefined_at(step: Step, span: Span, r: torch.Tensor | None) -> torch.Tensor | None:
     """Elements where everything is accepted: implementations of one function differ there.
 
-    gelu, silu and hardswish of -Inf are -Inf * 0 = NaN or the limit 0, depending on how they are written; a quotient
-    by 0 jumps between the infinities where the numerator's sign is open.
+    gelu, silu and hardswish of -Inf are -Inf * 0 = NaN or the limit 0, depending on how they are written; a product
+    may be 0 * Inf, and a quotient by 0 jumps between the infinities, where it is open on which side of 0 a value lies.
     """
     curve = step.spec.curve
     if curve is not None and curve.undefined_at:
@@ -225,9 +231,9 @@ def undefined_at(step: Step, span: Span, r: torch.Tensor | None) -> torch.Tensor
         if math.inf in curve.undefined_at:
             infinite = infinite | (span.hi == math.inf)
         return infinite if bool(infinite.any()) else None
-    if step.name == "div" and r is not None and not span.thin:
-        jump = (r == 0.0) & (span.lo <= 0.0) & (span.hi >= 0.0)
-        return jump if bool(jump.any()) else None
+    if step.name in {"mul", "div"} and r is not None and not span.thin:
+        unsure = span.may_be_nan_times(Span.of(r if step.name == "mul" else 1.0 / r))
+        return unsure if bool(unsure.any()) else None
     return None
 
 

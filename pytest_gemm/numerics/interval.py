@@ -264,8 +264,7 @@ class _Passage:
     def _join(self, step: Step) -> None:
         """The activation of the first product times the second.
 
-        The two ranges are independent, so the product's ends are among the four products of their ends.  Where some of
-        these are NaN (0 * Inf) and others not, it depends on roundings whether the result is one.
+        The two ranges are independent, so the product's ends are among the four products of their ends.
         """
         gate, span, arithmetic, dtype = Step(step.text), self._span, self._arithmetic, self._dtype
         first, second = (span.map(lambda x: x[0]), span.map(lambda x: x[1]))
@@ -277,7 +276,7 @@ class _Passage:
         else:
             ends = torch.stack([a * b for a in (first.lo, first.hi) for b in (second.lo, second.hi)])
             product = Span(ends.amin(0), ends.amax(0))
-            undefined = either(ends.isnan().any(0) & ~ends.isnan().all(0), undefined)
+            undefined = either(first.may_be_nan_times(second), undefined)
         self._free = either(undefined, None if self._free is None else self._free[0] | self._free[1])
         self._span = arithmetic.stored(arithmetic.basic(product), dtype)
 

@@ -530,6 +530,22 @@ def test_a_quotient_of_a_sum_near_zero_is_anything_by_zero_alone() -> None:
     assert rejected(torch.tensor([[-math.inf, 5.0]]), span) == 1
 
 
+def test_zero_times_infinity_may_be_nan_behind_a_relu_too_where_rounding_makes_the_zero() -> None:
+    given = fixed("mm:f32:nn:1x3x2:mul+relu", [[0.1, -0.1]], [[1.0, 1.0, 2.0], [1.0, 1.0, 1.0]])
+    span = span_of(dataclasses.replace(given, residuals=(torch.tensor([[math.inf, 1.0, math.inf]]),)))
+    for result in (math.nan, 0.0, math.inf):
+        assert rejected(torch.tensor([[result, 0.0, math.inf]]), span) == 0
+    assert rejected(torch.tensor([[0.0, math.nan, math.nan]]), span) == 2
+
+
+def test_a_gate_that_underflows_times_infinity_may_be_nan_behind_a_relu_too() -> None:
+    made = oracle.make("linears:f32:nt:2x2x1x1:gated-gelu_tanh+relu")
+    a, b = torch.tensor([[-5.2], [5.2]]), torch.tensor([1.0, math.inf]).reshape(2, 1, 1)
+    span = span_of(dataclasses.replace(made, a=a, b=b, quantum=0.0, zero_mean=False))
+    for result in (math.nan, 0.0, math.inf):
+        assert rejected(torch.tensor([[result], [math.inf]]), span) == 0
+    assert rejected(torch.tensor([[0.0], [math.nan]]), span) == 1
+
 def test_an_integer_is_exact_in_f64() -> None:
     span = span_of(fixed("int_mm:i8-i8-i32:nn:1x1x1041:cast-f64", [[127.0] * 1041], [[127.0]] * 1041))
     assert float(span.lo) == float(span.hi) == 2.0**24 + 13073
