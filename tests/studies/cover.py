@@ -1,88 +1,98 @@
-"""Choose the problems of quick by what they find: ``python tests/studies/cover.py [--write]``.
+"""Choose the problems of quick by the code that they reach: ``python tests/studies/cover.py PART... [--write]``.
 
-The cheapest problems are chosen among which each defect of ``matrix.json`` is found by two, and each wrong kernel by
-one of each op and data types that find it; which have what :func:`facts` lists, whatever they find: with each backend
-each op, data type, layout, kind of step and flag, and in each op and data types long, square, shifted and cut sizes;
-and which hold a line of each defect of ``history.toml`` and of each template of ``inductor_products.toml``.  Prints
-``docs/results/quick.md``: how many defects of each class they find, also when the class was held out of the choice.
-``--write`` makes ``conformance/cases/quick.toml``, what finds most first.
+The parts are those of ``reach.py``, of all problems of full.  The cheapest problems are chosen that reach every branch
+of Inductor's GEMM code and every feature of generated programs which full reaches, in each class of data types, a
+second time where that costs little; which have what :func:`facts` lists: with each backend each op, data type, layout,
+kind of step and flag, and in each op and data types long, square, shifted and cut sizes; and which hold a line of each
+template of ``inductor_products.toml``.  No known defect has a part in it.
+
+Prints ``docs/results/quick.md``: what each level reaches.  ``--write`` makes ``conformance/cases/quick.toml``, what
+reaches most first.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import fnmatch
 import functools
-import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
-from scipy import optimize, sparse
+from coverage.parser import PythonParser
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from studies import history, pairs, products
-from studies.matrix import Rows, read
-from template_mutants import table
+from studies import lines as lines_of
+from studies import pairs
+from studies.reach import Reach, class_of
+from template_mutants.patches import folder
 
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.builtin import BUILTIN
+from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.conformance import matrix, models
 from pytest_gemm.core.text import show
 from pytest_gemm.problem import shapes
-from pytest_gemm.problem.axes import QUICK
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.tools.doctor import _SMOKE
 
 CHOSEN: Final = matrix.CASES / "quick.toml"
-# How many problems have to find a defect of a kind, where as many do; of a place in a template that a problem reaches
-# it is not known whether the problem finds it.
-_TIMES: Final = {"kernel": 2, "template": 2, "ledger": 2, "reached": 2}
-_DEFECTS: Final = ("kernel ", "in ", "template ", "ledger ", "reached ")
-# Seconds of a problem beside its compile, and for each backend of a GPU that takes it.  The first compile of a process
-# has much in it that is none of the problem's.
-_EACH: Final = 0.05
+# Seconds of a problem beside its compile, for each backend of a GPU that takes it, and for a billion products.
+_EACH: Final = 0.08
 _ON_GPU: Final = 0.1
-_MOST: Final = 6.0
-# Seconds for which a problem is chosen because of one kernel in one op and data type.
-_WORTH: Final = 1.0
+_FOR_BILLION: Final = 3.0
+# Seconds to compile a kernel of C++ with others, and for a million characters of its text; as autotuning alone.
+_COMPILE: Final = 0.5
+_FOR_TEXT: Final = 8.5
+_ALONE: Final = 2.0
+# How many demands a problem has to meet a second time for each second that it costs.
+_WORTH: Final = 40.0
+# Problems of smoke, and the sizes that they have.
+_FIRST_TASTE: Final = 20
+# Of each device: the backend whose code is reached, and what begins the facts that only others have.
+_DEVICES: Final = {
+    "cpu": ("cpp", tuple(f"fact {name}: " for name in ("triton", "cutlass", "cutedsl", "nvgemm"))),
+    "cuda": ("triton", ("fact cpp: ",)),
+}
+_PLAIN_SIZES: Final = (16, 1024)
+# Share of full's problems from which on an op is frequent, and ops that autotuning has to have in each class of types.
+_FREQUENT: Final = 0.01
+_PLAIN: Final = ("mm", "linear", "bmm")
 # A size beyond 16 bits.
 _LONG: Final = 1 << 16
 # From which on K is cut into slices, and of which a result has several tiles.
 _MANY: Final = 2048
 _TILE: Final = 64
-# Epilogues that libraries have in one kernel.
-_FUSED: Final = {"bias+relu", "bias+gelu"}
 # An operand that does not begin where its memory does.
 _SHIFTED: Final = ("offset", "tail", "sliced")
 _OF_GPUS: Final = {"triton", "cutlass", "cutedsl", "nvgemm"}
-# By which an alpha on the bias is told from other causes, and at whose sizes wrong kernels of ``mutants.py`` begin.
-_TELLING: Final = (
-    "addmm:f32:nn:17x65x127:bias+alpha-0.5",
-    "mm:f32:nn:5x3x65601",
-    "linear:f32:nt:6x17x65x96:bias+relu+add:a.4d",
-)
-_GROUPS: Final = ("*mm:?32*", "*mm:*16*", "linear*", "*bmm*", "grouped*", "*int_mm*", "woq*", "q*", "scaled*")
 
-# What is asked of a choice: for each demand how many of its problems.
-Demands = dict[str, tuple[int, frozenset[str]]]
+# What is asked of a choice: the problems that meet a demand, by its name.
+Demands = Mapping[str, frozenset[str]]
 
 
 def _taken(problem: Problem) -> list[str]:
     """The backends that take a problem, each on the hardware that it is made for."""
-    return [one.name for one in (make() for make in BUILTIN) if one.supports(problem, BuildRequest()) is None]
+    return [backend.name for backend in _backends() if backend.supports(problem, BuildRequest()) is None]
+
+
+@functools.cache
+def _backends() -> tuple[object, ...]:
+    return tuple(kind() for kind in BUILTIN)
 
 
 def facts(problem: Problem, taken: Sequence[str]) -> set[str]:
-    """What a choice has to keep of a problem, whatever it finds."""
-    op, kind, shape = problem.op.name, f"{problem.op.name} {problem.dtypes}", problem.shape
-    own, flags, bias = pairs.facts(problem), problem.flags, dict(pairs.facts(problem))["bias"]
+    """What a choice has to have of a problem, whatever code it reaches: for kernels that are not of Inductor's code."""
+    op, shape, flags, own = problem.op.name, problem.shape, problem.flags, pairs.facts(problem)
+    kind = f"{op} {class_of(problem.line)}"
     long = [f"long {size}" for size in ("batch", "m", "n", "k") if (getattr(shape, size) or 0) > _LONG]
-    steps = "+".join(step.name for step in problem.steps)
     also = {
         "square": shape.m == shape.n,
         "of one product": shape.k == 1,
@@ -92,274 +102,425 @@ def facts(problem: Problem, taken: Sequence[str]) -> set[str]:
         "of sizes in a range": bool(problem.dynamic),
         "shifted": any(flag.endswith(_SHIFTED) for flag in flags),
         "over its operand": "out.alias" in flags,
-        "bias, unary": bias != pairs.NONE and ("step", "unary") in own,
-        steps: steps in _FUSED and not any(flag.startswith("program") for flag in flags),
+        "large": min(shape.n, shape.k) >= models.LARGE,
+        "empty": shape.is_empty or not shape.k,
     }
-    words = {kind, f"{op} {problem.layout}", *flags, *(f"step {step}" for step in problem.steps)}
-    words |= {f"{flag} of {one}" for flag in flags if flag.startswith("math") for one in (op, problem.dtypes)}
-    words |= {f"{op} {facet} {value}" for facet, value in own if facet in {"operands", "dynamic"}}
-    if min(shape.n, shape.k) >= models.LARGE:
-        words |= {f"{op} large", *(f"large {step.name}" for step in problem.quant)}
-    words |= {f"{kind} {word}" for word in (problem.layout, *problem.quant, *long)}
-    words |= {f"{kind} bias {bias}"} if problem.beta else set()
-    words |= {f"{kind} {value}" for facet, value in own if facet == "step" and value != "view"}
+    words = {
+        f"{op} {problem.dtypes}",
+        f"{op} {problem.layout}",
+        *flags,
+        *(f"step {step.name}" for step in problem.steps),
+    }
+    words |= {
+        f"{op} {word}"
+        for word in (*(step.name for step in problem.quant), *long, *(word for word, is_so in also.items() if is_so))
+    }
+    words |= {f"{op} {facet} {value}" for facet, value in own if facet in {"step", "bias"}}
     words |= {f"{kind} tail of {size}" for size in "mnk" if getattr(shape, size) % 8}
-    words |= {f"{kind} {word}" for word, is_so in also.items() if is_so}
-    words |= {f"few lines {problem.dtypes}"} if shape.m <= 8 and shape.n <= 64 and 5120 <= shape.k <= 14336 else set()
-    words |= {f"square with a column {problem.dtypes}"} if shape.m == shape.n and "bias-m1" in problem.line else set()
     for name in {*taken} & {*_OF_GPUS, "cpp"}:
-        words |= {f"{name}: {op} without {size}" for size in ("batch", "m", "n", "k") if getattr(shape, size) == 0}
-        words |= {f"{name}: {word}" for word in (kind, f"{op} {problem.layout}", *flags, *long)}
+        words |= {f"{name}: {word}" for word in (f"{op} {problem.dtypes}", *flags, *long)}
         words |= {f"{name}: step {step.name}" for step in problem.steps}
-        words |= {f"{name}: {op} {value}" for facet, value in own if facet == "step"}
-        words |= {f"{name}: {op} bias {bias}, ignored"} if problem.beta == 0 else set()
-        words |= {f"{name}: {op} packed"} if "b.constant" in flags and shape.n > _TILE else set()
-        words |= {f"{name}: {problem.dtypes.out.name} {flag}" for flag in flags if flag.startswith("program")}
-        words |= {f"{name}: {kind} {flag}" for flag in flags if flag.endswith(_SHIFTED)}
-    if "cutlass" in taken:
-        is_edge = _TILE - 8 <= shape.m <= 4 * _TILE + 8 and min(shape.m % _TILE, -shape.m % _TILE) <= 8
-        words |= {f"cutlass: M = {shape.m}"} if is_edge else set()
-        is_alone = op == "mm" and len(problem.passes) == 1  # a bias keeps CUTLASS from fusing
-        words |= {f"cutlass: {kind} {step}" for step in problem.passes} if is_alone else set()
+    if "cpp" in taken and shape.k and not shape.is_empty:
+        split = _blocking(problem)
+        words |= {f"cpp: {kind} {split}", *(f"cpp: {flag} {split}" for flag in flags if flag.endswith(".dynamic"))}
     return words
 
 
-def demands(rows: Rows, known: Mapping[str, set[str]]) -> Demands:
-    """What is asked of a choice of these problems, of which these facts are known."""
-    who: dict[str, set[str]] = defaultdict(set)
-    for line, row in rows.items():
-        kind = ":".join(line.split(":", 2)[:2])
-        for name in row.found:
-            who[name].add(line)
-            if name.startswith("kernel"):
-                who[f"in {kind}: {name}"].add(line)
-        for fact in known[line]:
-            who[f"fact {fact}"].add(line)
-    named = {f"history {bug.id}": bug.lines for bug in history.BUGS if bug.level == QUICK}
-    named |= {f"product {one.names[0]}": one.lines for one in products.PRODUCTS}
-    for name, lines in named.items():
-        if some := {*lines} & {*rows}:
-            who[f"line of {name}"] = some
-            who[name] |= some
-    times = {name: _TIMES.get(name.partition(" ")[0], 1) for name in who}
-    return {name: (min(len(some), times[name]), frozenset(some)) for name, some in who.items()}
+def _blocking(problem: Problem) -> str:
+    """Whether the C++ kernel has Inductor's own blocking, or what of it is another."""
+    backend = CppBackend(threads=1)
+    space = backend.space_of_one(problem.at_hints, backend.by_line(problem))
+    return "own blocking" if not space.suffix else space.suffix.strip(",").partition("=")[0]
+
+
+def reached(
+    reach: Reach, backends: Collection[str], known: Collection[tuple[str, object]] = (), by_class: bool = True
+) -> Demands:
+    """What is asked of a choice by code: a demand for all elements that the same problems of a class reach.
+
+    Args:
+        reach: what was measured.
+        backends: whose programs count.
+        known: elements that do not count, by file.
+        by_class: whether each class of data types has to reach them.
+    """
+    classes: dict[str, int] = defaultdict(int)
+    for i, line in enumerate(reach.lines):
+        classes[class_of(line) if by_class else "any"] |= 1 << i
+    names: dict[int, str] = {}
+    for (backend, file, place), mask in reach.masks.items():
+        if backend.partition("-")[0] in backends and (file, place) not in known:
+            for of, mine in classes.items():
+                if both := mask & mine:
+                    names.setdefault(both, f"code {file} {_place(place)}, {of}")
+    return {name: frozenset(reach.of(mask)) for mask, name in names.items()}
+
+
+def _place(place: object) -> str:
+    return str(place[0] if place[0] > 0 else place[1]) if isinstance(place, tuple) else str(place)
 
 
 class Costs(NamedTuple):
-    """Seconds of problems: what each takes itself, and what those take together that share a compiled artifact."""
+    """Seconds on one core, with empty caches: of a problem, and of one whose candidates are benchmarked as well.
+
+    Attributes:
+        own: of each problem on the CPU.
+        tuned: of those that ``inductor`` was measured with.
+        on_gpu: on a GPU.
+    """
 
     own: dict[str, float]
-    together: dict[str, float]
-    artifact: dict[str, str]
+    tuned: dict[str, float]
+    on_gpu: dict[str, float]
 
     @classmethod
-    def of(cls, rows: Rows, taken: Mapping[str, Sequence[str]]) -> Costs:
-        """Those of a run; the problem of an artifact that came first had all of its compile."""
-        artifact = {line: Problem.parse(line).at_hints.line for line in rows}
-        own = {line: _EACH + _ON_GPU * len({*taken[line]} & _OF_GPUS) for line in rows}
-        together: dict[str, float] = defaultdict(float)
-        for line, row in rows.items():
-            together[artifact[line]] = max(together[artifact[line]], min(row.seconds, _MOST))
-        return cls(own, dict(together), artifact)
+    def of(cls, reach: Reach, taken: Mapping[str, Sequence[str]]) -> Costs:
+        """Estimates: a compile takes what its text is long, and judging a part of all products."""
+        costs = cls({}, {}, {})
+        for line, names in taken.items():
+            shape = Problem.parse(line).shape
+            judged = _EACH + shape.m * shape.n * shape.k * (shape.batch or 1) * 1e-9 * _FOR_BILLION
+            size = reach.sizes.get(("cpp", line))
+            costs.own[line] = judged + (0.0 if size is None else _COMPILE + size * 1e-6 * _FOR_TEXT)
+            costs.on_gpu[line] = judged + _ON_GPU * len({*names} & _OF_GPUS)
+            if ("inductor", line) in reach.sizes:
+                costs.tuned[line] = reach.seconds["inductor", line] + _ALONE * (size is not None) + judged
+        return costs
 
-    def total(self, lines: Iterable[str]) -> float:
-        """What a run of these problems takes, on one core."""
-        some = [*lines]
-        return sum(self.own[one] for one in some) + sum(self.together[one] for one in {self.artifact[i] for i in some})
+    def on(self, device: str, line: str, elsewhere: bool) -> float:
+        """Those of a problem on a device; less where the other device has it, too, so that there are fewer of them."""
+        return self.own[line] if device == "cpu" else self.on_gpu[line] * (1.0 if elsewhere else 1.3)
 
 
-def choice(costs: Costs, asked: Demands, kept: Collection[str] = ()) -> list[str]:
-    """The cheapest problems that meet the demands, with those that are kept whatever they find.
+def choice(costs: Mapping[str, float], asked: Demands, kept: Sequence[str] = (), *, again: bool = True) -> list[str]:
+    """Problems that meet all demands, what meets most in its time first, without those that the others make needless.
 
-    That a kernel is found in one op and data type is worth :data:`_WORTH` seconds, and all else whatever it costs.
+    ``again``: a second time a demand is met where :data:`_WORTH` of them are met for a second.
     """
-    soft = [name for name in asked if name.startswith("in ")]
-    names = [*costs.own, *costs.together, *soft]
-    place = {name: i for i, name in enumerate([*(("problem", one) for one in costs.own), *costs.together, *soft])}
-    entries: list[tuple[int, int, float]] = []
-    for i, (name, (_, some)) in enumerate(asked.items()):
-        entries += [(i, place["problem", line], 1.0) for line in some]
-        entries += [(i, place[name], 1.0)] if name in place else []
-    for i, line in enumerate(costs.own, len(asked)):  # a problem needs its artifact
-        entries += [(i, place[costs.artifact[line]], 1.0), (i, place["problem", line], -1.0)]
-    y, x, values = zip(*entries, strict=True)
-    least = [float(times) for times, _ in asked.values()] + [0.0] * len(costs.own)
-    found = optimize.milp(
-        np.array([*costs.own.values(), *costs.together.values(), *([_WORTH] * len(soft))]),
-        integrality=np.array([1] * len(costs.own) + [0] * (len(names) - len(costs.own))),
-        bounds=optimize.Bounds(np.array([float(name in kept) for name in names]), np.ones(len(names))),
-        constraints=optimize.LinearConstraint(sparse.csr_array((values, (y, x))), lb=np.array(least)),
-        options={"mip_rel_gap": 0.0005, "time_limit": 60},
-    )
-    assert found.x is not None, found.message
-    return [line for line, value in zip(costs.own, found.x, strict=False) if value > 0.5]
+    lines = [*costs]
+    place = {line: i for i, line in enumerate(lines)}
+    who = [np.array([place[line] for line in some if line in place], dtype=int) for some in asked.values()]
+    met: list[list[int]] = [[] for _ in lines]
+    for demand, some in enumerate(who):
+        for i in some:
+            met[i].append(demand)
+    meets = [np.array(some, dtype=int) for some in met]
+    price = np.array([costs[line] for line in lines])
+    wanted = [place[line] for line in kept if line in place]
+    first = [*wanted]
+    chosen: list[int] = []
+    times = np.zeros(len(who), dtype=int)
+    for goal in (1, 2) if again else (1,):
+        gain = np.zeros(len(lines))
+        for demand in np.flatnonzero(times < goal):
+            gain[who[demand]] += 1
+        gain[chosen] = 0
+        while True:
+            best = first.pop(0) if first else int((gain / price).argmax())
+            if best not in wanted and (gain[best] <= 0 or (goal > 1 and gain[best] / price[best] < _WORTH)):
+                break
+            if best in chosen:
+                if not first:
+                    break
+                continue
+            chosen.append(best)
+            for demand in meets[best]:
+                times[demand] += 1
+                if times[demand] == goal:
+                    gain[who[demand]] -= 1
+            gain[best] = 0
+        if goal == 1:
+            chosen = _needed(chosen, meets, times, wanted, price)
+    return [lines[i] for i in chosen]
 
 
-def in_order(groups: Iterable[Collection[str]], costs: Costs, asked: Demands) -> dict[str, list[str]]:
-    """The problems of each group, that which finds most in its time first, with the defects that none before finds."""
-    found: dict[str, list[str]] = {}
+def _needed(
+    chosen: list[int], meets: Sequence[np.ndarray], times: np.ndarray, kept: Collection[int], price: np.ndarray
+) -> list[int]:
+    """The chosen without those whose demands others meet, the dearest first; ``times`` is what the rest meets."""
+    needed = [*chosen]
+    for i in sorted(chosen, key=lambda i: -price[i]):
+        if i not in kept and (times[meets[i]] > 1).all():
+            times[meets[i]] -= 1
+            needed.remove(i)
+    return needed
+
+
+def in_order(lines: Collection[str], costs: Mapping[str, float], asked: Demands) -> dict[str, list[str]]:
+    """The problems, what meets most in its time first, each with the demands that none before it meets."""
+    mine: dict[str, set[str]] = {line: set() for line in lines}
+    for name, some in asked.items():
+        for line in some & mine.keys():
+            mine[line].add(name)
+    order: dict[str, list[str]] = {}
     known: set[str] = set()
-    for lines in groups:
-        mine = {line: {name for name in asked if is_defect(name) and line in asked[name][1]} for line in lines}
-        while mine:
-            best = max(mine, key=lambda line: sum(map(_weight, mine[line] - known)) / costs.total([line]))
-            new = mine.pop(best) - known
-            known |= new
-            found[best] = sorted(new)
-    return found
+    while mine:
+        best = max(mine, key=lambda line: len(mine[line] - known) / costs[line])
+        order[best] = sorted(mine.pop(best) - known)
+        known.update(order[best])
+    return order
 
 
-def _weight(name: str) -> float:
-    """How much a defect counts that no earlier problem has found: in another op and data type it is hardly another."""
-    return 0.01 if name.startswith("in ") else 1.0
+# -- what each level reaches -------------------------------------------------------------------------------------
 
 
-def is_defect(name: str) -> bool:
-    return name.startswith(_DEFECTS)
+class Branches(NamedTuple):
+    """The branches of a file of Inductor: places where a line goes on in several ways."""
+
+    arcs: frozenset[tuple[int, int]]
+    lines: dict[int, int]
+
+    @classmethod
+    def of(cls, file: str) -> Branches:
+        """Those of an installed file, without those that end a function.
+
+        ``lines`` has the first line of the statement of each line.
+        """
+        parser = PythonParser(filename=str(folder() / file))
+        parser.parse_source()
+        several = {line for line, count in parser.exit_counts().items() if count > 1}
+        first = {line: parser.first_line(line) for line in range(1, parser.text.count("\n") + 2)}
+        return cls(frozenset(arc for arc in parser.arcs() if arc[0] in several), first)
+
+    def among(self, arcs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Which of them are among measured ones."""
+        return {(self.lines.get(a, a), self.lines.get(b, b)) for a, b in arcs} & self.arcs
 
 
-# -- classes of defects ------------------------------------------------------------------------------------------
+def functions(file: str) -> dict[str, tuple[int, int]]:
+    """The functions of a file by name, with the first and the last line of their bodies."""
+    tree = ast.parse((folder() / file).read_text(encoding="utf-8"))
+    spans: dict[str, tuple[int, int]] = {}
+
+    def walk(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+                name = f"{prefix}{child.name}"
+                if isinstance(child, ast.FunctionDef):
+                    spans[name] = (child.body[0].lineno, child.end_lineno or 0)
+                walk(child, f"{name}.")
+
+    walk(tree, "")
+    return spans
 
 
-@functools.cache
-def _classes() -> dict[str, Callable[[str], bool]]:
-    """Classes of defects by name, each with whether a demand belongs to it."""
-    import mutants
+def page(reach: Reach, levels: Mapping[str, Collection[str]], own: Own) -> str:
+    """What each level and PyTorch's own tests reach, as Markdown.
 
-    files = {f"template {one.name}": one.file for one in table.load("cpp")}
-    shapes_ = {f"kernel {name}": one.plant.__qualname__.partition(".")[0] for name, one in mutants.MUTANTS.items()}
-    found: dict[str, Callable[[str], bool]] = {
-        "known failures": lambda name: name.startswith("ledger"),
-        "history": lambda name: "history " in name,
+    Args:
+        reach: what was measured.
+        levels: the problems of a level, by its name; those of autotuning with ``inductor`` in front.
+        own: what PyTorch's own tests reach.
+    """
+    arcs: dict[str, dict[str, set[Any]]] = defaultdict(lambda: {name: set() for name in levels})
+    bits = {
+        (name, tuned): sum(1 << i for i, line in enumerate(reach.lines) if f"{tuned}{line}" in lines)
+        for name, lines in levels.items()
+        for tuned in ("", "inductor ")
     }
-    for file in sorted(set(files.values())):
-        found[f"templates: {file}"] = functools.partial(_is_of_file, files, file)
-    for shape in sorted(set(shapes_.values())):
-        found[f"kernels: {shape}"] = functools.partial(_is_of_shape, shapes_, shape)
-    for group in _GROUPS:
-        found[f"kernels in {group}"] = functools.partial(_is_in, group)
-    return found
+    for (backend, file, place), mask in reach.masks.items():
+        for name in levels:
+            if mask & bits[name, "inductor " * (backend == "inductor")]:
+                arcs["jinja" if file.startswith("jinja") else file][name].add((file, place))
+    rows, idle = [], {"neither": [], "theirs": []}
+    for file in sorted({file for file in (*arcs, *own.arcs) if file.endswith(".py")}):
+        branches = Branches.of(file)
+        sets = [{place for _, place in arcs[file][name]} for name in levels]
+        theirs = {(begin, end) for begin, end in own.arcs.get(file, ())}
+        rows.append(
+            {
+                "file": file,
+                "branches": len(branches.arcs),
+                "reached": [len(branches.among(some)) for some in (*sets, theirs)],
+            }
+        )
+        ours, both = ({line for arc in some for line in arc} for some in (sets[-1], sets[-1] | theirs))
+        spans = functions(file)
+        for kind, lines in (("neither", both), ("theirs", ours)):
+            unrun = [name for name, (begin, end) in spans.items() if lines.isdisjoint(range(begin, end + 1))]
+            idle[kind] += [f"{file}:{name}" for name in unrun if name.rpartition(".")[0] not in unrun]
+    idle["theirs"] = [name for name in idle["theirs"] if name not in idle["neither"]]
+    asked = reached(reach, {"cpp", "triton"})
+    return lines_of.page(
+        "quick.md.jinja",
+        torch=metadata.version("torch"),
+        heads=[f"{name} ({sum(not line.startswith('inductor') for line in lines)})" for name, lines in levels.items()],
+        rows=rows,
+        total=sum(row["branches"] for row in rows),
+        totals=[sum(counts) for counts in zip(*(row["reached"] for row in rows), strict=True)],
+        templates=[len(arcs["jinja"][name]) for name in levels],
+        generated=[len(arcs["generated"][name]) for name in levels],
+        demands=[sum(not some.isdisjoint(lines) for some in asked.values()) for lines in levels.values()],
+        own_sample=own.sample,
+        unreached=_explained(idle["neither"]),
+        theirs=idle["theirs"],
+    )
 
 
-def _is_of_file(files: Mapping[str, str], file: str, name: str) -> bool:
-    return files.get(name.replace("reached", "template")) == file
+def _explained(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Functions that nothing reaches, by the reason of ``unreached.toml``."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    table = lines_of.read("unreached.toml", Unreached)
+    for name in names:
+        why = next(
+            (row.why for row in table if any(fnmatch.fnmatchcase(name, one) for one in row.names)), "not looked at"
+        )
+        groups[why].append(name)
+    return [(", ".join(f"`{name}`" for name in some), why) for why, some in sorted(groups.items())]
 
 
-def _is_of_shape(shapes_: Mapping[str, str], shape: str, name: str) -> bool:
-    return shapes_.get(name.partition(": ")[2] or name) == shape
+class Own(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What PyTorch's own tests reach: which of them were run, and arcs by file."""
+
+    sample: str = "not run"
+    arcs: dict[str, list[tuple[int, int]]] = {}
 
 
-def _is_in(group: str, name: str) -> bool:
-    return fnmatch.fnmatchcase(name, f"in {group}: *")
+class Unreached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why no problem reaches some functions: patterns of ``FILE:FUNCTION``, and the reason."""
 
-
-def rate(lines: Collection[str], asked: Demands, is_in: Callable[[str], bool]) -> tuple[int, int]:
-    """How many defects of a class these problems find, of how many."""
-    own = [some for name, (_, some) in asked.items() if is_in(name) and not name.startswith(("reached", "line of"))]
-    return sum(not some.isdisjoint(lines) for some in own), len(own)
-
-
-def first_red(lines: Sequence[str], costs: Costs, asked: Demands) -> float:
-    """The median over all defects of the seconds to the first problem that finds one, on one core."""
-    ends = {line: costs.total(lines[: i + 1]) for i, line in enumerate(lines)}
-    found = (some & {*lines} for name, (_, some) in asked.items() if is_defect(name))
-    return statistics.median(min(ends[line] for line in some) for some in found if some)
+    names: tuple[str, ...]
+    why: str
 
 
 # -- the command -------------------------------------------------------------------------------------------------
 
 
-def _devices() -> dict[str, tuple[str, ...]]:
-    """For which devices each problem of full is meant."""
-    found: dict[str, tuple[str, ...]] = {}
-    for device in ("cpu", "cuda"):
-        for problem in matrix.products("full", device):
-            found[problem.line] = (*found.get(problem.line, ()), device)
-    return found
+def written(
+    order: Mapping[str, Sequence[str]],
+    chosen: Mapping[str, Collection[str]],
+    smoke: Collection[str],
+    drawn: Collection[str],
+    tuned: Collection[str],
+) -> str:
+    """The file of cases: the level smoke, a set for each device, and what runs as autotuning selects."""
+    sets: dict[str, list[str]] = {"smoke": [*smoke], "both": [], "cpu": [], "cuda": [], "autotuned": [*tuned]}
+    for line in order:
+        devices = [device for device, lines in chosen.items() if line in lines]
+        if line not in drawn and line not in smoke:
+            sets["both" if len(devices) > 1 else devices[0]].append(line)
+    parts = [_HEAD]
+    for name, lines in sets.items():
+        body = "".join(f'    "{line}",{_why(order[line]) if name != "autotuned" else ""}\n' for line in lines)
+        parts.append(f'[[set]]\nname = "{name}"\n{_KEYS[name]}problems = [\n{body}]\n')
+    return "\n".join(parts)
 
 
-def written(order: Mapping[str, Sequence[str]], smoke: Collection[str], drawn: Collection[str]) -> str:
-    """The file of cases: the level smoke, and a set for each device, with what each problem is the first to find."""
-    devices, parts = _devices(), []
-    groups = {"both": ("cpu", "cuda"), "cpu": ("cpu",), "cuda": ("cuda",)}
-    sets = {name: [one for one in order if devices[one] == of and one not in drawn] for name, of in groups.items()}
-    heads = {"smoke": f'help = "{_SMOKE_HELP}"\nlevel = "smoke"\n', "both": f'help = "{_HELP}"\n'}
-    for name, some in {"smoke": [*smoke], **sets}.items():
-        body = "".join(f'    "{one}",{_why(order[one])}\n' for one in some if name == "smoke" or one not in smoke)
-        head = heads.get(name, f'help = "{_HELP}"\ndevice = "{name}"\n')
-        parts += [f'[[set]]\nname = "{name}"\n{head}problems = [\n{body}]\n'] if body else []
-    return "\n".join([_HEAD, *parts])
+def _why(demands: Sequence[str]) -> str:
+    return f"  # {len(demands)}: {demands[0]}" if demands else ""
 
 
-_SMOKE_HELP: Final = "a first look at a backend: a problem or two of each frequent op, with a tail or with a step"
-_HELP: Final = "chosen by what they find"
+_CHOSEN_BY: Final = 'help = "chosen by the code that they reach"\n'
+_KEYS: Final = {
+    "smoke": 'help = "a first look at a backend: plain problems, of each frequent op and what reaches most"\n'
+    'level = "smoke"\n',
+    "both": _CHOSEN_BY,
+    "cpu": f'{_CHOSEN_BY}device = "cpu"\n',
+    "cuda": f'{_CHOSEN_BY}device = "cuda"\n',
+    "autotuned": 'help = "run by inductor, too, where no backends are named: what it alone reaches, and each op"\n',
+}
 _HEAD: Final = """\
-# The problems of quick, chosen from those of full by what they find and what they cost, what finds most first:
-# "python tests/studies/cover.py --write" makes this file of tests/studies/matrix.json.  Behind a problem stands how
-# many defects it is the first to find, and one of them.  Others find such defects in an op and data types that no
-# problem before has, or stand for a step or a flag.
+# The problems of quick, chosen from those of full by the code that they reach and what they cost, what reaches most
+# first: "python tests/studies/cover.py PART... --write" makes this file.  Behind a problem stands how many demands it
+# is the first to meet, and one of them: code in a class of data types, or a fact of a problem line.
 """
-
-
-_PAGE: Final = """\
-# Quick: what its problems find
-
-Made by `python tests/studies/cover.py` of `tests/studies/matrix.json`;
-[how quick is chosen](../how-to/adding-a-case.md#choose-the-level).
-
-Seconds are those of one run of aten,cpp with empty caches and two workers on a shared machine (AMD EPYC, two cores,
-torch 2.13.0 CPU, 2026-11-26), of all workers together. Of 55 problems that were added the same day they are those of a
-second run, divided by 1.5: so much longer took the problems that were in both. "To red" is the median over the mutants
-of C++ templates of the seconds until the first problem fails that is known to find it, in the order of the files and on
-one core.
-
-"Held out": found by a choice that knew nothing of the class. A kernel counts once for each op and data types that find
-it, and a defect of the history where its imitation is caught in an op of its lines. Of the problems that find a mutant
-of a template only those that were run with it are known, so that these rates are lower bounds: what a choice held out
-seemed to miss was run on it, and added.
-
-| problems | number | seconds | to red |
-|---|---|---|---|
-"""
-
-
-def _why(first: Sequence[str]) -> str:
-    names = [name for name in first if not name.startswith("in ")]
-    return f"  # {len(names)}: {names[0]}" if names else ""
 
 
 def main() -> int:
-    """Print what is found by class, before and after."""
+    """Print what each level reaches."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("parts", nargs="+", type=Path)
+    parser.add_argument("--own", type=Path, help="what PyTorch's own tests reach: JSON, arcs by file")
     parser.add_argument("--write", action="store_true", help=f"write {CHOSEN.name} as well")
-    given = parser.parse_args()
-    rows = read()
-    problems = {line: Problem.parse(line) for line in rows}
-    taken = {line: _taken(problem) for line, problem in problems.items()}
-    costs = Costs.of(rows, taken)
-    asked = demands(rows, {line: facts(problem, taken[line]) for line, problem in problems.items()})
-    drawn = [p.line for one in shapes.read(matrix.CASES / "mm.toml") if one.name == "mm-drawn" for p in one.problems]
-    smoke = [p.line for p in matrix.products("smoke")]
-    kept = {*_SMOKE, *drawn, *smoke, *_TELLING}
-    chosen = choice(costs, asked, kept)
-    order = in_order([smoke, [one for one in chosen if one not in smoke]], costs, asked)
-
-    show(_PAGE)
-    templates = {name: how for name, how in asked.items() if name.startswith("template ") and "," not in name}
-    for name, lines in (("all of the matrix", [*rows]), ("chosen", [*order])):
-        seconds = sum(costs.together[one] for one in {costs.artifact[line] for line in lines})
-        red = first_red(lines, costs, templates)
-        show(f"| {name} | {len(lines)} | {seconds:.0f} | {red:.0f} |\n")
-    show("\n| class | defects | found by all | by the chosen | held out |\n|---|---|---|---|---|\n")
-    for name, is_in in _classes().items():
-        left = {one: how for one, how in asked.items() if not is_in(one)}
-        (before, count), (after, _) = (rate(some, asked, is_in) for some in (rows, chosen))
-        held, _ = rate(choice(costs, left, kept), asked, is_in)
-        if count:
-            show(f"| {name} | {count} | {before / count:.1%} | {after / count:.1%} | {held / count:.1%} |\n")
-    if given.write:
-        CHOSEN.write_text(written(order, [one for one in order if one in smoke], drawn), encoding="utf-8")
+    asked = parser.parse_args()
+    reach = Reach.read(asked.parts)
+    if asked.write:
+        CHOSEN.write_text(_chosen(reach), encoding="utf-8")
+        shapes.forget()
+    levels: dict[str, Collection[str]] = {
+        level: {p.line for p in matrix.products(level)} | {f"inductor {p.line}" for p in matrix.autotuned(level)}
+        for level in ("smoke", "quick", "full")
+    }
+    own = msgspec.json.decode(asked.own.read_bytes(), type=Own) if asked.own else Own()
+    show(page(reach, levels, own))
     return 0
+
+
+def _chosen(reach: Reach) -> str:
+    """Choose, and write the file of cases."""
+    problems = {p.line: p for p in matrix.products("full")}
+    taken = {line: _taken(problem) for line, problem in problems.items()}
+    costs = Costs.of(reach, taken)
+    words: dict[str, set[str]] = defaultdict(set)
+    for line, problem in problems.items():
+        for word in facts(problem, taken[line]):
+            words[f"fact {word}"].add(line)
+    code = {device: reached(reach, {backend}) for device, (backend, _) in _DEVICES.items()}
+    every = {name: frozenset(lines) for name, lines in words.items()} | {
+        k: v for one in code.values() for k, v in one.items()
+    }
+    smoke = first_taste(problems, costs.own, every)
+    drawn = [p.line for one in shapes.read(matrix.CASES / "mm.toml") if one.name == "mm-drawn" for p in one.problems]
+    chosen: dict[str, list[str]] = {}
+    for device, (_, others) in _DEVICES.items():
+        here = {p.line for p in matrix.products("full", device)}
+        price = {line: costs.on(device, line, line in chosen.get("cpu", ())) for line in here}
+        mine = {name: lines for name, lines in every.items() if name.startswith("fact") and not name.startswith(others)}
+        kept = [line for line in (*_SMOKE, *smoke, *drawn) if line in here]
+        chosen[device] = choice(price, mine | code[device], kept)
+
+    # Of autotuning what it alone reaches, in whatever types, and what users run it on.
+    elsewhere = {(file, place) for backend, file, place in reach.masks if backend != "inductor"}
+    alone: dict[str, set[str]] = defaultdict(set)
+    alone |= {name: {*lines} for name, lines in reached(reach, {"inductor"}, elsewhere, False).items()}
+    for line in costs.tuned:
+        op = problems[line].op.name
+        alone[f"op {op}"].add(line)
+        alone[f"dynamic {problems[line].dynamic}"].add(line)
+        if op in _PLAIN:
+            alone[f"{op} {class_of(line)}"].add(line)
+    more = {
+        line: seconds + (0.0 if line in chosen["cpu"] else costs.own[line]) for line, seconds in costs.tuned.items()
+    }
+    tuned = choice(more, {name: frozenset(lines) for name, lines in alone.items()}, again=False)
+    chosen["cpu"] += [line for line in tuned if line not in chosen["cpu"]]
+    order = in_order({line for lines in chosen.values() for line in lines}, costs.own, every)
+    return written(order, chosen, smoke, drawn, [line for line in order if line in tuned])
+
+
+def _is_plain(problem: Problem) -> bool:
+    """Whether it is small, and nothing in it is rare: a product, with a bias and an activation at most."""
+    steps = {value for facet, value in pairs.facts(problem) if facet == "step"}
+    is_small = all(_PLAIN_SIZES[0] <= getattr(problem.shape, size) <= _PLAIN_SIZES[1] for size in "mnk")
+    return is_small and not problem.flags and steps <= {pairs.NONE, "unary"} and problem.beta != 0
+
+
+def first_taste(problems: Mapping[str, Problem], costs: Mapping[str, float], asked: Demands) -> list[str]:
+    """The problems of smoke: plain and small ones, of each frequent op the first, and what reaches most.
+
+    One whose sizes are no multiples of a tile comes before the others, and usual data types and layouts come first.
+    """
+    kinds = Counter(map(_kind, problems.values()))
+    usual = Counter(map(_form, problems.values()))
+    frequent = [kind for kind in kinds if kinds[kind] >= _FREQUENT * kinds.total()]
+    plain = [line for line, problem in problems.items() if _kind(problem) in frequent and _is_plain(problem)]
+    order = in_order(plain, costs, asked)
+    first: dict[str, str] = {}
+    for line in sorted(order, key=lambda line: (not _has_tails(problems[line]), -usual[_form(problems[line])])):
+        first.setdefault(_kind(problems[line]), line)
+    return [*dict.fromkeys((*first.values(), *order))][:_FIRST_TASTE]
+
+
+def _form(problem: Problem) -> str:
+    return f"{problem.op.name} {problem.dtypes} {problem.layout}"
+
+
+def _kind(problem: Problem) -> str:
+    return f"mm {problem.dtypes}" if problem.op.name == "mm" else problem.op.name
+
+
+def _has_tails(problem: Problem) -> bool:
+    return bool(problem.shape.m % 16 and problem.shape.n % 16)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ SURVEY: Final = Path(__file__).parent / "survey.py"
 FIRST: Final = 12
 _FAILURES: Final = frozenset({"incorrect", "crashed", "timed-out", "fallback", "mistrusted"})
 # Compiled with every mutant's caches already: what Inductor compiles to know the processor is in them.
-_WARM: Final = {"cpp": "mm:f32:nn:16x16x16"}
+_WARM: Final = dict.fromkeys(("cpp", "inductor"), "mm:f32:nn:16x16x16")
 # Seconds for one process.
 _LIMIT: Final = 3600.0
 

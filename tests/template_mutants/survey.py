@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import torch
 
-from pytest_gemm.api.request import BuildRequest
+from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.backends.cutlass import compat
 from pytest_gemm.backends.cutlass.backend import _without_memory
@@ -76,7 +76,7 @@ def _pretend() -> None:
 @contextlib.contextmanager
 def _device(backend: str) -> Iterator[None]:
     """A Hopper for the backends that need one."""
-    if backend == "cpp" or torch.cuda.is_available():
+    if backend in {"cpp", "inductor"} or torch.cuda.is_available():
         yield
         return
     import torch._inductor.config as inductor
@@ -98,15 +98,20 @@ def _digest(text: str, constants: Mapping[str, Any]) -> str:
     return found.hexdigest()[:16]
 
 
-def survey(name: str, lines: list[str]) -> Iterator[dict[str, Any]]:
+def survey(
+    name: str, lines: list[str], request: BuildRequest = DEFAULT, around: Callable[[], Any] = contextlib.nullcontext
+) -> Iterator[dict[str, Any]]:
     """Generate the program of each problem.
 
     Args:
         name: of the backend.
         lines: the problems.
+        request: how each is built.
+        around: makes a context that each program is generated in.
 
     Yields:
-        What came of each: ``line``, ``reached``, ``digest``; nothing reached where it is unsupported.
+        What came of each: ``line``, ``reached``, ``digest``, ``texts`` (of its programs); nothing reached where it is
+        unsupported.
     """
     backend = next(made for made in (kind() for kind in BUILTIN) if made.name == name)
     texts: list[tuple[str, Mapping[str, Any]]] = []
@@ -130,28 +135,29 @@ def survey(name: str, lines: list[str]) -> Iterator[dict[str, Any]]:
         problem = Problem.parse(line)
         texts.clear()
         patches.passed.clear()
-        if backend.supports(problem, BuildRequest()) is None:
-            with _device(name), hooked(hooks), contextlib.suppress(Exception):
+        if backend.supports(problem, request) is None:
+            with _device(name), hooked(hooks), around(), contextlib.suppress(Exception):
                 given = (
                     tensors.make(problem, distributions_for(problem)[0], 0)
-                    if name == "cpp"
+                    if name in {"cpp", "inductor"}
                     else _without_memory(problem)
                 )
-                backend.prepare(problem, given, BuildRequest())
+                backend.prepare(problem, given, request)
         reached = set(patches.passed).union(*(_MARK.findall(text) for text, _ in texts))
         digest = "-".join(_digest(*one) for one in texts)
-        yield {"line": line, "reached": sorted(reached), "digest": digest}
+        yield {"line": line, "reached": sorted(reached), "digest": digest, "texts": [text for text, _ in texts]}
 
 
 def main() -> int:
     """Answer for the problems on the standard input."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    if sys.argv[1] != "cpp" and not torch.cuda.is_available():
+    if sys.argv[1] not in {"cpp", "inductor"} and not torch.cuda.is_available():
         _pretend()
     out = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
         for answer in survey(sys.argv[1], sys.stdin.read().split()):
+            del answer["texts"]
             out.write(json.dumps(answer) + "\n")
             out.flush()
     return 0
