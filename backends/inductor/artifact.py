@@ -177,7 +177,7 @@ class Artifact:
         for _ in range(3):
             torch.compiler.cudagraph_mark_step_begin()
             made = self._compiled.function(*args)
-        if torch_compat.graphs_skipped() > skipped:
+        if self._compiled.session.graph_skipped or torch_compat.graphs_skipped() > skipped:
             raise Unsupported("cudagraphs-skipped", "PyTorch made no CUDA graph of the program")
         if calls:
             self._recorded = tuple(dict.fromkeys(calls))

@@ -109,6 +109,7 @@ class Session:
         fusions: nodes that the scheduler fused into C++ templates.  What a lowering made part of a template is not
             among them (oneDNN's linear with its ``relu``, in a dtype that oneDNN has on this machine).
         compiled_with: as of :class:`Proof`.
+        graph_skipped: PyTorch made no CUDA graph of the program, which mutates its inputs, for example.
     """
 
     choices: list[str] = dataclasses.field(default_factory=list)
@@ -127,3 +128,4 @@ class Session:
     counted: tuple[str, ...] = ()
     fusions: int = 0
     compiled_with: int = 0
+    graph_skipped: bool = False

@@ -173,7 +173,9 @@ def compile_once(
     while True:
         with _compiling(problem, spec, candidate) as seen:
             try:
+                skipped = torch_compat.graphs_skipped()
                 function, text = _started(problem, tensors, constants, spec)
+                seen.graph_skipped = torch_compat.graphs_skipped() > skipped  # PyTorch counts a program once
                 break
             except Exception as error:
                 after_failure(problem, spec, seen, error, pruned)

@@ -16,6 +16,7 @@ from pytest_gemm.backends.inductor.artifact import InductorPrepared
 from pytest_gemm.backends.inductor.selected import WRITTEN_OUT, SelectedPrepared
 from pytest_gemm.backends.max_autotune import MaxAutotuneBackend
 from pytest_gemm.core.case_id import Mode
+from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.errors import ProblemError
@@ -48,6 +49,13 @@ def test_the_options_are_those_of_the_mode() -> None:
     assert options["coordinate_descent_tuning"] is True
     assert options["freezing"] is True
     assert "max_autotune_gemm_backends" not in options  # the release's, or the environment's
+
+
+def test_a_program_that_pytorch_makes_no_graph_of_is_not_taken_for_a_replay() -> None:
+    # On the CPU it skips the graph while it compiles, as on CUDA at the first call where an input is written.
+    problem = Problem.parse("mm:f32:nt:17x33x65:b.argument:out.given")
+    with pytest.raises(Unsupported, match="no CUDA graph"):
+        MaxAutotuneBackend().artifact(problem, tensors.make(problem, "rand", 0), BuildRequest(mode=Mode.CUDAGRAPHS))
 
 
 # -- proofs --------------------------------------------------------------------------------------------------
