@@ -19,7 +19,7 @@ _PAGE = Path(__file__).parents[2] / "docs" / "results" / "history.md"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_every_line_is_in_the_matrix_at_its_level() -> None:
+def test_every_line_is_in_the_matrix() -> None:
     assert not history.complaints(_BUGS.values())
 
 
