@@ -164,7 +164,7 @@ def measured(name: str, lines: Sequence[str], isa: str, *, whole: bool) -> Itera
         answers = _whole(name, first, around) if whole else survey.survey(name, first, request, around)
         known: set[str] = set()
         for place, answer in enumerate(answers):
-            if place < _FIRST:
+            if place < len(lines[:_FIRST]):
                 continue
             parts: dict[str, list[Any]] = defaultdict(list)
             for file, begin, end in sorted(reached) if answer["texts"] else ():
