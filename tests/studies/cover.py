@@ -52,6 +52,8 @@ _FOR_BILLION: Final = 3.0
 _COMPILE: Final = 0.5
 _FOR_TEXT: Final = 8.5
 _ALONE: Final = 2.0
+# What a problem costs that quick has already, of its price: so that a new choice changes little.
+_STAYS: Final = 0.8
 # How many demands a problem has to meet a second time for each second that it costs.
 _WORTH: Final = 40.0
 # Problems of smoke, and the sizes that they have.
@@ -250,7 +252,7 @@ def in_order(lines: Collection[str], costs: Mapping[str, float], asked: Demands)
     """The problems, what meets most in its time first, each with the demands that none before it meets."""
     mine: dict[str, set[str]] = {line: set() for line in lines}
     for name, some in asked.items():
-        for line in some & mine.keys():
+        for line in some & mine.keys():  # in whatever order
             mine[line].add(name)
     order: dict[str, list[str]] = {}
     known: set[str] = set()
@@ -391,17 +393,17 @@ def written(
     chosen: Mapping[str, Collection[str]],
     smoke: Collection[str],
     drawn: Collection[str],
-    tuned: Collection[str],
+    tuned: Mapping[str, Collection[str]],
 ) -> str:
     """The file of cases: the level smoke, a set for each device, and what runs as autotuning selects."""
-    sets: dict[str, list[str]] = {"smoke": [*smoke], "both": [], "cpu": [], "cuda": [], "autotuned": [*tuned]}
+    sets: dict[str, list[str]] = {"smoke": [*smoke], "both": [], "cpu": [], "cuda": []}
     for line in order:
         devices = [device for device, lines in chosen.items() if line in lines]
         if line not in drawn and line not in smoke:
             sets["both" if len(devices) > 1 else devices[0]].append(line)
     parts = [_HEAD]
-    for name, lines in sets.items():
-        body = "".join(f'    "{line}",{_why(order[line]) if name != "autotuned" else ""}\n' for line in lines)
+    for name, lines in {**sets, **tuned}.items():
+        body = "".join(f'    "{line}",{"" if name in tuned else _why(order[line])}\n' for line in lines)
         parts.append(f'[[set]]\nname = "{name}"\n{_KEYS[name]}problems = [\n{body}]\n')
     return "\n".join(parts)
 
@@ -411,13 +413,15 @@ def _why(demands: Sequence[str]) -> str:
 
 
 _CHOSEN_BY: Final = 'help = "chosen by the code that they reach"\n'
+_BY_INDUCTOR: Final = "run by inductor, too, where no backends are named"
 _KEYS: Final = {
     "smoke": 'help = "a first look at a backend: plain problems, of each frequent op and what reaches most"\n'
     'level = "smoke"\n',
     "both": _CHOSEN_BY,
     "cpu": f'{_CHOSEN_BY}device = "cpu"\n',
     "cuda": f'{_CHOSEN_BY}device = "cuda"\n',
-    "autotuned": 'help = "run by inductor, too, where no backends are named: what it alone reaches, and each op"\n',
+    "autotuned": f'help = "{_BY_INDUCTOR}: what it alone reaches, and each op"\ndevice = "cpu"\n',
+    "autotuned-on-gpu": f'help = "{_BY_INDUCTOR}: each op"\ndevice = "cuda"\n',
 }
 _HEAD: Final = """\
 # The problems of quick, chosen from those of full by the code that they reach and what they cost, what reaches most
@@ -461,14 +465,16 @@ def _chosen(reach: Reach) -> str:
     }
     smoke = first_taste(problems, costs.own, every)
     drawn = [p.line for one in shapes.read(matrix.CASES / "mm.toml") if one.name == "mm-drawn" for p in one.problems]
+    before = {p.line: _STAYS for p in matrix.products("quick")}
     chosen: dict[str, list[str]] = {}
     for device, (_, others) in _DEVICES.items():
-        here = {p.line for p in matrix.products("full", device)}
-        price = {line: costs.on(device, line, line in chosen.get("cpu", ())) for line in here}
+        here = [p.line for p in matrix.products("full", device)]
+        price = {line: costs.on(device, line, line in chosen.get("cpu", ())) * before.get(line, 1.0) for line in here}
         mine = {name: lines for name, lines in every.items() if name.startswith("fact") and not name.startswith(others)}
         kept = [line for line in (*_SMOKE, *smoke, *drawn) if line in here]
         chosen[device] = choice(price, mine | code[device], kept)
 
+    stays = {p.line for p in matrix.autotuned("quick", "cpu")}
     # Of autotuning what it alone reaches, in whatever types, and what users run it on.
     elsewhere = {(file, place) for backend, file, place in reach.masks if backend != "inductor"}
     alone: dict[str, set[str]] = defaultdict(set)
@@ -484,8 +490,20 @@ def _chosen(reach: Reach) -> str:
     }
     tuned = choice(more, {name: frozenset(lines) for name, lines in alone.items()}, again=False)
     chosen["cpu"] += [line for line in tuned if line not in chosen["cpu"]]
-    order = in_order({line for lines in chosen.values() for line in lines}, costs.own, every)
-    return written(order, chosen, smoke, drawn, [line for line in order if line in tuned])
+    order = in_order([*dict.fromkeys(line for lines in chosen.values() for line in lines)], costs.own, every)
+    sets = {"autotuned": [line for line in order if line in tuned], "autotuned-on-gpu": _on_gpu(order, problems, taken)}
+    return written(order, chosen, smoke, drawn, sets)
+
+
+def _on_gpu(order: Iterable[str], problems: Mapping[str, Problem], taken: Mapping[str, Sequence[str]]) -> list[str]:
+    """Of each op that Triton takes, and of each class of types of a plain one, a line without a flag but any size."""
+    first: dict[str, str] = {}
+    for line in order:
+        problem = problems[line]
+        if "triton" in taken[line] and all(flag.endswith(".dynamic") for flag in problem.flags):
+            name = f"{problem.op.name} {class_of(line)}" if problem.op.name in _PLAIN else problem.op.name
+            first.setdefault(f"{name} {bool(problem.dynamic)}" if problem.op.name == "mm" else name, line)
+    return [*dict.fromkeys(first.values())]
 
 
 def _is_plain(problem: Problem) -> bool:
