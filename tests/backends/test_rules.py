@@ -45,6 +45,12 @@ def test_cublas_takes_scales_of_rows_by_four(blocks: str, m: int, taken: bool) -
     assert (refused is None or "multiple of 4" not in str(refused)) is taken
 
 
+@pytest.mark.parametrize(("flags", "taken"), [(":b.alias_t", True), (":a.offset", False), (":b.offset", False)])
+def test_cublas_takes_int8_at_multiples_of_four_bytes(flags: str, taken: bool) -> None:
+    refused = rules.check(("aten-on-cuda",), Problem.parse(f"int_mm:i8-i8-i32:nt:64x64x64{flags}"), DEFAULT)
+    assert (refused is None) is taken
+
+
 def test_the_texts_name_what_was_found() -> None:
     """The flag stands in the remedy; rules are read in order, and none holds for a plain product."""
     refused = rules.check(("tma", "compact"), Problem.parse("mm:bf16:nt:16x16x16:a.offset:b.padded"), DEFAULT)
