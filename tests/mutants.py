@@ -178,13 +178,13 @@ SMALL_F32 = only(SMALL, "f32")
 MIB = {"f32": "mm:f32:nn:512x520x40", "bf16": "mm:bf16:nn:1032x520x40"}
 SMALL_BIAS = {"f32": BIAS["f32"].format(k=256)}
 
-# Bugs that begin at a size: problems of conformance/cases, of level quick unless a comment says otherwise.
+# Bugs that begin at a size: problems of conformance/cases, of level full.
 TALL = {
     "f32": "mm:f32:nn:65601x5x3",
     "bf16": "linear:bf16:nt:65601x4x8:bias",
     "f16": "addmm:f16:nn:65601x3x5:bias-mn:b.argument",
 }
-TALLEST = {"f32": "mm:f32:nn:2200001x4x3"}  # full
+TALLEST = {"f32": "mm:f32:nn:2200001x4x3"}
 WIDE = {"f32": "mm:f32:nn:3x65601x5:b.argument"}
 LONG = {
     "f32": "mm:f32:nn:5x3x65601",
@@ -193,8 +193,8 @@ LONG = {
 }
 NARROW = {"f32": LONG["f32"], "f16": "linear:f16:nt:33x1x4099"}
 LONG_INT8 = {"i8": "int_mm:i8-i8-i32:nt:17x16x65608"}
-LONGER_INT8 = {"i8": "int_mm:i8-i8-i32:nt:17x16x270344"}  # full
-LONGEST_INT8 = {"i8": "int_mm:i8-i8-i32:nt:17x16x540680"}  # full
+LONGER_INT8 = {"i8": "int_mm:i8-i8-i32:nt:17x16x270344"}
+LONGEST_INT8 = {"i8": "int_mm:i8-i8-i32:nt:17x16x540680"}
 MANY = {"f32": "baddbmm:f32:nn:65601x2x3x5:bias-mn", "bf16": "bmm:bf16:nt:131x9x8x16"}
 DEEP = {"f32": "linear:f32:nt:6x17x65x96:bias+relu+add:a.4d", "f16": "linear:f16:nt:66x3x17x33:bias:a.4d"}
 # Judged by sample, and in no level: each element is looked at, but only some lines are compared with the reference.

@@ -38,7 +38,7 @@ def test_the_quick_level_has_what_the_templates_branch_on() -> None:
     quick = matrix.products("quick")
     assert {p.op.name for p in quick} >= {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8"}
     assert {str(p.layout) for p in quick if p.op.name == "mm"} == {"nn", "nt", "tn", "tt"}
-    assert {p.shape.m for p in quick} >= {0, 1, 2, 3, 16, 17, 32, 1000}
+    assert {p.shape.m for p in quick} >= {0, 1, 2, 3, 16, 17, 32}
     assert {flag for p in quick for flag in p.flags} >= {
         "m.dynamic",
         "a.padded",
@@ -80,30 +80,29 @@ def test_the_quick_level_has_what_backends_that_load_with_tma_take() -> None:
     quick = matrix.products("quick")
     assert "int_mm:i8-i8-i32:nt:512x1024x2048" in map(str, quick)
     cutlass = [p for p in quick if CutlassBackend().supports(p) is None]
-    assert {p.shape.m for p in cutlass} >= {1, 8, 16, 56, 64, 72, 120, 128, 136, 250, 256, 264}
+    rows = {p.shape.m for p in cutlass}
+    assert rows >= {1, 64, 256}
+    for tile in (64, 256):
+        assert rows & {*range(tile - 8, tile)}, f"less than {tile}"
+        assert rows & {*range(tile + 1, tile + 9)}, f"more than {tile}"
     assert {str(p.layout) for p in cutlass if p.op.name == "mm"} == {"nn", "nt", "tn", "tt"}
     assert {p.op.name for p in cutlass} >= {"mm", "addmm", "bmm", "linear", "int_mm", "mixed_mm"}
-    for dtype in ("f16", "bf16"):
-        # A bias in the product keeps CUTLASS from fusing, so each step stands without one too.
-        plain = [p for p in cutlass if p.op.name == "mm" and str(p.dtypes) == dtype and p.step("bias") is None]
-        alone = {p.passes[0].name for p in plain if len(p.passes) == 1}
-        assert alone >= {"relu", "gelu", "tanh", "exp", "sigmoid", "silu", "add", "sub", "mul", "div"}
-    for flag in ("program.multi_output", "r0.alias"):
-        assert any(p.has(flag) for p in cutlass if p.op.name == "mm" and p.step("bias") is None)
+    # A bias in the product keeps CUTLASS from fusing, so each step stands without one too.
+    fused = [p for p in cutlass if p.step("bias") is None]
+    steps = {step.name for p in fused for step in p.passes}
+    assert steps >= {"relu", "gelu", "tanh", "exp", "sigmoid", "silu", "add", "sub", "mul", "div"}
+    assert all(any(p.has(flag) for p in fused) for flag in ("program.multi_output", "r0.alias"))
     for backend in (CuteDslBackend(), NvgemmBackend()):
         assert sum(backend.supports(p) is None for p in quick) >= 60, backend.name
 
 
 def test_the_quick_level_switches_what_a_user_can() -> None:
     quick = matrix.products("quick")
-    assert {p.op.name for p in quick if p.has("math.tf32")} == {"mm", "linear", "addmm", "bmm"}
+    # A product of matrices and one of batches: kernels of their own.
+    assert {p.shape.batch is None for p in quick if p.has("math.tf32")} == {False, True}
     assert {str(p.dtypes) for p in quick if p.has("math.half_partials")} == {"f16", "bf16"}
-    assert {(p.op.name, str(p.dtypes)) for p in quick if p.autocast} >= {
-        ("mm", "f32-f32-bf16"),
-        ("linear", "f32-f32-f16"),
-        ("addmm", "f32-f32-bf16"),
-        ("bmm", "f32-f32-f16"),
-    }
+    assert {p.op.name for p in quick if p.autocast} >= {"mm", "linear", "addmm", "bmm"}
+    assert {str(p.dtypes) for p in quick if p.autocast} == {"f32-f32-bf16", "f32-f32-f16"}
 
 
 def test_every_problem_of_the_matrix_can_be_read_back() -> None:

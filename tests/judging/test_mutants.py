@@ -25,12 +25,10 @@ def small(line: str) -> bool:
     return s.m * s.k + s.k * s.n + s.m * s.n <= 1 << 23
 
 
-# Where bugs begin at a size, by the level of the matrix that has it.
-SIZES = {
-    "quick": (mutants.TALL, mutants.WIDE, mutants.LONG, mutants.NARROW, mutants.LONG_INT8, mutants.MANY, mutants.DEEP),
-    "full": (mutants.TALLEST, mutants.LONGER_INT8, mutants.LONGEST_INT8),
-}
-SIZED = {line for some in SIZES["quick"] for line in some.values()}
+# Where bugs begin at a size: what is judged here, and what is large.
+SIZES = (mutants.TALL, mutants.WIDE, mutants.LONG, mutants.NARROW, mutants.LONG_INT8, mutants.MANY, mutants.DEEP)
+LARGEST = (mutants.TALLEST, mutants.LONGER_INT8, mutants.LONGEST_INT8)
+SIZED = {line for lines in SIZES for line in lines.values()}
 # Every mutant once, on the first of its lines that is quick to judge, or one at whose size its bug begins; as a study
 # at the smallest K in every dtype, with the plain products of f32 and int8 at the longer K too.  All of it is
 # studies/mutant_study.py's, with a page in docs/results.
@@ -121,12 +119,9 @@ def test_no_mutant_is_only_excused() -> None:
     assert not [name for name, mutant in MUTANTS.items() if not list(mutant.problems())]
 
 
-@pytest.mark.parametrize("level", ["quick", "full"])
-def test_sizes_at_which_a_bug_begins_are_problems_of_the_matrix(level: str) -> None:
-    known, full = (set(map(str, matrix.products(one))) for one in (level, "full"))
-    sizes = {line for some in SIZES[level] for line in some.values()}
-    assert all(known & set(some.values()) for some in SIZES[level])
-    assert sizes <= full
+def test_sizes_at_which_a_bug_begins_are_problems_of_the_matrix() -> None:
+    sizes = SIZED | {line for lines in LARGEST for line in lines.values()}
+    assert sizes <= set(map(str, matrix.products("full")))
     assert all(any(line in mutant.lines.values() for mutant in MUTANTS.values()) for line in sizes)
 
 
