@@ -1,4 +1,4 @@
-"""A kernel that drops the rest of a dimension behind its tile meets a problem that has one, in every op and dtypes."""
+"""A kernel that drops the rest of a dimension behind its tile meets a problem that has one, in every op and class."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 import torch
 from oracle import judged
+from studies.reach import class_of
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.request import BuildRequest
@@ -25,19 +26,20 @@ from pytest_gemm.problem.problem import Problem
 
 # What is no tail of any tile: kernels vectorise by 8 elements or multiples of it.
 TILE = 8
-# Where no backend takes a tail: the codes of the rules by which eager ATen, on a CPU and on CUDA, refuses it; by
-# "grammar" no problem line has one, because K consists of groups.
+# Where no backend takes a tail in a class of data types: the codes of the rules by which eager ATen, on a CPU and on
+# CUDA, refuses it; by "grammar" no problem line has one, because a dimension consists of groups.
 REFUSED = {
     ("da8w4", "k"): {"grammar"},
-    ("woq", "k"): {"grammar"},  # of Q8_0 and NF4
     ("woq_int4", "k"): {"grammar"},
     ("woq_int4", "n"): {"int4-shape"},
     ("grouped_mm", "k"): {"alignment"},
     ("grouped_mm_n", "k"): {"alignment"},
     ("grouped_bmm", "k"): {"alignment"},
+    ("scaled_mm", "n"): {"scaled-mm-shape", "scales"},
+    ("scaled_mm", "k"): {"grammar"},
+    ("scaled_grouped_mm", "m"): {"grammar"},
     ("scaled_grouped_mm", "n"): {"op", "scaled-mm-shape", "scales"},
-    ("scaled_grouped_mm", "k"): {"alignment"},
-    ("scaled_grouped_mm_n", "n"): {"op", "scaled-mm-shape"},
+    ("scaled_grouped_mm", "k"): {"alignment", "grammar"},
     ("scaled_grouped_mm_n", "k"): {"alignment"},
     ("scaled_grouped_mm_k", "n"): {"op", "scaled-mm-shape"},
     ("scaled_grouped_bmm", "n"): {"op", "scaled-mm-shape", "scales"},
@@ -68,15 +70,24 @@ def refusals(problem: Problem) -> Iterator[Unsupported | None]:
 
 
 def has_tail(problem: Problem, dimension: str) -> bool:
-    return int(getattr(problem.shape, dimension)) % TILE != 0
+    """Whether it has one that a backend takes; groups of a divided dimension have sizes of all kinds."""
+    is_whole = int(getattr(problem.shape, dimension)) % TILE == 0 and problem.op.ragged != dimension
+    return not is_whole and None in refusals(problem)
 
 
 @functools.cache
 def by_kind(level: str) -> dict[tuple[str, str], list[Problem]]:
-    found = defaultdict(list)
+    """The problems of each op and class of data types."""
+    kinds = defaultdict(list)
     for problem in matrix.products(level):
-        found[problem.op.name, str(problem.dtypes)].append(problem)
-    return found
+        kinds[problem.op.name, class_of(problem.line)].append(problem)
+    return kinds
+
+
+@functools.cache
+def tails(level: str, dimension: str) -> frozenset[tuple[str, str]]:
+    """Ops and classes of data types of which a level has a tail that a backend takes."""
+    return frozenset(kind for kind, some in by_kind(level).items() if any(has_tail(p, dimension) for p in some))
 
 
 def with_tail(problems: Iterable[Problem], dimension: str) -> Iterator[Problem]:
@@ -93,25 +104,26 @@ def with_tail(problems: Iterable[Problem], dimension: str) -> Iterator[Problem]:
                 yield other
 
 
-@pytest.mark.parametrize("kind", by_kind("quick"), ids=":".join)
 @pytest.mark.parametrize("dimension", ["m", "n", "k"])
-def test_the_quick_level_has_a_tail_that_a_backend_takes(kind: tuple[str, str], dimension: str) -> None:
-    problems = by_kind("quick")[kind]
-    if any(has_tail(p, dimension) and None in refusals(p) for p in problems):
-        return
-    assert (kind[0], dimension) in REFUSED
-    codes: set[str] = set()
-    for problem in with_tail(problems, dimension):
-        said = list(refusals(problem))
-        assert None not in said, problem
-        codes |= {refused.reason.code for refused in said[:2] if refused is not None}
-    assert (codes or {"grammar"}) == REFUSED[kind[0], dimension]
+def test_the_full_level_has_each_tail_that_a_backend_takes(dimension: str) -> None:
+    codes: dict[str, set[str]] = defaultdict(set)
+    for kind in by_kind("full").keys() - tails("full", dimension):
+        others = list(with_tail(by_kind("full")[kind][:20], dimension))
+        said = [list(refusals(other)) for other in others]
+        assert not any(None in answers for answers in said), kind
+        eager = {answer.reason.code for answers in said for answer in answers[:2] if answer is not None}
+        codes[kind[0]] |= eager or {"grammar"}
+    assert codes == {op: reasons for (op, size), reasons in REFUSED.items() if size == dimension}
+
+
+@pytest.mark.parametrize("dimension", ["m", "n", "k"])
+def test_the_quick_level_has_a_tail_of_each_op_and_class(dimension: str) -> None:
+    assert sorted(tails("full", dimension) - tails("quick", dimension)) == []
 
 
 def test_the_smoke_level_has_a_tail_of_k_for_each_of_its_ops() -> None:
-    ops = {problem.op.name for problem in matrix.products("smoke")}
-    tails = {p.op.name for p in matrix.products("smoke") if has_tail(p, "k") and None in refusals(p)}
-    assert ops - tails == {op for op, dimension in REFUSED if dimension == "k"} & ops
+    ops = {op for op, _ in by_kind("smoke").keys() & tails("full", "k")}
+    assert sorted(ops - {op for op, _ in tails("smoke", "k")}) == []
 
 
 @pytest.mark.usefixtures("unexplained")
@@ -119,7 +131,7 @@ def test_the_smoke_level_has_a_tail_of_k_for_each_of_its_ops() -> None:
 def test_a_kernel_that_drops_the_rest_of_k_is_caught_at_smoke(op: str) -> None:
     backend = CallableBackend("tailless", without_tail, dtypes=DTYPES)
     problems = [p for p in matrix.products("smoke") if p.op.name == op and backend.supports(p) is None]
-    if (op, "k") in REFUSED or not problems:
+    if not problems or not any(op == name for name, _ in tails("full", "k") & by_kind("smoke").keys()):
         return
     judge = Judge(lambda *_: "PyTorch's own kernel of woq_int8 reads beyond a tail")
     assert Status.INCORRECT in {one.status for p in problems for one in judged(backend, p.line, judge=judge)}
