@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from studies import lines as lines_of
 from studies import pairs
+from studies.meter import FILES
 from studies.reach import Reach, class_of
 from template_mutants.patches import folder
 
@@ -325,7 +326,9 @@ def page(reach: Reach, levels: Mapping[str, Collection[str]], own: Own) -> str:
             if mask & bits[name, "inductor " * (backend == "inductor")]:
                 arcs["jinja" if file.startswith("jinja") else file][name].add((file, place))
     rows, idle = [], {"neither": [], "theirs": []}
-    for file in sorted({file for file in (*arcs, *own.arcs) if file.endswith(".py")}):
+    for file in sorted(path.relative_to(folder()).as_posix() for name in FILES for path in folder().glob(name)):
+        if "flex" in file or not (arcs[file] or own.arcs.get(file)):
+            continue
         branches = Branches.of(file)
         sets = [{place for _, place in arcs[file][name]} for name in levels]
         theirs = {(begin, end) for begin, end in own.arcs.get(file, ())}

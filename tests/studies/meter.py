@@ -19,9 +19,11 @@ from template_mutants.patches import folder
 # What makes matrix products in Inductor, below its folder.
 FILES: Final = (
     "codegen/common.py",
-    "codegen/cpp*.py",
+    "codegen/cpp.py",
+    "codegen/cpp_*template*.py",
+    "codegen/cpp_micro_gemm.py",
+    "codegen/cpp_utils.py",
     "codegen/cutlass/*.py",
-    "codegen/cuda/*.py",
     "codegen/subgraph.py",
     "codegen/triton.py",
     "freezing.py",
