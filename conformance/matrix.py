@@ -64,7 +64,7 @@ def _own(level: str, device: str) -> tuple[Problem, ...]:
 
 
 def autotuned(level: str, device: str = "") -> tuple[Problem, ...]:
-    """Problems of a level for ``inductor`` where no backends are named: a share of quick's, and at ``full`` all these."""
+    """Problems of ``inductor`` where no backends are named: a share of those of quick, and from ``full`` on all."""
     sets = ("autotuned", "autotuned-on-gpu") if level == QUICK else ()
     return () if level in {LEVELS[0], *APART} else family("quick", QUICK, *sets, device=device)
 

@@ -29,7 +29,6 @@ from pytest_gemm.machine.code_key import code_key
 from pytest_gemm.numerics import tensor_core
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import HINTS, Problem
-from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.storage import cache
 
 if TYPE_CHECKING:

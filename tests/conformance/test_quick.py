@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,9 +14,6 @@ import pytest
 from studies import cover, matrix
 from studies.reach import Reach, class_of
 
-from pytest_gemm.conformance import matrix as suite
-
-ROWS = matrix.read()
 REACH = Path(__file__).parents[1] / "studies" / "reach.py"
 
 
@@ -52,8 +50,6 @@ def test_a_problem_reaches_the_code_of_its_steps_and_types(tmp_path: Path) -> No
     lines = tmp_path / "lines"
     first, *others = ["mm:f32:nn:17x65x127", "linear:bf16:nt:17x65x97:bias+hardswish", "mm:f64:nn:17x65x127"]
     lines.write_text("\n".join([first, *others]), encoding="utf-8")
-    import os
-
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, str(REACH), "cpp", f"--lines={lines}"]
     text = subprocess.run(command, capture_output=True, check=True, env=environment, text=True).stdout
@@ -73,3 +69,9 @@ def test_a_problem_reaches_the_code_of_its_steps_and_types(tmp_path: Path) -> No
     assert in_it
     assert {line for mask in in_it for line in reach.of(mask)} == {others[0]}
     assert any(file.startswith("jinja/") for _, file, _ in reach.masks)
+
+
+def test_the_matrix_of_wrong_kernels_is_read_as_it_is_written(tmp_path: Path) -> None:
+    stored, rows = tmp_path / "matrix.json", matrix.read()
+    stored.write_text(matrix.written(rows), encoding="utf-8")
+    assert matrix.read(stored) == rows

@@ -546,6 +546,7 @@ def test_a_gate_that_underflows_times_infinity_may_be_nan_behind_a_relu_too() ->
         assert rejected(torch.tensor([[result], [math.inf]]), span) == 0
     assert rejected(torch.tensor([[0.0], [math.nan]]), span) == 1
 
+
 def test_an_integer_is_exact_in_f64() -> None:
     span = span_of(fixed("int_mm:i8-i8-i32:nn:1x1x1041:cast-f64", [[127.0] * 1041], [[127.0]] * 1041))
     assert float(span.lo) == float(span.hi) == 2.0**24 + 13073

@@ -477,7 +477,6 @@ def _chosen(reach: Reach) -> str:
         kept = [line for line in (*_SMOKE, *smoke, *drawn) if line in here]
         chosen[device] = choice(price, mine | code[device], kept)
 
-    stays = {p.line for p in matrix.autotuned("quick", "cpu")}
     # Of autotuning what it alone reaches, in whatever types, and what users run it on.
     elsewhere = {(file, place) for backend, file, place in reach.masks if backend != "inductor"}
     alone: dict[str, set[str]] = defaultdict(set)
