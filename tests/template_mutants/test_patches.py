@@ -6,6 +6,7 @@ from pathlib import Path
 
 import known_cpu
 import pytest
+from studies import fix_study
 
 from template_mutants import table
 from template_mutants.study import Study
@@ -18,6 +19,15 @@ def test_the_mutants_of_the_table_are_python_in_this_release(backend: str) -> No
     assert len(there) > len(missing)
     assert [one for one in mutants if one.null], "controls"
     assert all(one.imitates for one in mutants)
+
+
+def test_the_fixes_can_be_undone_in_this_release() -> None:
+    fixes = fix_study.read()
+    there, missing = table.in_release([fix.mutant for fix in fixes])
+    assert len(there) > len(missing)
+    assert len({fix.name for fix in fixes}) == len(fixes) >= 40
+    assert {fix.runs for fix in fixes} <= {*fix_study.ORDER}
+    assert all(fix.shown or fix.runs in {"triton", "inductor-cuda"} for fix in fixes)
 
 
 @pytest.mark.study
