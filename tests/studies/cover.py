@@ -73,6 +73,8 @@ _LONG: Final = 1 << 16
 # From which on K is cut into slices, and of which a result has several tiles.
 _MANY: Final = 2048
 _TILE: Final = 64
+# Rows of the tiles of GPU kernels.
+_TILES: Final = (64, 128, 256)
 # An operand that does not begin where its memory does.
 _SHIFTED: Final = ("offset", "tail", "sliced")
 _OF_GPUS: Final = {"triton", "cutlass", "cutedsl", "nvgemm"}
@@ -126,6 +128,16 @@ def facts(problem: Problem, taken: Sequence[str]) -> set[str]:
     if "cpp" in taken and shape.k and not shape.is_empty:
         split = _blocking(problem)
         words |= {f"cpp: {kind} {split}", *(f"cpp: {flag} {split}" for flag in flags if flag.endswith(".dynamic"))}
+    words |= {f"{op} {flag}" for flag in flags if flag.startswith("math.")}
+    if shape.m <= 8 and shape.n <= _TILE and shape.k >= _MANY:
+        words.add(f"{kind} of few rows and columns, many products")
+    bias = problem.step("bias")
+    if bias and shape.m == shape.n:
+        words.add(f"square, bias {bias.text or 'n'}, {class_of(problem.line)}")
+    for tile in _TILES:
+        if abs(shape.m - tile) <= 8:
+            where = "at" if shape.m == tile else "below" if shape.m < tile else "above"
+            words |= {f"{name}: rows {where} {tile}" for name in {*taken} & _OF_GPUS}
     return words
 
 
@@ -540,7 +552,7 @@ def _kind(problem: Problem) -> str:
 
 
 def _has_tails(problem: Problem) -> bool:
-    return bool(problem.shape.m % 16 and problem.shape.n % 16)
+    return bool(problem.shape.m % 16 and problem.shape.n % 16 and problem.shape.k % 8)
 
 
 if __name__ == "__main__":
