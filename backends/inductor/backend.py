@@ -408,7 +408,7 @@ def _grown(tensor: torch.Tensor, more: Mapping[int, int]) -> torch.Tensor:
     """
     shape = tuple(size + more.get(dim, 0) for dim, size in enumerate(tensor.shape))
     strides = list(tensor.stride())
-    nested = sorted((dim for dim in range(tensor.dim()) if strides[dim]), key=tensor.stride)
+    nested = sorted((dim for dim in range(tensor.dim()) if strides[dim]), key=lambda d: (strides[d], tensor.shape[d]))
     for inner, outer in itertools.pairwise(nested):
         gap = tensor.stride(outer) - tensor.stride(inner) * tensor.shape[inner]
         if gap >= 0:
