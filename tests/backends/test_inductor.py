@@ -19,7 +19,7 @@ from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import bindings, generated_code, torch_compat
 from pytest_gemm.backends.inductor.artifact import Artifact, InductorPrepared
-from pytest_gemm.backends.inductor.backend import InductorBackend, Space, cache_dir
+from pytest_gemm.backends.inductor.backend import InductorBackend, Space, _grown, cache_dir
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.problem.problem import HINTS, Problem
@@ -441,3 +441,23 @@ def test_templates_are_told_from_other_kernels() -> None:
 )
 def test_products_are_read_in_a_program(call: str, name: str) -> None:
     assert products_in_source(f"        {call}\n") == ((name,) if name else ())
+
+
+@pytest.mark.parametrize(
+    ("shape", "more", "stride"),
+    [
+        ((3, 17, 5), {1: 44}, (305, 5, 1)),
+        ((1, 17, 5), {1: 44}, (305, 5, 1)),  # the stride of a size of one is asked of, too
+        ((4, 17, 1), {1: 44}, (61, 1, 1)),
+        ((17, 1), {0: 44}, (1, 1)),
+    ],
+)
+def test_a_contiguous_operand_that_grows_is_contiguous(
+    shape: tuple[int, ...], more: dict[int, int], stride: tuple[int, ...]
+) -> None:
+    assert _grown(torch.zeros(shape), more).stride() == stride
+
+
+def test_an_operand_that_grows_keeps_its_gaps() -> None:
+    padded = torch.zeros(3, 17, 8)[..., :5]
+    assert _grown(padded, {1: 44}).stride() == (61 * 8, 8, 1)
