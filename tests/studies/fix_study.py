@@ -123,13 +123,16 @@ def page(fixes: Sequence[Fix], rows: Sequence[Verdict]) -> str:
         for when, held_out in (("known when the choice was made", False), ("first looked at afterwards", True))
     }
     counts = {
-        name: [len(some), *(_count(some, found, level) for level in (QUICK, "full"))] for name, some in groups.items()
+        name: [len(group), *(number for level in (QUICK, "full") for number in _counted(group, found, level))]
+        for name, group in groups.items()
     }
     return lines.page("fixes.md.jinja", counts=counts, groups=groups, found=found)
 
 
-def _count(fixes: Sequence[Fix], found: Mapping[tuple[str, str], Verdict], level: str) -> int:
-    return sum((row := found.get((fix.name, level))) is not None and row.verdict == "killed" for fix in fixes)
+def _counted(fixes: Sequence[Fix], found: Mapping[tuple[str, str], Verdict], level: str) -> tuple[int, int]:
+    """How many of the fixes were run at a level, and how many of these it finds."""
+    rows = [row for fix in fixes if (row := found.get((fix.name, level))) is not None]
+    return len(rows), sum(row.verdict == "killed" for row in rows)
 
 
 def main() -> int:
