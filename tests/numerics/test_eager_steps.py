@@ -47,7 +47,7 @@ def wrong(problem: Problem, distribution: str, epilogue: Epilogue) -> int:
     for step in problem.passes:
         bias = as_added(problem, given) if step.kind is StepKind.BIAS else None
         r = widened(next(residuals)) if step.kind is StepKind.BINARY else bias
-        out = step.dtype if step.kind is StepKind.CAST else out
+        out = step.makes(out)
         x = round_to(apply(step, x, r), out)
     found = interval.intervals(problem, given, truth, contract)[-1]
     return int((verdict.ratios(x.reshape(found.lo.shape), found) > 1.0).sum())
