@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import known_cpu
@@ -17,8 +17,11 @@ from studies.reach import Reach, class_of
 REACH = Path(__file__).parents[1] / "studies" / "reach.py"
 
 
-def chosen(costs: Mapping[str, float], demands: Mapping[str, str], **how: object) -> list[str]:
-    return cover.choice(costs, {name: frozenset(lines.split()) for name, lines in demands.items()}, **how)
+def chosen(
+    costs: Mapping[str, float], demands: Mapping[str, str], kept: Sequence[str] = (), *, again: bool = True
+) -> list[str]:
+    asked = {name: frozenset(lines.split()) for name, lines in demands.items()}
+    return cover.choice(costs, asked, kept, again=again)
 
 
 def test_the_choice_meets_every_demand_and_has_nothing_needless() -> None:

@@ -35,6 +35,7 @@ from studies.meter import FILES
 from studies.reach import Reach, class_of
 from template_mutants.patches import folder
 
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.backends.cpp.backend import CppBackend
@@ -89,7 +90,7 @@ def _taken(problem: Problem) -> list[str]:
 
 
 @functools.cache
-def _backends() -> tuple[object, ...]:
+def _backends() -> tuple[Backend, ...]:
     return tuple(kind() for kind in BUILTIN)
 
 
@@ -217,7 +218,7 @@ def choice(costs: Mapping[str, float], asked: Demands, kept: Sequence[str] = (),
     who = [np.array([place[line] for line in some if line in place], dtype=int) for some in asked.values()]
     met: list[list[int]] = [[] for _ in lines]
     for demand, some in enumerate(who):
-        for i in some:
+        for i in map(int, some):
             met[i].append(demand)
     meets = [np.array(some, dtype=int) for some in met]
     price = np.array([costs[line] for line in lines])
@@ -227,7 +228,7 @@ def choice(costs: Mapping[str, float], asked: Demands, kept: Sequence[str] = (),
     times = np.zeros(len(who), dtype=int)
     for goal in (1, 2) if again else (1,):
         gain = np.zeros(len(lines))
-        for demand in np.flatnonzero(times < goal):
+        for demand in map(int, np.flatnonzero(times < goal)):
             gain[who[demand]] += 1
         gain[chosen] = 0
         while True:
@@ -337,7 +338,8 @@ def page(reach: Reach, levels: Mapping[str, Collection[str]], own: Own) -> str:
         for name in levels:
             if mask & bits[name, "inductor " * (backend == "inductor")]:
                 arcs["jinja" if file.startswith("jinja") else file][name].add((file, place))
-    rows, idle = [], {"neither": [], "theirs": []}
+    rows: list[dict[str, Any]] = []
+    idle: dict[str, list[str]] = {"neither": [], "theirs": []}
     for file in sorted(path.relative_to(folder()).as_posix() for name in FILES for path in folder().glob(name)):
         if "flex" in file or not (arcs[file] or own.arcs.get(file)):
             continue
@@ -487,7 +489,7 @@ def _chosen(reach: Reach) -> str:
         price = {line: costs.on(device, line, line in chosen.get("cpu", ())) * before.get(line, 1.0) for line in here}
         mine = {name: lines for name, lines in every.items() if name.startswith("fact") and not name.startswith(others)}
         kept = [line for line in (*_SMOKE, *smoke, *drawn) if line in here]
-        chosen[device] = choice(price, mine | code[device], kept)
+        chosen[device] = choice(price, {**mine, **code[device]}, kept)
 
     # Of autotuning what it alone reaches, in whatever types, and what users run it on.
     elsewhere = {(file, place) for backend, file, place in reach.masks if backend != "inductor"}

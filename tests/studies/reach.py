@@ -118,6 +118,7 @@ def _features(texts: Iterable[str]) -> list[str]:
 
 def _whole(name: str, lines: Sequence[str], around: Any) -> Iterator[dict[str, Any]]:
     """Compile and run each problem, as ``survey`` generates it."""
+    from pytest_gemm.api.request import DEFAULT
     from pytest_gemm.backends.builtin import BUILTIN
     from pytest_gemm.operands import tensors
     from pytest_gemm.operands.distributions import distributions_for
@@ -126,10 +127,10 @@ def _whole(name: str, lines: Sequence[str], around: Any) -> Iterator[dict[str, A
     kind = next(kind for kind in BUILTIN if kind().name == name)
     for line in lines:
         backend, problem, texts = kind(), Problem.parse(line), []  # a new one remembers nothing
-        if backend.supports(problem) is None:
+        if backend.supports(problem, DEFAULT) is None:
             with around(), contextlib.suppress(Exception):
                 operands = tensors.make(problem, distributions_for(problem)[0], 0)
-                prepared = backend.prepare(problem, operands)
+                prepared: Any = backend.prepare(problem, operands, DEFAULT)
                 prepared.run(operands)
                 texts.append(prepared.artifact.source)
         yield {"line": line, "texts": texts}
