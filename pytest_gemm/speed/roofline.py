@@ -432,9 +432,10 @@ class _Rate(NamedTuple):
 
 
 def _peak_rate(device: str, name: str) -> _Rate | None:
-    """The highest rate of square products in FLOP/s; ``None`` where PyTorch cannot multiply the type."""
+    """The highest rate of square products in FLOP/s; ``None`` where PyTorch has no fast product of the type."""
     line = _LINES.get(name, f"mm:{name}:{{layout}}:{{size}}")
-    if name not in _LINES and name not in OPS["mm"].dtypes:
+    # PyTorch multiplies i32 in a plain loop, which compiled code may outrun.
+    if name not in _LINES and not (name in OPS["mm"].dtypes and DTYPES[name].is_float):
         return None
     best: _Rate | None = None
     spent = 0.0

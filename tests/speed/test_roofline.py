@@ -303,7 +303,7 @@ def test_peaks_are_measured_and_pytorch_is_left_as_it_was(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "_scaled_mm", lambda a, b, **_: a.float() @ b.float())
     precision = torch.get_float32_matmul_precision()
     found = roofline.measure("cpu", ["f64", "f16", "i8", "f8e4m3fn", "i32", "tf32", "i8"])
-    assert list(found.flops) == ["f32", "f64", "f16", "i8", "f8e4m3fn", "tf32"]  # PyTorch has no product of i32
+    assert list(found.flops) == ["f32", "f64", "f16", "i8", "f8e4m3fn", "tf32"]  # PyTorch has no fast product of i32
     assert all(math.isfinite(rate) and rate > 0 for rate in (*found.flops.values(), found.bandwidth))
     # What f64 can do, every narrower type can; what f32 can, TF32 can.
     assert min(found.flops.values()) == found.flops["f64"]
