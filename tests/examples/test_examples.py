@@ -300,7 +300,7 @@ def test_the_template_registers_what_its_entry_point_names(monkeypatch: pytest.M
     ((name, value),) = project["entry-points"]["pytest_gemm.backends"].items()
     registry = Registry()
     registry.ship([Shipped(name, value, project["name"], project["version"])])
-    outcomes = judged(registry.named(name), "mm:bf16:nt:17x65x127")
+    outcomes = judged(registry.named(name), "mm:bf16:nt:17x65x128")
     assert {o.status for o in outcomes} == {Status.PASSED}
 
 
