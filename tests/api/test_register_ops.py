@@ -159,7 +159,11 @@ def test_a_run_with_workers_judges_its_cases_and_keeps_a_script(pytester: pytest
     pytester.makepyfile(wrong="def product(a, b):\n    return (a @ b).roll(1, 0)\n")
     arguments = ("--pyargs", "pytest_gemm.conformance", "--gemm-backends=aten,wrong", "--gemm-ops=causal_mm")
     result = pytester.runpytest_inprocess(*arguments, "--gemm-level=smoke", "--gemm-output=out", "-n2")
-    result.assert_outcomes(passed=6, failed=6)
+    counts = result.parseoutcomes()
+    assert counts.pop("failed") == 6
+    # The ledger names what oneDNN makes of bf16 on some processors: pytester reads "1 known-failure" as "known".
+    assert counts.pop("passed") + counts.pop("known", 0) == 6
+    assert not counts
     result.stdout.fnmatch_lines(["*rerun: *--gemm-backends=wrong*--gemm-problem=causal_mm:*"])
     script = next(iter((pytester.path / "out").rglob("repro.py")))
     program = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
