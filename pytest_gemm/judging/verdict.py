@@ -276,7 +276,8 @@ def _mismatch(view: Wrong, actual: Tensor, whole: bool) -> Mismatch:
     pattern = described_pattern(view) if whole else ""
     name, cause = ("", "") if code == "zero-sign" else cause_of(view, actual, whole)
     place = place_of(pattern)
-    if cause.endswith(ALONE) and place in TAILS:  # products of K that a tail of M or N alone lacks
+    # Products of K that a tail of M or N alone lacks; special values hide part of the place.
+    if cause.endswith(ALONE) and (place in TAILS or not view.operands.finite):
         name = place if view.operands.finite else ""
     # In these the place tells of k, and NaN show at places of their own.
     elif view.operands.finite and view.operands.distribution not in {"one-hot", "k-cover"}:

@@ -231,4 +231,6 @@ def test_a_tail_of_one_dimension_is_not_named_after_another(name: str, dtype: st
         rows, columns = slice(32 * (name == "M tail"), None), slice(64 * (name == "N tail"), None)
         wrong[..., rows, columns] = part[..., rows, columns]
         found = verdict.compare(wrong, oracle.interval(right), right.problem, right).mismatch
-        assert found is None or found.name in {name, "", "last row" if name == "M tail" else name, "never computed"}
+        # The NaN of an infinity times zero may be all that the last row, of zeros and one number, lacks.
+        same = {name, "", "never computed", *(("last row", "NaN swallowed") if name == "M tail" else ())}
+        assert found is None or found.name in same
