@@ -16,6 +16,7 @@ import argparse
 import ast
 import fnmatch
 import functools
+import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,6 +39,7 @@ from template_mutants.patches import folder
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.builtin import BUILTIN
+from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.conformance import matrix, models
 from pytest_gemm.core.text import show
@@ -128,13 +130,15 @@ def facts(problem: Problem, taken: Sequence[str]) -> set[str]:
         words |= {f"{name}: step {step.name}" for step in problem.steps}
     if "cpp" in taken and shape.k and not shape.is_empty:
         split = _blocking(problem)
-        words |= {f"cpp: {kind} {split}", *(f"cpp: {flag} {split}" for flag in flags if flag.endswith(".dynamic"))}
+        words |= _cache_blocks(problem) | {f"cpp: {kind} {split}"}
+        words |= {f"cpp: {flag} {split}" for flag in flags if flag.endswith(".dynamic")}
     words |= {f"{op} {flag}" for flag in flags if flag.startswith("math.")}
     if shape.m <= 8 and shape.n <= _TILE and shape.k >= _MANY:
         words.add(f"{kind} of few rows and columns, many products")
-    bias = problem.step("bias")
-    if bias and shape.m == shape.n:
-        words.add(f"square, bias {bias.text or 'n'}, {class_of(problem.line)}")
+    bias, steps = problem.step("bias"), {value for facet, value in own if facet == "step"}
+    if bias and not flags and steps <= {pairs.NONE, "unary"}:
+        alone = {"square": shape.m == shape.n, "alpha alone": problem.alpha != 1 and problem.beta == 1}
+        words |= {f"{word}, bias {bias.text or 'n'}, {class_of(problem.line)}" for word, is_so in alone.items() if is_so}
     for tile in _TILES:
         if abs(shape.m - tile) <= 8:
             where = "at" if shape.m == tile else "below" if shape.m < tile else "above"
@@ -147,6 +151,28 @@ def _blocking(problem: Problem) -> str:
     backend = CppBackend(threads=1)
     space = backend.space_of_one(problem.at_hints, backend.by_line(problem))
     return "own blocking" if not space.suffix else space.suffix.strip(",").partition("=")[0]
+
+
+def _cache_blocks(problem: Problem) -> set[str]:
+    """Of the C++ kernel's cache blocks, what they are of packed batches, and where in groups of K they begin."""
+    backend, shape, group = CppBackend(threads=1), problem.shape, problem.group_size
+    asked = micro_kernels.split(backend.space_of_one(problem.at_hints, backend.by_line(problem)).suffix)
+    if asked is None or asked[1].cache is None:
+        return set()
+    (_, n, k), axes, words = asked[1].cache, asked[1], set[str]()
+    if problem.op.name == "bmm" and problem.has("b.constant") and n > 1 and shape.n > 96:
+        words.add("cpp: several blocks of N of a packed batch in a cache block")
+    # With more threads than blocks of 4 x 64 the heuristic takes blocks of 32 along K, on every CPU with AVX-512.
+    if (
+        group > 32
+        and problem.line.startswith("woq_int4:bf16")
+        and math.prod(axes.threads or ()) > -(-shape.m // 4) * shape.n // 64
+    ):
+        parts = k, -(-shape.k // 32 // (axes.factors or (1, 1, 1))[2])
+        words.add(
+            f"cpp: int4 blocks of K {'at' if all(part * 32 % group == 0 for part in parts) else 'within'} a group"
+        )
+    return words
 
 
 def reached(
