@@ -323,7 +323,8 @@ def test_a_run_survives_the_kernels_that_it_finds_and_keeps_what_they_left(pytes
         said = (left[name] / "report.txt").read_text()
         assert ending in said
         assert next(line for line in out.splitlines() if f"--gemm-backends={name} " in line).strip() in said
-    assert (left["doubled"] / "tensors.pt").exists()
+    # Of one cause, the first distribution has all files.
+    assert any((pytester.path / "left" / "failures").glob("doubled-*/tensors.pt"))
     assert "on deadly: the kernel's process died in run: SIGSEGV" in out
     assert re.search(
         r"rerun: pytest --pyargs pytest_gemm.conformance.test_products::test_product --gemm-backends=deadly "
