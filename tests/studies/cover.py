@@ -135,10 +135,12 @@ def facts(problem: Problem, taken: Sequence[str]) -> set[str]:
     words |= {f"{op} {flag}" for flag in flags if flag.startswith("math.")}
     if shape.m <= 8 and shape.n <= _TILE and shape.k >= _MANY:
         words.add(f"{kind} of few rows and columns, many products")
-    bias, steps = problem.step("bias"), {value for facet, value in own if facet == "step"}
-    if bias and not flags and steps <= {pairs.NONE, "unary"}:
+    bias = problem.step("bias")
+    if bias and not flags and not problem.passes:
         alone = {"square": shape.m == shape.n, "alpha alone": problem.alpha != 1 and problem.beta == 1}
-        words |= {f"{word}, bias {bias.text or 'n'}, {class_of(problem.line)}" for word, is_so in alone.items() if is_so}
+        words |= {
+            f"{word}, bias {bias.text or 'n'}, {class_of(problem.line)}" for word, is_so in alone.items() if is_so
+        }
     for tile in _TILES:
         if abs(shape.m - tile) <= 8:
             where = "at" if shape.m == tile else "below" if shape.m < tile else "above"
