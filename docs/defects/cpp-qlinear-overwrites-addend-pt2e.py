@@ -32,7 +32,7 @@ for dtype, added in ((torch.float32, torch.float32), (torch.bfloat16, torch.bflo
     torch._dynamo.reset()
     with torch.no_grad(), torch._inductor.config.patch(freezing=True, fx_graph_cache=False):
         got = torch.compile(module)(a, addend)
-    kept = torch.equal(addend, before)
-    print(f"{dtype} + {added}: the addend is {'as it was' if kept else 'overwritten'}; the result is {got.dtype}, expected {expected.dtype}")
-    wrong += not kept or got.dtype != expected.dtype
+    is_same = torch.equal(addend, before)
+    print(f"{dtype} + {added}: the addend is {'as it was' if is_same else 'overwritten'}; the result is {got.dtype}, expected {expected.dtype}")
+    wrong += not is_same or got.dtype != expected.dtype
 sys.exit(int(wrong > 0))

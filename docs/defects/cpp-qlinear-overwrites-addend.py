@@ -28,7 +28,7 @@ for dtype in (torch.float32, torch.bfloat16):
     torch._dynamo.reset()
     with torch.no_grad(), torch._inductor.config.patch(freezing=True):
         got = torch.compile(Module())(a, scale, addend)
-    kept = torch.equal(addend, before)
-    print(f"{dtype}: the addend is {'as it was' if kept else 'overwritten'}; the result is {got.dtype}, expected torch.float32")
-    wrong += not kept or got.dtype != torch.float32
+    is_same = torch.equal(addend, before)
+    print(f"{dtype}: the addend is {'as it was' if is_same else 'overwritten'}; the result is {got.dtype}, expected torch.float32")
+    wrong += not is_same or got.dtype != torch.float32
 sys.exit(int(wrong > 0))

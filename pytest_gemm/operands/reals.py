@@ -275,18 +275,18 @@ def _plant_in_b(headroom: Headroom, a: Array, b: Array, shifts: list[int], edges
     _plant(headroom.b, b, headroom.draw("b-specials"), [], edges[1:], tiny=bool(edges))
     stream, k = headroom.draw("b-zeros"), b.shape[-1]
     tiny = 2.0**headroom.b.dtype.emin if headroom.a.dtype.has_inf else 0.0
-    found = _plain_ks(b, stream, tiny, 2 + len(shifts))
-    for zero in (0, k - 1, *found[:1]):
+    plain = _plain_ks(b, stream, tiny, 2 + len(shifts))
+    for zero in (0, k - 1, *plain[:1]):
         for matrix in b:
             finite = np.flatnonzero(np.isfinite(matrix[:, zero]))
             if len(finite) > (zero == k - 1):
                 matrix[finite[stream.below(len(finite))], zero] = 0.0
-    for at, shift in zip(found[2:], shifts, strict=False):
+    for at, shift in zip(plain[2:], shifts, strict=False):
         a[..., at] *= 2.0**shift
         b[..., at] *= 2.0**-shift
     if edges:  # of either sign, and positive in the first row: a relu leaves it
         a[..., k // 2] = edges[0] * (-1.0) ** np.arange(a.shape[1])
-    return found[:2]
+    return plain[:2]
 
 
 def _face_specials(lines: Array, other: Array, stream: Stream) -> None:

@@ -79,9 +79,9 @@ class GemmCheck:
                 self._save(case, [Judged(held, Evidence(given))])
             pytest.xfail(f"{held.known_failure}: {held.reason}")
         with _foreign(case):
-            found = list(self._run.judged(case) if self.guarded is None else self.guarded.judge(case))
-            found = self._run.repeated(case, found)
-        return self._finish(case, found)
+            judgements = list(self._run.judged(case) if self.guarded is None else self.guarded.judge(case))
+            judgements = self._run.repeated(case, judgements)
+        return self._finish(case, judgements)
 
     def finish(self, case: Case, outcomes: Iterable[Outcome]) -> list[Outcome]:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""

@@ -47,22 +47,24 @@ class Orchestrator:
             if need:
                 self.judge.release()
 
-    def repeated(self, case: Case, found: list[Judged]) -> list[Judged]:
+    def repeated(self, case: Case, judgements: list[Judged]) -> list[Judged]:
         """The outcomes of a case; of one that fails as compiled in a batch, those of its kernels alone.
 
         Where these do not fail, a user has no wrong kernel: the failures stay, as a defect of the test.  What the
         ledger knows is not judged again.
         """
-        failed = [one for one in found if one.outcome.status.is_failure and one.outcome.compiled_with]
+        failed = [judged for judged in judgements if judged.outcome.status.is_failure and judged.outcome.compiled_with]
         if not self._fails(case, failed):
-            return found
+            return judgements
         text = f"  {failed[0].outcome.batch} it failed; compiled alone, as a user has it, it fails, too"
         alone = list(self.judged(dataclasses.replace(case, alone=text)))
-        return alone if self._fails(case, alone) else [_of_batch(one) if one in failed else one for one in found]
+        if self._fails(case, alone):
+            return alone
+        return [_of_batch(judged) if judged in failed else judged for judged in judgements]
 
-    def _fails(self, case: Case, found: list[Judged]) -> bool:
+    def _fails(self, case: Case, judgements: list[Judged]) -> bool:
         """Whether there is a failure that the ledger does not know."""
-        return any(one.outcome.status.is_failure for one in self.explained(case, found)[0])
+        return any(judged.outcome.status.is_failure for judged in self.explained(case, judgements)[0])
 
     def explained(self, case: Case, found: Iterable[Judged]) -> tuple[list[Judged], Use]:
         """Apply the ledger; return the outcomes, named by the test, and the use of its entries."""
@@ -90,8 +92,8 @@ class Orchestrator:
 
 def _of_batch(judged: Judged) -> Judged:
     """A failure of a kernel that a user does not have; it has made way for the kernel alone, and cannot run again."""
-    one, evidence = judged.outcome, judged.evidence
-    text = f"{one.batch} it is {one.status}: {one.why}; compiled alone, as a user has it, it does not fail"
+    outcome, evidence = judged.outcome, judged.evidence
+    text = f"{outcome.batch} it is {outcome.status}: {outcome.why}; compiled alone, as a user has it, it does not fail"
     reason = Reason("compiled-together", text, "--gemm-set=run.together=no")
-    outcome = dataclasses.replace(one, status=Status.MISTRUSTED, reason=reason, cause="")
+    outcome = dataclasses.replace(outcome, status=Status.MISTRUSTED, reason=reason, cause="")
     return Judged(outcome, evidence and dataclasses.replace(evidence, again=None))

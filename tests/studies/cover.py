@@ -294,7 +294,7 @@ def in_order(lines: Collection[str], costs: Mapping[str, float], asked: Demands)
     """The problems, what meets most in its time first, each with the demands that none before it meets."""
     mine: dict[str, set[str]] = {line: set() for line in lines}
     for name, some in asked.items():
-        for line in some & mine.keys():  # in whatever order
+        for line in some & mine.keys():
             mine[line].add(name)
     order: dict[str, list[str]] = {}
     known: set[str] = set()
