@@ -36,7 +36,7 @@ FIXES: Final = Path(__file__).parents[1] / "template_mutants" / "fixes.toml"
 # The backends that run Inductor's code, by how a user meets a fix, in the order in which they are tried.
 ORDER: Final = {
     "cpp": ("cpp", "inductor"),
-    "inductor": ("inductor", "cpp"),
+    "inductor": ("cpp", "inductor"),
     "triton": ("triton", "inductor"),
     "inductor-cuda": ("inductor", "triton"),
 }
