@@ -266,7 +266,7 @@ class InductorBackend(abc.ABC):
     def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
         """How PyTorch alone compiles the problem with this candidate."""
         from pytest_gemm.backends.inductor import as_machine, cpu_isa
-        from pytest_gemm.backends.inductor.bindings import constant_names, dynamic_dimensions
+        from pytest_gemm.backends.inductor.bindings import constant_names, dynamic_dimensions, marking
 
         spec = self._spec(problem, request, self._selected(problem, operands, request)[0])
         return Recipe(
@@ -274,6 +274,7 @@ class InductorBackend(abc.ABC):
             options={**spec.options, **naming.forcing(request.candidate)},
             constants=tuple(sorted(constant_names(problem))) if spec.options.get("freezing") else (),
             dynamic=dynamic_dimensions(problem),
+            marked=marking(problem),
             hints={size: HINTS[size] for size in problem.dynamic},
             caches=bool(request.user_caches),
             threads=spec.threads,

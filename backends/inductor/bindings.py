@@ -59,6 +59,11 @@ def dynamic_dimensions(problem: Problem) -> dict[str, dict[int, str]]:
     return {name: places for name, places in found.items() if places}
 
 
+def marking(problem: Problem) -> str:
+    """The function of ``torch._dynamo`` that marks a dimension as a dynamic size."""
+    return "mark_unbacked" if problem.has("m.unknown") else "mark_dynamic"
+
+
 def _sizes(problem: Problem) -> dict[str, tuple[str, ...]]:
     """What each dimension of the program's tensors is: one of ``m n k batch``, or "" for anything else."""
     op, has_batch = problem.op, problem.shape.batch is not None

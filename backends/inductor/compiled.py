@@ -18,6 +18,7 @@ from pytest_gemm.backends.inductor.bindings import (
     Tensors,
     constant_names,
     dynamic_dimensions,
+    marking,
     stand_ins,
     straight_line,
 )
@@ -145,9 +146,10 @@ def _started(
     if dims:
         # Tensors of our own, as the mark is an attribute; and no views, of whose base Dynamo would make sizes symbols.
         args = [t.detach() for t in args]
+        mark = getattr(torch._dynamo.decorators, marking(problem))
         for name, t in zip(inputs, args, strict=True):
             for place in dims.get(name, ()):
-                torch._dynamo.mark_dynamic(t, place)
+                mark(t, place)
     module = straight_line(problem, constants, inputs, spec.matmul)
     if spec.mode == "aoti":
         function, text = torch_compat.ahead_of_time(module, args, [dims.get(name, {}) for name in inputs], spec.options)

@@ -163,11 +163,8 @@ class _Selection:
             choices[:] = filter(None, map(_rendered, choices))
         else:
             self._enter(selector, name, choices)
-        self.depth += 1
-        try:
+        with self._within():
             return call(selector, name, choices, *args, **kwargs)
-        finally:
-            self.depth -= 1
 
     def benchmark(self, call: Any, choice: Any, *args: Any, **kwargs: Any) -> Any:
         """Note a candidate whose benchmark fails."""
@@ -176,7 +173,8 @@ class _Selection:
 
     def time(self, otherwise: str, call: Any, *args: Any, **kwargs: Any) -> Any:
         """Note how long the candidates took, and why there is ``otherwise`` no time."""
-        timings = call(*args, **kwargs)
+        with self._within():  # a deferred selection compiles the slices' products here, with no other around them
+            timings = call(*args, **kwargs)
         for choice, milliseconds in (timings or {}).items():
             if math.isfinite(milliseconds):
                 self.seen.timings[self._name(choice)] = milliseconds * 1e-3
@@ -221,6 +219,15 @@ class _Selection:
         setattr(template, _MICRO_KERNEL, self.created)
 
     # -- what they do ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _within(self) -> Iterator[None]:
+        """A block whose selections are inside another one."""
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
 
     def _enter(self, selector: Any, name: str, choices: list[Any]) -> None:
         """A selection begins: note its candidates and leave those that are wanted, in place."""
@@ -279,11 +286,8 @@ class _Selection:
 
         @wraps(output_node)
         def noting() -> Any:
-            self.depth += 1
-            try:
+            with self._within():
                 node = output_node()
-            finally:
-                self.depth -= 1
             name = self._name(choice)
             self.seen.chosen.append(name)
             if isinstance(getattr(choice, "_wrapped", choice), ExternKernelCaller):

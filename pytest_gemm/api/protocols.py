@@ -173,6 +173,7 @@ class Recipe:
         options: names and values of ``torch._inductor.config`` that force the backend and the candidate.
         constants: names of the program's tensors that are frozen parameters.
         dynamic: the dimensions of inputs, by name, that are dynamic sizes, each with the size.
+        marked: by which function of ``torch._dynamo.decorators`` they are.
         hints: the sizes at which that is compiled.
         caches: PyTorch's caches are on, as they are for a user.
         threads: of the CPU.
@@ -187,6 +188,7 @@ class Recipe:
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     constants: tuple[str, ...] = ()
     dynamic: Mapping[str, Mapping[int, str]] = dataclasses.field(default_factory=dict)
+    marked: str = "mark_dynamic"
     hints: Mapping[str, int] = dataclasses.field(default_factory=dict)
     caches: bool = False
     threads: int = 1

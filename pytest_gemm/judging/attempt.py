@@ -145,7 +145,7 @@ class Attempt:
             outcome = dataclasses.replace(self.end(status, error.reason, details=error.details), kernels=kernels)
             return self._of_phase(phase, outcome)
         known = error if isinstance(error, Thrown) else thrown(error, phase, self.case.device)
-        self.died = known.lost is not None
+        self.died |= known.lost is not None
         reason = Reason(f"{phase.replace(' ', '-')}-{known.kind}", f"{known.kind} in {phase}: {known.line}")
         crash = self._of_phase(phase, self.end(Status.CRASHED, reason, details=known.details))
         if (machine := known.memory or known.lost) is not None:

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -129,7 +130,8 @@ class Inline:
             given.reset_out()
             with handing(given, compiling=True) as own:
                 prepared = job.backend.prepare(job.problem, own, job.request)
-            self._count += 1
+            # Of no earlier worker either: what that has built is gone, and must not be taken for this.
+            self._count = max(self._count + 1, time.monotonic_ns())
             self._built[self._count] = job, prepared
             with asking():
                 source = getattr(prepared, "source", "")

@@ -71,6 +71,7 @@ class Process:
         self.deaths = 0
         self._arenas: dict[int, memory.Arena] = {}
         self._loaded: set[int] = set()
+        self._built: set[int] = set()  # in the worker that lives
         self._forgotten: list[int] = []  # what was built and is not needed any more; 0: all of it
         self._at: tuple[str, GuardPages | None] = ("", None)  # the problem whose operands are loaded, and where
         self._pool: Pool | None = None
@@ -106,7 +107,9 @@ class Process:
     def prepare(self, job: Job, given: Operands) -> Built:
         """As :meth:`Worker.prepare`."""
         answer, _ = self._ask("prepare", job, given=given)
-        return _there(answer.built)
+        built = _there(answer.built)
+        self._built.add(built.number)
+        return built
 
     def compile_together(self, jobs: Sequence[Announced]) -> None:
         """As :meth:`Worker.compile_together`."""
@@ -114,7 +117,7 @@ class Process:
 
     def run(self, number: int, given: Operands, how: How) -> Ran:
         """As :meth:`Worker.run`."""
-        answer, data = self._ask("run", number, how, given=given)
+        answer, data = self._ask("run", number, how, given=given, built=number)
         ran, worker = _there(answer.ran), self._worker
         made = self._results(ran, data)
         arena = self._arenas[id(given)]
@@ -170,16 +173,20 @@ class Process:
 
     # -- parts
 
-    def _ask(self, question: str, *more: object, given: Operands | None = None) -> tuple[Answer, bytearray]:
+    def _ask(
+        self, question: str, *more: object, given: Operands | None = None, built: int = 0
+    ) -> tuple[Answer, bytearray]:
         """What the worker answers, and bytes of results.
 
         Raises:
             Unsupported, Pruned, Misconduct, Thrown: as the worker tells it.
-            Died: when it has ended instead.
+            Died: when it has ended instead, or the one has that built what is asked about.
         """
         if given is not None and given.device == "cuda" and self._is_staged is None:
             self._share()
         worker = self._started()
+        if built and built not in self._built:
+            raise Died(Reason("process-died", "the process that compiled the problem has ended"))
         said = os.fstat(worker.said).st_size
         files: list[int] = []
         load = None if given is None else self._load(given, files)
@@ -293,6 +300,7 @@ class Process:
             self._gone()  # between two questions
         if self._worker is None:
             self._loaded.clear()
+            self._built.clear()
             self._worker = self._keeper.start()
             if self._worker is None:
                 raise Died(Reason("no-worker", "the process that starts workers is gone: a kernel has ended it"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm.api.executed import products_in_source, record_products
+from pytest_gemm.api.executed import is_product, products_in_source, record_products
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.backends.cpp.backend import CppBackend
@@ -285,6 +285,7 @@ def test_an_m_that_no_dynamic_artifact_contains_is_refused(cpp: CppBackend) -> N
     refusal = cpp.supports(Problem.parse("mm:f32:nn:1x33x40:m.dynamic"))
     assert refusal is not None
     assert refusal.reason.code == "dynamic-m-0-1"
+    assert cpp.supports(Problem.parse("mm:f32:nn:1x33x40:m.dynamic+unknown")) is None
 
 
 # -- nothing is left behind ----------------------------------------------------------------------------
@@ -441,6 +442,14 @@ def test_templates_are_told_from_other_kernels() -> None:
 )
 def test_products_are_read_in_a_program(call: str, name: str) -> None:
     assert products_in_source(f"        {call}\n") == ((name,) if name else ())
+
+
+def test_whatever_inductor_registers_to_be_selected_is_known_as_a_product_of_a_library() -> None:
+    import torch._inductor.compile_fx  # first: what is below it imports each other in a circle
+    import torch._inductor.lowering
+    from torch._inductor.select_algorithm import extern_kernels
+
+    assert [name for name in vars(extern_kernels) if not is_product(f"extern_kernels.{name}")] == []
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,7 @@ def failed(line: str, status: Status, code: str, candidate: str = "") -> Outcome
         ),
         ("linear:bf16:nt:17x65x127:bias+gelu_tanh+add", (Status.INCORRECT, "x"), "here", "", "torch.compiler.reset()"),
         ("linear:f32:nt:17x65x127:bias+relu:m.dynamic", (Status.INCORRECT, "x"), "", "", "mark_dynamic(a, 0)"),
+        ("mm:f32:nn:17x65x127:m.dynamic+unknown", (Status.INCORRECT, "x"), "", "", "mark_unbacked(a, 0)"),
         ("linear:f32-f32-bf16:nt:32x38x64:bias:a.padded", (Status.INCORRECT, "x"), "", "aoti", "aoti_load_package"),
         ("mm:f16:nn:16x16x16:silu+add:program.multi_output", (Status.INCORRECT, "x"), "", "dynamic", "dynamic=True"),
         ("linear:f32:nt:16x8x16:bias+mul-n+t+add", (Status.INCORRECT, "x"), "", "", "transpose(-2, -1)"),

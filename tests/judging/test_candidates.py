@@ -381,6 +381,25 @@ def test_the_product_inside_decompose_k_is_its_own() -> None:
     assert artifact.proof().foreign == ("extern_kernels.mm",)
 
 
+def test_the_product_inside_decompose_k_is_not_selected_where_it_is_timed() -> None:
+    """A selection that waits for epilogues times its candidates later: each split's own product was noted as chosen."""
+    seen = compilation.Session()
+    watch = selection._Selection(seen, None, listing=False)
+    inner, *splits = (Mock(spec=["name", "output_node"]) for _ in range(3))
+    inner.name, splits[0].name, splits[1].name = "bmm_dtype", "decompose_k_mm_3_split_0", "decompose_k_mm_197_split_0"
+
+    def times(*_: object) -> dict[Any, float]:
+        watch.select(lambda *given: given[2][0].output_node(), None, "bmm", [inner])  # that of a split's own program
+        return dict.fromkeys(splits, 1.0)
+
+    watch.select(lambda *_: None, None, "mm", splits)
+    watch.time("it gave no time", times)
+    splits[1].output_node()
+    assert seen.choices == ["decompose_k_mm_3_split", "decompose_k_mm_197_split"]
+    assert seen.chosen == ["decompose_k_mm_197_split"]
+    assert len(seen.timings) == 2
+
+
 def test_triton_candidates_come_from_where_inductor_has_them() -> None:
     backend = TritonBackend()
 

@@ -57,6 +57,7 @@ class Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     new: str
     wrong: str
     shown: str = ""
+    alone: str = ""
     after: str = ""
     also: tuple[dict[str, str], ...] = ()
     held_out: bool = False
@@ -118,13 +119,15 @@ def page(fixes: Sequence[Fix], rows: Sequence[Verdict]) -> str:
         if level == QUICK and row.verdict == "killed":
             found[name, "full"] = row
     groups = {
-        f"{where}, {when}": [fix for fix in fixes if (fix.runs in _ON_GPU) is on_gpu and fix.held_out is held_out]
+        f"{where}, {of}": [fix for fix in fixes if (fix.runs in _ON_GPU, bool(fix.alone)) == (on_gpu, alone)]
         for where, on_gpu in (("CPU", False), ("GPU", True))
-        for when, held_out in (("known when the choice was made", False), ("first looked at afterwards", True))
+        for of, alone in (("of products", False), ("of code generation at large", True))
     }
     counts = {
-        name: [len(group), *(number for level in (QUICK, "full") for number in _counted(group, found, level))]
+        name + which: [len(part), *(number for level in (QUICK, "full") for number in _counted(part, found, level))]
         for name, group in groups.items()
+        for which, part in (("", group), (", held out", [fix for fix in group if fix.held_out]))
+        if part
     }
     return lines.page("fixes.md.jinja", counts=counts, groups=groups, found=found)
 

@@ -23,11 +23,13 @@ from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Outcome, Status
-from pytest_gemm.judging import verdict
+from pytest_gemm.judging import judge, verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
+from pytest_gemm.operands.tensors import make
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker.keeper import Keeper
+from pytest_gemm.worker.messages import Died, How
 from pytest_gemm.worker.process import Workers
 
 pytestmark = pytest.mark.slow
@@ -328,6 +330,24 @@ def test_without_a_keeper_the_case_says_so(backends: dict[str, Backend]) -> None
     keeper.close()
     (outcome,) = judged(Workers(keeper, (1.0, 20.0)), backends["good"])
     assert (outcome.status, outcome.code) == (Status.CRASHED, "no-worker")
+
+
+def test_what_an_ended_process_has_built_is_never_another_s(
+    workers: Workers, backends: dict[str, Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's own product had ended the process: the next distribution was a KeyError, or ran what was built since."""
+    process = workers(backends["off"])
+    monkeypatch.setattr(judge, "_ATEN", backends["segfault"])
+    outcomes = Judge(workers=lambda _: process).outcomes(case(backends["off"]))
+    assert [(one.status, one.distribution) for one in outcomes] == [(Status.INCORRECT, "int-2")]
+    assert "SIGSEGV" in outcomes[0].details
+    given = make(Problem.parse(LINE), "int-2", 0, "cpu")
+    built = [process.prepare(case(backends[name]).job(), given).number for name in ("off", "segfault")]
+    with pytest.raises(Died, match="SIGSEGV"):
+        process.run(built[1], given, How())
+    process.prepare(case(backends["good"]).job(), given)
+    with pytest.raises(Died, match="compiled the problem has ended"):
+        process.run(built[0], given, How())
 
 
 def test_operands_keep_their_form(workers: Workers) -> None:
