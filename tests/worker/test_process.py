@@ -335,7 +335,7 @@ def test_without_a_keeper_the_case_says_so(backends: dict[str, Backend]) -> None
 def test_what_an_ended_process_has_built_is_never_another_s(
     workers: Workers, backends: dict[str, Backend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch's own product had ended the process: the next distribution was a KeyError, or ran what was built since."""
+    """PyTorch's own product had ended the process, and the next distribution was a KeyError, or another kernel's."""
     process = workers(backends["off"])
     monkeypatch.setattr(judge, "_ATEN", backends["segfault"])
     outcomes = Judge(workers=lambda _: process).outcomes(case(backends["off"]))
