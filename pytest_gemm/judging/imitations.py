@@ -43,6 +43,8 @@ _CACHE_BLOCKS: Final = range(2, 65)
 _TILE: Final = re.compile(r"-(\d+)x(\d+)x(\d+)\b")
 # Register blocks of K of a cache block in the name of a candidate of the C++ templates that was asked for it.
 _BLOCKS_OF_K: Final = re.compile(r",cache=\d+\.\d+\.(\d+)")
+# K of a step of cuBLAS's kernels.
+_STEPS_OF_K: Final = (32, 64, 128)
 # Slices into which K is cut.
 _SLICES: Final = range(2, 65)
 
@@ -296,6 +298,15 @@ def _no_bias(f: Failure) -> Iterator[dict[str, Any]]:
         yield {"residuals": turned}
 
 
+def _whole_steps_of_k(f: Failure) -> Iterator[dict[str, Any]]:
+    groups = f.given.groups if f.problem.op.ragged == "k" else [(0, f.given.a.shape[-1])]
+    for step in _STEPS_OF_K:
+        a = f.given.a.clone()
+        for first, last in groups:
+            a[..., last - (last - first) % step : last] = 0
+        yield {"a": a}
+
+
 def _beta_ignored(f: Failure) -> Iterator[dict[str, Any]]:
     problem = f.problem
     if problem.beta != 1.0:
@@ -538,7 +549,8 @@ def _on(changes: Changes) -> Imitation:
 
 _CHANGES: Final[dict[str, Changes]] = {
     **_by_name(_weight_from_storage_start, _weight_before, _rows_of_a_adjacent, _last_stride_of_a),
-    **_by_name(_rows_of_b_adjacent, _columns_of_first_block, _strides_swapped, _no_product, _no_bias, _beta_ignored),
+    **_by_name(_rows_of_b_adjacent, _columns_of_first_block, _strides_swapped, _no_product, _no_bias),
+    **_by_name(_whole_steps_of_k, _beta_ignored),
 }
 _OTHERS: Final[dict[str, Imitation]] = {
     **_by_name(_unscaled_result, _block_scales_by_rows),

@@ -19,6 +19,7 @@ COMPUTES: Final[Mapping[str, str]] = {
     "strides-swapped": "A or B is read with the strides of the other layout, or with a stride of 0 for its rows",
     "no-product": "the product is left out: the result is what is added to it",
     "no-bias": "the bias is left out; a residual may be read with the strides of the transposed result",
+    "whole-steps-of-k": "the products behind the last whole 32, 64 or 128 of K, or of a group's K, are left out",
     "beta-ignored": "beta is taken for 1",
     "unscaled-result": "the scale of an fp8 result is left out",
     "block-scales-by-rows": "scales of blocks are read row by row, those of squares by the number of the tile",

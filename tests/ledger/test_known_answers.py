@@ -56,6 +56,11 @@ def first_columns(b: Tensor) -> Tensor:
     return b[..., torch.arange(64) // 32 * 32 + torch.arange(64) % 16]
 
 
+def whole_steps_of_one_group(t: Tensors, _: Problem) -> None:
+    """As cuBLAS 13 had it on an H200: of the third group, 17928 long."""
+    t["a"] = t["a"].index_fill(1, torch.arange(28784, 28792), 0)
+
+
 def by_blocks_of_4(a: Tensor) -> Tensor:
     """Each block of K begins where it does, and its columns are read with a stride of 1, of a copy without gaps."""
     row, k = torch.arange(a.shape[0])[:, None], torch.arange(a.shape[1])
@@ -96,6 +101,13 @@ _KNOWN: Final[tuple[tuple[Any, ...], ...]] = (
         whole(lambda t, p: (t["bias"] * p.beta).repeat(17, 1)),
     ),
     ("no-bias", "linear:f32:nt:17x33x48:bias+relu", instead("bias", torch.zeros_like)),
+    (
+        "no-bias",
+        "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x0:bias:quant.tensorwise",
+        whole(lambda *_: torch.zeros(16, 16, dtype=torch.bfloat16)),
+    ),
+    ("whole-steps-of-k", "mm:f32:nn:17x33x200", product(lambda a, b: right(a[:, :192], b[:192]))),
+    ("whole-steps-of-k", "grouped_mm_k:f16:nn:4x8x16x8192", corrupted(whole_steps_of_one_group), ("k-cover",)),
     (
         "beta-ignored",
         "baddbmm:bf16:nn:3x17x33x40:bias+alpha-0+beta-0.5",
