@@ -33,6 +33,8 @@ _LARGE_BYTES: Final = 1 << 24
 # no kernel multiplies it unaligned.
 _PAD: Final = 8
 _PAD_FP8: Final = 16
+# And to what a row is padded so that each begins where a hint of alignment says.
+_ALIGNED: Final = 64
 
 
 def _poison(count: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
@@ -166,6 +168,7 @@ def guarded(
     device: Device,
     *,
     padded: bool = False,
+    aligned: bool = False,
     offset: bool = False,
     apart: bool = False,
     middle: bool = False,
@@ -180,6 +183,7 @@ def guarded(
         dtype: of the tensor.
         device: where it lies.
         padded: there are poisoned elements behind each row.
+        aligned: so many that a row begins at a multiple of 64 elements.
         offset: it begins an element past an aligned address.
         apart: each matrix begins 64-byte aligned, as a tensor of its own would.
         middle: the first dimension lies between the two others in memory.
@@ -191,6 +195,7 @@ def guarded(
         values = packed(values)
     element, shape = torch_dtype(dtype), values.shape
     gap = (_PAD_FP8 if dtype.bits <= 8 and dtype.is_float else _PAD) if padded else 0
+    gap = _ALIGNED - shape[-1] % _ALIGNED if aligned else gap
     gap = 2 * views.lead(dtype) if cut == "sliced" else gap
     strides = [1] * len(shape)
     step = 2 if cut == "strided" else 1

@@ -359,7 +359,7 @@ class _Memory:
         is_matrix = batch is None or one or (problem.op.ragged in {"n", "k"} and not is_a)
         dtype = problem.dtypes.a if is_a else problem.dtypes.b
         stored = all_lines(lines, side.shape, transposed == is_a)
-        state: dict[str, Any] = {word: problem.has(f"{side.name}.{word}") for word in ("padded", "offset")}
+        state: dict[str, Any] = {word: problem.has(f"{side.name}.{word}") for word in ("padded", "aligned", "offset")}
         state |= {"middle": problem.has(f"{side.name}.batch_middle"), "apart": problem.op.several and not is_a}
         view = self.keep(side.name, stored, dtype, cut=problem.view_of(side.name), matrix=is_matrix, **state)
         if problem.has(f"{side.name}.expanded"):

@@ -51,7 +51,7 @@ CLAIMS = {
     TritonBackend: {
         f"{FP8}17x48x64:bias:quant.rowwise:math.fast_accumulate": "",
         "scaled_mm:f8e5m2-f8e5m2-f32:nt:17x48x64:quant.rowwise": "",
-        f"{FP8}17x48x16:quant.rowwise": "K <= 16",
+        f"{FP8}17x48x16:quant.rowwise": "",
         f"{FP8}17x40x64:quant.rowwise": "multiples of 16",
         f"{GROUPED}:relu": "",
         "grouped_mm_k:bf16:nt:4x32x64x64": "",

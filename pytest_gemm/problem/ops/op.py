@@ -32,7 +32,7 @@ PROLOGUES: Final = ("a.relu", "a.floor", "a.tril", "b.relu", "b.floor", "b.halve
 PRECISION: Final = ("math.tf32", "math.half_partials")
 # Operands that the program takes as views of larger tensors; a kernel for 8 bits needs rows of adjacent elements.
 SLICED: Final = ("a.tail", "b.tail", "a.sliced", "b.sliced")
-VIEWS: Final = (*SLICED, "a.strided", "b.strided", "a.expanded", "b.expanded")
+VIEWS: Final = (*SLICED, "a.aligned", "b.aligned", "a.strided", "b.strided", "a.expanded", "b.expanded")
 
 # A given tensor for the result, and how it lies.
 GIVEN: Final = ("out.given", "out.copied", "out.padded", "out.offset", "out.transposed")
