@@ -529,6 +529,8 @@ def _chosen(reach: Reach) -> str:
         alone[f"dynamic {problems[line].dynamic}"].add(line)
         if op in _PLAIN:
             alone[f"{op} {class_of(line)}"].add(line)
+        for word in _tuned_facts(problems[line]):
+            alone[word].add(line)
     more = {
         line: seconds + (0.0 if line in chosen["cpu"] else costs.own[line]) for line, seconds in costs.tuned.items()
     }
@@ -537,6 +539,13 @@ def _chosen(reach: Reach) -> str:
     order = in_order([*dict.fromkeys(line for lines in chosen.values() for line in lines)], costs.own, every)
     sets = {"autotuned": [line for line in order if line in tuned], "autotuned-on-gpu": _on_gpu(order, problems, taken)}
     return written(order, chosen, smoke, drawn, sets)
+
+
+def _tuned_facts(problem: Problem) -> set[str]:
+    """What autotuning meets beside its code: it benchmarks candidates on operands that it makes by their layouts."""
+    is_turned = {"a": problem.layout.a_transposed, "b": problem.layout.b_transposed}
+    steps = (f"step {step.name}{' of another type' * (step.operand is not None)}" for step in problem.steps)
+    return {*steps, *(f"flag {flag} {is_turned.get(flag[:1], '')}" for flag in problem.flags)}
 
 
 def _on_gpu(order: Iterable[str], problems: Mapping[str, Problem], taken: Mapping[str, Sequence[str]]) -> list[str]:
