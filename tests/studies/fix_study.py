@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fnmatch
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,8 @@ ORDER: Final = {
 }
 
 
+# Files of which all is done when candidates are benchmarked.
+_BEFORE_BENCHMARKS: Final = ("fx_passes/*", "kernel/*.py", "*lowerings.py", "decomposition.py", "freezing.py")
 _ON_GPU: Final = {"triton", "inductor-cuda"}
 
 
@@ -76,11 +79,15 @@ def read(path: Path = FIXES) -> list[Fix]:
 
 
 class _OfAutotuning(Study):
-    """A study of ``inductor``, whose programs follow from benchmarks: each of its problems may reach a mutant."""
+    """A study of ``inductor``, whose programs follow from benchmarks.
+
+    The survey sees what comes before these.  Each problem may reach a mutant of what they do.
+    """
 
     def survey(self, mutants: Sequence[Mutant]) -> dict[str, dict[str, Any]]:
-        reached = [mutant.name for mutant in mutants]
-        return {line: {"line": line, "reached": reached, "digest": ""} for line in self.lines}
+        answers = super().survey(mutants)
+        late = [m.name for m in mutants if not any(fnmatch.fnmatchcase(m.file, name) for name in _BEFORE_BENCHMARKS)]
+        return {line: {**answer, "reached": [*answer["reached"], *late]} for line, answer in answers.items()}
 
     def changing(self, _: Mutant, problems: Sequence[str], __: Mapping[str, Mapping[str, Any]]) -> list[str]:
         return [*problems]
