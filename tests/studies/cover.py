@@ -44,6 +44,7 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.conformance import matrix, models
 from pytest_gemm.core.text import show
 from pytest_gemm.problem import shapes
+from pytest_gemm.problem.ops.op import PROLOGUES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.tools.doctor import _SMOKE
 
@@ -544,8 +545,9 @@ def _chosen(reach: Reach) -> str:
 def _tuned_facts(problem: Problem) -> set[str]:
     """What autotuning meets beside its code: it benchmarks candidates on operands that it makes by their layouts."""
     is_turned = {"a": problem.layout.a_transposed, "b": problem.layout.b_transposed}
-    steps = (f"step {step.name}{' of another type' * (step.operand is not None)}" for step in problem.steps)
-    return {*steps, *(f"flag {flag} {is_turned.get(flag[:1], '')}" for flag in problem.flags)}
+    steps = (f"step {step.kind.name}{' of another type' * (step.operand is not None)}" for step in problem.steps)
+    flags = (f"flag {flag} {is_turned[flag[0]] if flag in PROLOGUES else ''}" for flag in problem.flags)
+    return {*steps, *flags}
 
 
 def _on_gpu(order: Iterable[str], problems: Mapping[str, Problem], taken: Mapping[str, Sequence[str]]) -> list[str]:
