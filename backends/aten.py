@@ -109,15 +109,15 @@ class CompiledAten(InductorBackend):
         return CalledPrepared(problem, artifact, found)
 
 
-def compiled_contract(problem: Problem, device: str) -> Contract:
-    """The arithmetic of ATen's products in a program of Inductor's.
+def compiled_contract(problem: Problem, device: str, *, written_out: bool = False) -> Contract:
+    """The arithmetic of ATen's products in a program of Inductor's, or where Inductor was seen to write them itself.
 
     A product under autocast that Inductor writes itself skips the conversions of A and B, as it does with any
     conversion to a half type and back: the factors of each product are off by u of the half type, and both together
     by 2u + u^2.
     """
     eager = AtenPrepared(problem, device).contract
-    if not (problem.autocast and decomposed(problem, device)):
+    if not (problem.autocast and (written_out or decomposed(problem, device))):
         return eager
     half, u = problem.dtypes.out, problem.dtypes.out.unit_roundoff
     return dataclasses.replace(eager, input_error=u * (2.0 + u), input_bits=half.precision)

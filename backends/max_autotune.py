@@ -82,7 +82,9 @@ class MaxAutotuneBackend(InductorBackend):
         if artifact is not None and len(kinds) == 1 and (kind := kinds.pop()) is not None and not artifact.library:
             return kind().contract(problem, artifact)
         device = artifact.spec.request.device if artifact is not None else Device.CPU
-        return dataclasses.replace(aten.compiled_contract(problem, device), epilogue="either")
+        written_out = artifact is not None and not artifact.chosen and not artifact.library
+        contract = aten.compiled_contract(problem, device, written_out=written_out)
+        return dataclasses.replace(contract, epilogue="either")
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> InductorPrepared:
         """Compile the problem, with CUDA graphs where the mode has them and PyTorch makes one.
