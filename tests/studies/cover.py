@@ -129,6 +129,8 @@ def facts(problem: Problem, taken: Sequence[str]) -> set[str]:
     for name in {*taken} & {*_OF_GPUS, "cpp"}:
         words |= {f"{name}: {word}" for word in (f"{op} {problem.dtypes}", *flags, *long)}
         words |= {f"{name}: step {step.name}" for step in problem.steps}
+    # A kernel of a GPU is told what to assume of its operands' memory by their sizes and strides.
+    words |= {f"{name}: {op} {flag}" for name in {*taken} & _OF_GPUS for flag in flags if flag[:2] in {"a.", "b."}}
     if "cpp" in taken and shape.k and not shape.is_empty:
         split = _blocking(problem)
         words |= _cache_blocks(problem) | {f"cpp: {kind} {split}"}
