@@ -545,9 +545,13 @@ def _chosen(reach: Reach) -> str:
 
 
 def _tuned_facts(problem: Problem) -> set[str]:
-    """What autotuning meets beside its code: it benchmarks candidates on operands that it makes by their layouts."""
+    """What autotuning meets beside its code: it benchmarks candidates on operands that it makes by their layouts.
+
+    Other passes make the program of a weight that freezing packs than of an argument.
+    """
     is_turned = {"a": problem.layout.a_transposed, "b": problem.layout.b_transposed}
-    steps = (f"step {step.kind.name}{' of another type' * (step.operand is not None)}" for step in problem.steps)
+    behind = " behind a weight" * problem.frozen
+    steps = (f"step {s.kind.name}{' of another type' * (s.operand is not None)}{behind}" for s in problem.steps)
     flags = (f"flag {flag} {is_turned[flag[0]] if flag in PROLOGUES else ''}" for flag in problem.flags)
     return {*steps, *flags}
 
