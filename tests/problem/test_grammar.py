@@ -110,7 +110,7 @@ def observed(line: str, seed: int = 0) -> tuple[Any, ...]:
     request = (
         problem.constant_b,
         problem.frozen,
-        *(problem.has(flag) for flag in FLAGS if flag.endswith(".dynamic") or flag.startswith("math.")),
+        *(problem.has(flag) for flag in FLAGS if flag.endswith((".dynamic", ".unknown")) or flag.startswith("math.")),
         problem.has("program.v2") or problem.has("program.pt2e"),  # what multiplies, and it is replaced here
     )
     try:

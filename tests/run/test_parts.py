@@ -34,15 +34,15 @@ CLAMPED: dict[str, Any] = {"dtypes": ("f16",), "linear": product, "activations":
     [
         ("smoke", {"dtypes": ("f16",)}, "mm:f16:nn:17x65x127"),
         ("smoke", {"dtypes": ("f64",), "batched": False}, "mm:f64:nn:17x65x127"),
-        ("smoke", {"dtypes": ("f8e5m2",), "bind": product}, "scaled_mm:f8e5m2-"),
+        ("smoke", {"dtypes": ("f8e5m2",), "bind": product}, "f8e5m2-"),
         ("smoke", {"bind": product}, "linear:f16:nt:17x65x127:bias+gelu"),
         ("smoke", {"bind": product}, "grouped_mm_k:"),
         *((level, CLAMPED, "linear:f16:nt:17x65x127:bias+clamp-0_3") for level in ("smoke", "quick")),
     ],
 )
 def test_a_level_has_a_problem_of_each_part(level: str, how: dict[str, Any], start: str) -> None:
-    assert any(line.startswith(start) for line in lines(level, **how))
-    assert level != "smoke" or not any(line.startswith(start) for line in lines(level, dtypes=("i32",)))
+    assert any(start in line for line in lines(level, **how))
+    assert level != "smoke" or not any(start in line for line in lines(level, dtypes=("i32",)))
 
 
 def test_what_is_registered_by_default_adds_nothing_to_quick() -> None:
