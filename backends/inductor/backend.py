@@ -153,6 +153,7 @@ class InductorBackend(abc.ABC):
     selection: Selection = Selection.WINNER
     device_kernel: str = ""
     variety: int = 1 << 31
+    constant_b = True
     keep: int = 16
 
     def __init__(self, *, threads: int | None = None) -> None:

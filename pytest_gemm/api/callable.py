@@ -68,6 +68,8 @@ class CallableBackend:
 
     refuses_when_called: ClassVar[bool] = True
     """Whether ``ValueError`` of the function says that it does not take a problem."""
+    constant_b: ClassVar[bool] = False
+    """Whether B may be part of what was compiled."""
 
     name: str
     matmul: Callable[..., torch.Tensor]
@@ -166,6 +168,14 @@ class CallableBackend:
         if own and epilogue == "eager" and (problem.op.int8 or problem.op.rounds_once or problem.a_rule):
             epilogue = "either"  # "eager" is PyTorch's own program there, whose scales are steps and its bias none
         return dataclasses.replace(found, epilogue=epilogue, deterministic=self.deterministic, flushes=self.flushes)
+
+    def contracts(self, problem: Problem, request: BuildRequest = DEFAULT) -> tuple[Contract, ...]:
+        """What a run may state: :meth:`contract`, also of the whole problem where the function may take that."""
+        from pytest_gemm.numerics.precision import as_allowed
+
+        takes = (False, True) if self.bind or self.linear else (False,)
+        found = (as_allowed(self.contract(problem, own=own), problem) for own in takes)
+        return tuple(dataclasses.replace(one, epilogue="either") if request.mode.is_compiled else one for one in found)
 
     def promised_parts(self) -> tuple[Part, ...]:
         """The arguments of the registration that name types, devices or functions."""

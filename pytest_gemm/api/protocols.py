@@ -118,6 +118,10 @@ class Backend(Protocol):
         capabilities: which fields of a :class:`BuildRequest` it honours, a set of :class:`Capability`.
         settings, configure(values): see ``api.settings``.
         on_request: ``True``: ``auto`` leaves it out, only its name selects it.
+        contracts(problem, request): what bounds the contract that a :class:`Prepared` states in the kernel's process,
+            of which it has to be within one; without it those of ``tensor_core.widest``.
+        constant_b: whether a :class:`Prepared` may have B as part of what was compiled; without it such a problem is
+            prepared anew for other values.
     """
 
     name: str

@@ -406,7 +406,7 @@ class Judge:
             how = How(phase, profiled, self.stream, calls)
             ran = self._worker.run(attempt.built.number, given, how) if timed is None else timed(given)
             attempt.proved(ran.proof)
-            objection = None if phase is Phase.RUN_AGAIN else ran.proof.objection()
+            objection = None if phase is Phase.RUN_AGAIN else ran.proof.objection() or ran.objection
             returned = Returned.of(given, ran)
         if objection is not None:
             raise Ended(attempt.end(Status.FALLBACK, objection))
@@ -483,11 +483,16 @@ class Judge:
         Catches what was made of an operand and kept by its address.  A B that is part of what was compiled stays.
         """
         run = next((run for run in runs if run.truth.operands.quantum > 0.0), runs[0])
-        names = tuple(name for name in run.truth.changeable if not (name == "b" and attempt.built.constant_b))
+        registered = attempt.case.mode.is_compiled or getattr(attempt.case.backend, "constant_b", None)
+        is_constant = attempt.built.constant_b and registered is not False
+        names = tuple(name for name in run.truth.changeable if not (name == "b" and is_constant and registered))
         if not names:
             return
         with run.truth.other_values(names) as truth:
             attempt.turn_to(run.truth.operands.distribution, run.truth)
+            if is_constant and "b" in names:  # its process alone says so: for other values it is compiled anew
+                with attempt.phase(Phase.PREPARE):
+                    attempt.built = self._worker.prepare(attempt.case.job(attempt.candidate), truth.operands)
             returned, contract = self._run(attempt, truth, Phase.RUN_AGAIN)
             wrong = self._mismatch(attempt, truth, returned, contract)
         if wrong is None:

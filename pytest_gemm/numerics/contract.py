@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from pytest_gemm.problem.dtypes import DTYPES, DType
+
+# Significand bits of the reference: no operand needs more.
+_BITS: Final = 53
 
 
 class Sums(NamedTuple):
@@ -125,8 +128,39 @@ class Contract:
         scalar = (k + self.slices - 1 + extra_terms) * self.sums.u
         if not self.alignment_bits:
             return scalar + rest
-        cut = 2.0**-self.alignment_bits
-        theta = math.ceil(self.run(k) / self.chunk) * (self.chunk * cut + max(cut, 2.0**-23))
-        theta += self.promotions(k) * 2.0**-24
-        theta += (self.slices - 1 + extra_terms) * 2.0**-24
+        theta = self.truncated(k) + (self.slices - 1 + extra_terms) * 2.0**-24
         return (max(theta, scalar) if self.or_scalar else theta) + rest
+
+    def truncated(self, k: int) -> float:
+        """What a tensor core cuts off a sum of ``k`` products, as a part of :meth:`theta`."""
+        cut = 2.0**-self.alignment_bits
+        steps = math.ceil(self.run(k) / self.chunk) * (self.chunk * cut + max(cut, 2.0**-23))
+        return steps + self.promotions(k) * 2.0**-24
+
+    def wider(self, other: Contract, k: int) -> str:
+        """Look for what another contract allows and this one does not, in a sum of ``k`` products.
+
+        Returns:
+            the first field of ``other`` that is wider or that no arithmetic has (0 slices, NaN); "" for none.
+        """
+        own, sums, cuts = self.sums, other.sums, other.alignment_bits >= self.alignment_bits > 0
+        is_either = self.epilogue == "either"
+        steps = other.promote_every
+        fits = {
+            "accumulate": sums.u <= own.u and sums.smallest <= own.smallest and sums.largest >= own.largest,
+            "epilogue": is_either or other.epilogue == self.epilogue,
+            "rounds_at": is_either or other.rounds_at == self.rounds_at,
+            "slices": 1 <= other.slices <= self.slices,
+            "partials": other.partials in {"f32", self.partials},
+            "input_error": 0.0 <= other.input_error <= self.input_error,
+            "input_bits": not other.input_error or self.input_bits <= other.input_bits <= _BITS,
+            "input_smallest": 0.0 <= other.input_smallest <= self.input_smallest,
+            # Ordinary additions may lose more than a tensor core does.
+            "alignment_bits": cuts or (other.alignment_bits == 0 and (self.or_scalar or not self.alignment_bits)),
+            "promote_every": steps >= 0 and not (cuts and self.promote_every and not 0 < steps <= self.promote_every),
+            "chunk": other.chunk >= cuts and not (cuts and other.truncated(k) > self.truncated(k)),
+            "or_scalar": self.or_scalar or not (cuts and other.or_scalar),
+            "deterministic": other.deterministic or not self.deterministic,
+            "flushes": self.flushes or not other.flushes,
+        }
+        return next((name for name, is_so in fits.items() if not is_so), "")

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Final, Literal
 
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 
 # Compute capability (major) -> alignment bits f and chunk L for f16 and bf16 inputs with a float32 accumulator: the
@@ -23,6 +24,8 @@ _FP8: Final = (13, 32)
 # Without fast accumulation CUTLASS adds the sum of four such instructions to one in f32 (mma_promotion_interval), and
 # cuBLAS is taken to do the same.
 _PROMOTION: Final = 128
+# The longest run of a template: the largest block of K in Inductor's configurations.
+_LONGEST: Final = 256
 # cuBLAS slices K for few, long sums: cuBLASLt 13.1 on an H200 took 128 slices for 2 x 17 x 16384 in f16 and stored them
 # in f16.  Not seen: more slices than these, or shorter ones than an instruction's K.
 _SLICES: Final = 128
@@ -75,3 +78,34 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
     partials: Literal["f32", "out"] = "out" if library and problem.has("math.half_partials") else "f32"
     found = Contract("f32", slices=slices, partials=partials, alignment_bits=bits, chunk=chunk)
     return as_allowed(dataclasses.replace(found, or_scalar=library or tf32), problem)
+
+
+def widest(problem: Problem, device: str) -> tuple[Contract, ...]:
+    """Contracts that bound what a kernel may state of which none is registered.
+
+    Sums in f32, of f64 in f64, in any order and slices, rounded anywhere; on CUDA also those of tensor cores.  Inputs
+    lose what the problem allows: TF32 by its flag, half a unit in the last place of the half type under autocast, or of
+    bf16 for a weight that is decoded.
+    """
+    from pytest_gemm.numerics.precision import as_allowed
+
+    out, bf16 = problem.dtypes.out, DTYPES["bf16"]
+    if device == "cuda":
+        sums = [contract(problem, library=library, promote_every=_LONGEST) for library in (True, False)]
+    else:
+        sums = [as_allowed(Contract("f64" if out.name == "f64" else "f32", slices=max(1, problem.terms)), problem)]
+    half = out if problem.autocast else bf16 if problem.group_size else None
+    error = {} if half is None else {"input_error": half.unit_roundoff * (2.0 + half.unit_roundoff)}
+    bits = {} if half is None else {"input_bits": half.precision}
+    return tuple(
+        dataclasses.replace(
+            one,
+            **error,
+            **bits,
+            slices=one.slices if one.narrow_partials else max(one.slices, problem.terms),
+            epilogue="either",
+            deterministic=False,
+            or_scalar=True,
+        )
+        for one in sums
+    )

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import time
@@ -25,11 +26,12 @@ import torch
 
 from pytest_gemm.api.protocols import Backend, Candidates
 from pytest_gemm.core.outcome import Activity, Misconduct, Phase, Pruned, Reason, Unsupported
+from pytest_gemm.core.text import described
 from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker import faults, memory
-from pytest_gemm.worker.answers import Answer, RanForm
+from pytest_gemm.worker.answers import Answer, RanForm, held
 from pytest_gemm.worker.death import manner, remedy, stack_frames
 from pytest_gemm.worker.device import MUCH, Pool, bytes_at
 from pytest_gemm.worker.keeper import GRACE, Keeper, Started
@@ -38,9 +40,12 @@ from pytest_gemm.worker.messages import Announced, Built, Died, How, Job, Ran, T
 _Kind = TypeVar("_Kind")
 _NOTHING: Final = torch.empty(0, dtype=torch.uint8)
 
+_NEVER_REFUSED: Final = {"now", "fetch", "opens", "drop"}
 _REFUSALS: Final = {kind.__name__: kind for kind in (Unsupported, Pruned, Misconduct)}
 # Seconds between the end of a process and the notice of it.
 _BRIEFLY: Final = 1.0
+# Bytes of what it wrote when it died that are read.
+_TRACE: Final = 1 << 16
 # Characters of what a dying worker wrote to stdout and stderr that are shown.
 _LAST_WORDS: Final = 600
 
@@ -64,14 +69,14 @@ class Process:
         self._keeper = keeper
         self._names = {id(backend): name for name, backend in keeper.backends.items()}
         self._run_limit, self._compile_limit = limits
-        self._limit, self.phase = 0.0, Phase.CASE
+        self._limit, self.phase = self._compile_limit, Phase.CASE
         self._worker: Started | None = None
         self.pages: GuardPages | None = None
         self.ended: int | None = None
         self.deaths = 0
         self._arenas: dict[int, memory.Arena] = {}
         self._loaded: set[int] = set()
-        self._built: set[int] = set()  # in the worker that lives
+        self._built: dict[int, Job] = {}  # in the worker that lives
         self._forgotten: list[int] = []  # what was built and is not needed any more; 0: all of it
         self._at: tuple[str, GuardPages | None] = ("", None)  # the problem whose operands are loaded, and where
         self._pool: Pool | None = None
@@ -108,7 +113,7 @@ class Process:
         """As :meth:`Worker.prepare`."""
         answer, _ = self._ask("prepare", job, given=given)
         built = _there(answer.built)
-        self._built.add(built.number)
+        self._built[built.number] = job
         return built
 
     def compile_together(self, jobs: Sequence[Announced]) -> None:
@@ -121,18 +126,24 @@ class Process:
         ran, worker = _there(answer.ran), self._worker
         made = self._results(ran, data)
         arena = self._arenas[id(given)]
-        if written := arena.written():
-            raise Misconduct("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}")
-        if not arena.beside_out_intact():
+        written = arena.written()
+        if inputs := [one for one in written if not one.startswith("out (")]:
+            raise Misconduct("inputs-written", f"the backend wrote to its inputs: {', '.join(inputs)}")
+        if written or not arena.beside_out_intact():
             raise Misconduct("written-beside", "the kernel wrote beside the elements of the given result")
 
         def now() -> tuple[torch.Tensor, ...]:
             if self._worker is not worker:
                 raise Died(Reason("process-died", "the process that held the results has ended"))
             answer, data = self._ask("now", ran.number)
-            return self._results(_there(answer.ran), data)
+            if answer.ran is None or answer.ran.forms != ran.forms:
+                raise self._misled("other results than it had returned")
+            return self._results(answer.ran, data)
 
-        return Ran(made, _there(ran.proof), _there(ran.contract), now if ran.number else None)
+        # A pattern of a kernel's need not come to an end; its process has compared it.
+        proof = dataclasses.replace(_there(ran.proof), wanted="", device_kernel="")
+        contract = held(self._built[number], _there(ran.contract))
+        return Ran(made, proof, contract, now if ran.number else None, ran.objection)
 
     def eager(self, problem: Problem, given: Operands) -> tuple[torch.Tensor, ...]:
         """As :meth:`Worker.eager`."""
@@ -142,10 +153,10 @@ class Process:
     def call(self, kind: type[_Kind], name: str, *more: object, given: Operands | None = None) -> _Kind:
         """As :meth:`Worker.call`."""
         answer, _ = self._ask("call", name, *more, given=given)
-        with contextlib.suppress(msgspec.ValidationError):
+        try:
             return msgspec.convert(answer.said, kind)
-        self._gone()
-        return _there(None)
+        except (msgspec.ValidationError, RecursionError):
+            raise self._misled("another answer than it was asked for") from None
 
     def results(self, name: str, *more: object) -> tuple[torch.Tensor, ...]:
         """As :meth:`Worker.results`."""
@@ -193,20 +204,26 @@ class Process:
         asked = memory.pickled((question, more, load, self._forgotten), self._names)
         self._forgotten.clear()
         try:
+            worker.end.settimeout(self._limit + GRACE if self._limit else None)
             memory.send(worker.end, asked, files=files)
             first, rest = self._answered(worker, said)
+        except TimeoutError:
+            raise self._too_late(worker) from None
         except (BrokenPipeError, ConnectionResetError):
             raise self._dead(worker, said) from None
+        except (ValueError, MemoryError, OverflowError) as error:
+            raise self._misled(described(error)) from None
         except KeyboardInterrupt:
             self._gone()
             raise
         try:
             answer = msgspec.msgpack.decode(first, type=Answer)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            self._gone()
-            raise Died(Reason("process-died", "the kernel's process sent what no worker says")) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise self._misled("what no worker says") from None
         if answer.defect or (answer.failure is not None and answer.failure.lost is not None):
             self._gone()  # it can compute nothing more; another one can
+        if answer.refusal is not None and question in _NEVER_REFUSED:
+            raise self._misled("a refusal of what cannot be refused")
         _raise(answer)
         return answer, rest
 
@@ -255,32 +272,31 @@ class Process:
 
     def _answered(self, worker: Started, said: int) -> tuple[bytes, bytearray]:
         """The next message of the worker; it is ended where its limit runs out."""
-        until = time.monotonic() + self._limit if self._limit else None
+        until = time.monotonic() + self._limit
         if (spoken := worker.has_spoken(self._limit)) is None:
             raise self._dead(worker, said)
         if not spoken:
             raise self._too_late(worker)
-        worker.end.settimeout(None if until is None else max(0.0, until - time.monotonic()) + GRACE)
+        left = max(0.0, until - time.monotonic()) + GRACE
         try:
-            first, rest, files = memory.receive(worker.end)
+            first, rest, _ = memory.receive(worker.end, left if self._limit else 0.0)
         except TimeoutError:
-            raise self._too_late(worker) from None
-        except (EOFError, OSError, MemoryError, OverflowError):
+            raise
+        except (EOFError, OSError):
             raise self._dead(worker, said) from None
-        for one in files:
-            os.close(one)
         return first, rest
 
     def _results(self, ran: RanForm, data: bytearray) -> tuple[torch.Tensor, ...]:
         try:
             if ran.left and self._pool is not None:
+                if ran.left != sum(one.size for one in ran.forms):
+                    raise ValueError("results of another size")
                 return self._fetched(ran, self._pool)
             return memory.results_of(ran.forms, torch.frombuffer(data, dtype=torch.uint8) if data else _NOTHING)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, Died, Thrown):
             raise
-        except (ValueError, RuntimeError):
-            self._gone()
-            raise Died(Reason("process-died", "the kernel's process sent results that are none")) from None
+        except Exception as error:  # of what makes tensors of its words
+            raise self._misled(f"results that are none: {described(error)}") from None
 
     def _fetched(self, ran: RanForm, pool: Pool) -> tuple[torch.Tensor, ...]:
         """Copies of the results that the worker has on the device."""
@@ -303,7 +319,8 @@ class Process:
             self._built.clear()
             self._worker = self._keeper.start()
             if self._worker is None:
-                raise Died(Reason("no-worker", "the process that starts workers is gone: a kernel has ended it"))
+                text = "the process that starts workers is gone: a kernel has ended or stopped it"
+                raise Died(Reason("no-worker", text))
         return self._worker
 
     def _gone(self) -> int | None:
@@ -315,6 +332,11 @@ class Process:
         status = worker.reap()
         worker.close()
         return status
+
+    def _misled(self, what: str) -> Died:
+        """The end of a worker that sent what no worker sends."""
+        self._gone()
+        return Died(Reason("process-died", f"the kernel's process sent {what}"))
 
     def _dead(self, worker: Started, said: int) -> Died:
         """The end of the worker by what it was doing."""
@@ -344,7 +366,8 @@ class Process:
 
 def _frames(worker: Started) -> str:
     """Where Python was in the worker when it ended."""
-    return stack_frames(os.pread(worker.stack, os.fstat(worker.stack).st_size, 0).decode(errors="replace"))
+    begin = max(0, os.fstat(worker.stack).st_size - _TRACE)
+    return stack_frames(os.pread(worker.stack, _TRACE, begin).decode(errors="replace"))
 
 
 class Workers:
@@ -390,4 +413,5 @@ def _raise(answer: Answer) -> None:
     if (failure := answer.failure) is not None:
         raise Thrown(failure.kind, failure.line, failure.details, failure.memory, failure.lost)
     if answer.defect:
-        raise RuntimeError(f"the worker failed outside of a backend:\n{answer.defect}")
+        *_, line = answer.defect.strip().splitlines() or ["no words"]
+        raise Died(Reason("process-died", f"the kernel's process failed outside of the kernel: {line}"), answer.defect)

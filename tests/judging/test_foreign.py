@@ -341,6 +341,7 @@ def test_what_holds_b_sees_no_second_weight_and_b_is_as_it_was() -> None:
 
     holding = registered(right)
     holding.prepare = lambda problem, *_: Holding(backend, problem)
+    vars(holding).update(constant_b=True)
     case = Case(holding, Problem.parse(LINE), DISTRIBUTIONS, 0, Device.CPU)
     assert codes(judge.outcomes(case)) == {(Status.PASSED, "")}
     assert len(seen) == len(DISTRIBUTIONS) + 2  # once more, and with another A
