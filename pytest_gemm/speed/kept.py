@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _STRETCH: Final = 0.02
 _AGAIN: Final = 5
 _AGREES: Final = 0.7
+BRIEF: Final = paired.Plan(blocks=1, reading_seconds=2.5e-4, warm_seconds=0.0, retakes=0, guard=10.0, seed=1)
+"""How a comparator is timed in its own process."""
+# How much longer or shorter it may take beside a kernel.
+_MOVED: Final = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +135,20 @@ class Kept:
     def drop(self) -> None:
         """Have the worker free it."""
         self.worker.call(type(None), "drop", self.number)
+
+
+def beside(readings: paired.Readings, own: tuple[float, float]) -> paired.Readings:
+    """A window of a kernel, disturbed where its comparator took another time than in a process that no kernel reaches.
+
+    Args:
+        readings: of the window.
+        own: seconds of a call of the comparator in its own process, before the window and behind it.
+    """
+    took = statistics.median(readings.comparator)
+    if min(own) / _MOVED <= took <= max(own) * _MOVED:
+        return readings
+    text = f"the comparator took {seconds_text(took)} beside it, and {seconds_text(min(own))} in a process of its own"
+    return dataclasses.replace(readings, disturbed="; ".join(filter(None, (readings.disturbed, text))))
 
 
 def _when_timed(why: str) -> Reason:

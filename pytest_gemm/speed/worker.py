@@ -14,9 +14,11 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 import math
 import os
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -31,7 +33,7 @@ from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.config import effect
 from pytest_gemm.config.config import CONFIG, SPEED_WORKER, GemmConfig
 from pytest_gemm.core.case_id import CandidateSelection, CaseId, Device
-from pytest_gemm.core.outcome import Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
+from pytest_gemm.core.outcome import Activity, Misconduct, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import processor, software
@@ -39,7 +41,7 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import bench, roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
 from pytest_gemm.speed.imports import InstalledFirst, shared
-from pytest_gemm.speed.kept import Kept
+from pytest_gemm.speed.kept import BRIEF, Kept, beside
 from pytest_gemm.speed.lockstep import Interleaving
 from pytest_gemm.speed.request import LOST, NOW, SESSION, UNWRITTEN, Request, TimedCase
 from pytest_gemm.speed.timing import clock, paired
@@ -48,9 +50,12 @@ from pytest_gemm.worker.keeper import KEEPER, Keeper
 from pytest_gemm.worker.messages import Built, Died, How, Job, Ran, Thrown
 
 if TYPE_CHECKING:
+    from pytest_gemm.api.protocols import Backend
     from pytest_gemm.judging.case import Case, Judged
     from pytest_gemm.operands.tensors import Operands
     from pytest_gemm.run.orchestrator import Orchestrator
+    from pytest_gemm.worker.inline import Inline
+    from pytest_gemm.worker.process import Process
 
 
 @dataclasses.dataclass
@@ -60,6 +65,7 @@ class _Work:
     Attributes:
         kept: the case as it was judged, with its one candidate, and what was built of it.
         comparator: name of what is timed beside it, "" for nothing.
+        deaths: how many of its worker's processes had ended when it was kept.
         outcome: of the judgement.
         phases: seconds that it took so far.
         windows: what was measured so far.
@@ -68,6 +74,7 @@ class _Work:
 
     kept: Kept
     comparator: str
+    deaths: int
     outcome: Outcome
     phases: dict[str, float]
     windows: list[paired.Readings] = dataclasses.field(default_factory=list)
@@ -78,13 +85,23 @@ class _Work:
         """As it was judged."""
         return self.kept.case
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process that had it has ended."""
+        return self.kept.worker.deaths > self.deaths
+
 
 # On a CPU each window is short, for it is the next one that sees another state of the machine.  Nothing is retaken: the
 # median over the windows leaves out what a guard would.
 _WINDOW: Final = paired.Plan(blocks=1, warm_seconds=0.0, retakes=0, guard=10.0)
 # Operands of cases that wait for their next window; what they need beside that (packed weights) is about as much again.
 _WAITING_BYTES: Final = 2 << 30
+# By which a process does not compute what it is asked for.
+_FAULTS: Final = (Unsupported, Pruned, Misconduct, Thrown, Died)
 _REPLACED: Final = "a conftest or a plugin has replaced functions that time: {}"
+# Seconds in which threads of OpenMP go to sleep behind a call, and between two looks at them.
+_SPIN: Final = 0.25
+_LOOK: Final = 0.001
 _FEWEST_WINDOWS: Final = 3
 _MOST_WINDOWS: Final = 1000
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
@@ -108,10 +125,11 @@ class Meter:
     """
 
     def __init__(self, request: Request, folder: Path, config: GemmConfig, keeper: Keeper | None = None) -> None:
+        from pytest_gemm.backends.aten import AtenBackend
         from pytest_gemm.judging.judge import Judge
         from pytest_gemm.run.known import eager_refusal
         from pytest_gemm.worker.inline import Inline
-        from pytest_gemm.worker.process import Process
+        from pytest_gemm.worker.process import Workers
 
         self.folder = folder
         self.request = request
@@ -119,16 +137,21 @@ class Meter:
         self.plan = dataclasses.replace(_WINDOW if self.windows > 1 else paired.Plan(), seed=request.index)
         self._config = config
         self._eager_refusal = eager_refusal(config.ledger)
-        self._worker: Process | Inline = Inline(bench.CALLS) if keeper is None else Process(keeper, config.limits)
+        inline, processes = Inline(bench.CALLS), None if keeper is None else Workers(keeper, config.limits)
+        self._workers: Callable[[Backend], Process | Inline] = processes or (lambda _: inline)
+        self._end_workers = inline.close if processes is None else processes.close
+        self._pytorch = self._workers(AtenBackend())
         self._judge = Judge(
-            self._eager_refusal, config.reference, statements=config.ledger.statements, workers=lambda _: self._worker
+            self._eager_refusal, config.reference, statements=config.ledger.statements, workers=self._workers
         )
         self._started = time.perf_counter()
         self._interleaving = Interleaving(request.socket, first=request.begins)
         self._parent = os.getppid()
         self._lost: dict[str, str] = {}  # why a file could not be written, by the option that asks for it
         self._works: list[_Work] = []
-        self._begun = -1  # after how many deaths of the kernels' process its clocks were looked at
+        self._alone: dict[Problem, tuple[Kept, list[float]]] = {}  # the comparator, and seconds of its calls
+        self._begun: dict[Process | Inline, int] = {}  # after how many of its deaths its clocks were looked at
+        self._last = 0  # the process that has timed last
         self._doubtful: list[Sample] = []  # above the roofline, of which the peaks are measured once more at the end
         self._peaks = request.peaks or (self._measured_peaks() if request.timed else None)
         self._session = self._head()
@@ -139,22 +162,23 @@ class Meter:
         from pytest_gemm.run.orchestrator import Orchestrator  # which imports torch
 
         run = Orchestrator(self._config, self._judge, wanted.test)
-        if self.request.timed and self._begun < self._worker.deaths:
-            self._begin()
+        if self.request.timed and self._begun.get(worker := self._workers(case.backend), -1) < worker.deaths:
+            self._begin(worker)
         with self._at_work(case):
             if held := run.withheld(case):
                 self._keep(case.device, held, {})
             else:
                 self._judged(_as_timed(case, wanted), wanted, run)
         self._leave_if_lost()
-        if self.windows == 1 or sum(roofline.work(w.case.problem).bytes for w in self._works) > _WAITING_BYTES:
+        waiting = (*(work.case.problem for work in self._works), *self._alone)
+        if self.windows == 1 or sum(roofline.work(one).bytes for one in waiting) > _WAITING_BYTES:
             self._time_all()
 
-    def _begin(self) -> None:
-        """Look at the clocks of the kernels' process before it runs a kernel."""
-        if names := self._worker.call(list[str], "begin", self.request.device):
+    def _begin(self, worker: Process | Inline) -> None:
+        """Look at the clocks of a kernels' process before it runs a kernel."""
+        if names := worker.call(list[str], "begin", self.request.device):
             raise pytest.UsageError(_REPLACED.format(", ".join(names)))
-        self._begun = self._worker.deaths
+        self._begun[worker] = worker.deaths
 
     def close(self) -> None:
         """Time what is left, and end the session."""
@@ -165,18 +189,18 @@ class Meter:
             self._write("".join(sample_line(self._bounded(sample)) for sample in self._doubtful))
         self._interleaving.close()
         self._write(end_line(time.perf_counter() - self._started))
-        self._worker.close()
+        self._end_workers()
 
     def _leave_if_lost(self) -> None:
         """End the session where cases that wait have lost what was compiled, with the process that had it."""
-        if self._works and self._worker.deaths:
-            self._worker.close()
+        if any(work.is_lost for work in self._works):
+            self._end_workers()
             os._exit(LOST)
 
     def _measured_peaks(self) -> Peaks:
         dtypes = sorted({roofline.dtype_name(Problem.parse(one.case.problem)) for one in self.request.cases})
         with self._interleaving.round(), self._interleaving.window():
-            return self._worker.call(Peaks, "peaks", self.request.device, dtypes)
+            return self._pytorch.call(Peaks, "peaks", self.request.device, dtypes)
 
     def _head(self) -> Session:
         request = self.request
@@ -235,6 +259,7 @@ class Meter:
 
     def _judged(self, case: Case, wanted: TimedCase, run: Orchestrator) -> None:
         """Judge a case; what passes is left to be timed, and of the rest the samples are written."""
+        worker = self._workers(case.backend)
         passed: list[Callable[..., _Work]] = []  # what is being timed, until its outcome is there
         timings: dict[str, float] = {}
 
@@ -243,12 +268,12 @@ class Meter:
             if not self.request.timed:
                 timings.clear()
                 timings.update(built.timings)  # what the backend measured of its candidates
-                return self._worker.run(built.number, given, How())
-            ran = self._worker.run(built.number, given, How(Phase.TIME))
+                return worker.run(built.number, given, How())
+            ran = worker.run(built.number, given, How(Phase.TIME))
             name, comparator = self._comparator(case, given)
-            kept = Kept(case, self._worker, built.number, ran)
+            kept = Kept(case, worker, built.number, ran)
             kept.keep(comparator, given)
-            passed.append(functools.partial(_Work, kept, name))
+            passed.append(functools.partial(_Work, kept, name, worker.deaths))
             return ran
 
         started, compiled = time.perf_counter(), 0.0
@@ -292,34 +317,64 @@ class Meter:
         name = self._config.speed.comparator
         if not name or name == case.backend.name or (name == "aten" and self._eager_refusal(case.problem, case.device)):
             return "", 0
-        job = Job(self._config.registry[name], case.problem, DEFAULT)
+        comparator = dataclasses.replace(case, backend=self._config.registry[name])
         try:
-            self._worker.supports(job)
-            built = self._worker.prepare(job, given)
-            self._worker.run(built.number, given, How())
+            kept = _built(comparator, self._workers(case.backend), given)
         except (Unsupported, Pruned, Misconduct, Thrown):  # not a fault of the subject; the sample has no comparator
             return "", 0
-        return name, built.number
+        own = self._workers(comparator.backend)
+        if own is not kept.worker and case.device == "cpu" and case.problem not in self._alone:
+            with contextlib.suppress(*_FAULTS), own.watch(Activity(comparator.id(), Phase.TIME)):
+                alone = _built(comparator, own, given)
+                alone.keep(0, given)
+                self._alone[case.problem] = alone, []
+        return name, kept.number
 
     # -- timing ------------------------------------------------------------------------------------------
 
     def _time_all(self) -> None:
         """Time the cases that wait, window by window, and judge their last results."""
 
-        def place(work: _Work, window: int) -> float:
-            """Another order in each window; a case that only the other side of a pair has does not change it."""
-            return random.Random(f"{self.request.index} {window} {work.case.backend.name} {work.case.problem}").random()
+        def place(work: _Work, window: int) -> list[float]:
+            """Another order in each window, process by process; a case that only the other side has changes nothing."""
+            name = work.case.backend.name
+            source = "" if work.kept.worker is self._pytorch else name
+            seeds = [f"{self.request.index} {window} {one}" for one in (source, f"{name} {work.case.problem}")]
+            return [random.Random(seed).random() for seed in seeds]
 
         with self._interleaving.round():
             for window in range(self.windows):
+                self._time_alone()
                 for work in sorted(self._works, key=lambda work: place(work, window)):
                     if len(work.windows) < _FEWEST_WINDOWS or work.phases["time"] < self.plan.max_seconds:
                         with self._interleaving.window(), self._at_work(work.case):
+                            self._settle(work.kept.worker)
                             self._window(work)
+            self._time_alone()
         for work in self._works:
             with self._at_work(work.case):
                 self._finish(work)
         self._works.clear()
+        for alone, _ in self._alone.values():
+            alone.drop()
+        self._alone.clear()
+
+    def _time_alone(self) -> None:
+        """Time the comparator in its own process, before and behind each round of windows."""
+        for problem, (alone, seconds) in list(self._alone.items()):
+            with self._interleaving.window():
+                self._settle(alone.worker)
+                try:
+                    seconds.append(statistics.median(alone.window(BRIEF, is_looked_at=False).subject))
+                except _FAULTS:
+                    del self._alone[problem]
+
+    def _settle(self, worker: Process | Inline) -> None:
+        """Wait until the threads of another process that has just timed sleep: OpenMP's spin behind a call."""
+        last, self._last = self._last, worker.pid
+        until = clock.now() + _SPIN
+        while last != self._last and any(map(processor.is_runnable, processor.ran(last))) and clock.now() < until:
+            time.sleep(_LOOK)
 
     def _window(self, work: _Work) -> None:
         """Time one case for a while."""
@@ -343,7 +398,7 @@ class Meter:
             work.phases["time"] += time.perf_counter() - started
             return
         work.outcome = dataclasses.replace(work.outcome, status=status, reason=reason)
-        if self._worker.deaths:
+        if work.is_lost:
             self._works.remove(work)
             self._finish(work)
             self._leave_if_lost()
@@ -358,6 +413,9 @@ class Meter:
         if work.outcome.status in {Status.PASSED, Status.INCORRECT}:  # else its process may be gone
             work.kept.drop()
         if outcome.status is Status.PASSED and work.windows:
+            alone, seconds = self._alone.get(work.case.problem, (work.kept, []))
+            if alone.worker is not work.kept.worker:
+                work.windows = list(map(beside, work.windows, itertools.pairwise(seconds)))
             units = roofline.units(work.case.device)
             measured = {
                 **vars(paired.merged(work.windows)),
@@ -376,6 +434,14 @@ class Meter:
         sample = replace(sample, **floor._asdict())
         excess = roofline.impossible([sample]) or roofline.excess(sample)
         return sample if excess is None else replace(sample, disturbed=str(excess))
+
+
+def _built(case: Case, worker: Process | Inline, given: Operands) -> Kept:
+    """What a backend makes of a case, after a first run."""
+    job = Job(case.backend, case.problem, DEFAULT)
+    worker.supports(job)
+    number = worker.prepare(job, given).number
+    return Kept(case, worker, number, worker.run(number, given, How()))
 
 
 def _as_timed(case: Case, wanted: TimedCase) -> Case:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from xml.etree import ElementTree
 
 import pytest
 from cheats import DISHONEST, names
+
+from pytest_gemm.speed.data import read_session
 
 TEST: Final = """
 import pytest
@@ -57,6 +60,40 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_perf=TEST)
     return pytester
+
+
+# Kernels that compute the product, and override ATen's while they are judged or timed.
+OVERRIDES: Final = """
+import time
+import warnings
+import torch
+
+LIBRARY = torch.library.Library("aten", "IMPL")
+
+def of_numpy(a, b):
+    return torch.from_numpy(a.numpy() @ b.numpy())
+
+def waits(a, b):
+    time.sleep(0.005)
+    return of_numpy(a, b)
+
+def overriding(mm, at):
+    calls = []
+
+    def kernel(a, b):
+        calls.append(0)
+        if len(calls) == at:
+            with warnings.catch_warnings(action="ignore"):
+                LIBRARY.impl("mm", mm, "CPU")
+        return of_numpy(a, b)
+
+    return kernel
+
+def pytest_gemm_register_backends(registry):
+    registry.add_callable("breaks", overriding(lambda a, b: of_numpy(a, b) * 1.01, 12), dtypes=("f32",))
+    registry.add_callable("slows", overriding(waits, 1), dtypes=("f32",))
+    registry.add_callable("plain", lambda a, b: torch.mm(a, b), dtypes=("f32",), batched=False)
+"""
 
 
 def run(project: pytest.Pytester, backends: Sequence[str], *given: str) -> dict[str, tuple[str, str]]:
@@ -134,3 +171,17 @@ def test_no_honest_kernel_with_caches_threads_or_tuning_of_its_own_is_red(
     assert len(HONEST_ON_CPU) >= 15
     found = run(project, backends, *given)
     assert {name: one for name, one in found.items() if one != ("passed", "")} == {}
+
+
+@pytest.mark.usefixtures("warm_sessions")
+def test_a_kernel_that_overrides_aten_harms_no_neighbour_and_gains_nothing_by_it(project: pytest.Pytester) -> None:
+    project.makeconftest(CONFTEST.replace("from cheats import pytest_gemm_register_backends", OVERRIDES))
+    names = ["breaks", "slows", "plain"]
+    assert run(project, names, *SHOW) == dict.fromkeys(names, ("passed", ""))
+    session = read_session(project.path / "out" / "samples" / "cpu-head-000.jsonl")
+    samples = {sample.case.backend: sample for sample in session.samples}
+    assert max(samples["plain"].comparator) < 0.005, "the neighbour's comparator waits for nothing"
+    said = "the comparator took [0-9.]+ ms beside it, and [0-9.]+ us in a process of its own"
+    assert re.search(said, samples["slows"].disturbed)
+    (row,) = (line for line in (project.path / "out" / "summary.md").read_text().splitlines() if "`slows`" in line)
+    assert not re.search("[0-9]x", row.partition("`slows`")[2]), "no factor"
