@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import resource
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,11 +29,30 @@ pytestmark = [
 ]
 TARGET = Path(tempfile.gettempdir()) / f"confined-{os.getpid()}"
 JUDGE = os.getpid()
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _memory() -> None:
     with open(f"/proc/{JUDGE}/mem", "r+b"):
         pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _listening() -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{TARGET}")
+        listener.listen()
+        yield
+
+
+def _called(name: str, *arguments: object) -> None:
+    if getattr(LIBC, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+
+def _connect() -> None:
+    with socket.socket(socket.AF_UNIX) as own:
+        own.connect(f"\0{TARGET}")
 
 
 TRIES: dict[str, Callable[[], object]] = {
@@ -43,6 +65,19 @@ TRIES: dict[str, Callable[[], object]] = {
     "a signal": lambda: os.kill(JUDGE, signal.SIGCONT),
     "a signal to its parent": lambda: os.kill(os.getppid(), signal.SIGCONT),
     "memory of the judge": _memory,
+    "limits of the judge": lambda: resource.prlimit(
+        JUDGE, resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)
+    ),
+    "priority of the judge": lambda: os.setpriority(os.PRIO_PROCESS, JUDGE, os.getpriority(os.PRIO_PROCESS, JUDGE)),
+    "priority of the user": lambda: os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_PROCESS, 0)),
+    "a socket of others": _connect,
+    "a socket without connections": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).close(),
+    "a pair of these": lambda: [one.close() for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)],
+    "shared memory": lambda: _called("shmget", 0, 4096, 0o600),
+    "semaphores": lambda: _called("semget", 0, 1, 0o600),
+    "a queue": lambda: _called("msgget", 0, 0o600),
+    "a queue by name": lambda: _called("mq_open", f"/{TARGET.name}".encode(), os.O_CREAT | os.O_RDWR, 0o600, None),
+    "a key": lambda: _called("syscall", 250 if os.uname().machine == "x86_64" else 219, 0, -4, 0),
 }
 
 
@@ -77,6 +112,28 @@ def test_a_confined_kernel_has_no_rights_outside_of_its_folder(confined: bool) -
         workers.close()
         keeper.close()
     assert not TARGET.exists()
+
+
+def test_a_confined_kernel_binds_its_own_thread_alone() -> None:
+    def binds(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        os.sched_setscheduler(JUDGE, os.SCHED_BATCH, os.sched_param(0))
+        os.sched_setaffinity(JUDGE, cores[:1])
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.sched_setaffinity(0, cores[:1])
+        is_own = os.sched_getscheduler(0) == os.SCHED_BATCH and [*os.sched_getaffinity(0)] == cores[:1]
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        os.sched_setaffinity(0, cores)
+        return a @ b * is_own
+
+    cores = [*os.sched_getaffinity(0)]
+    backend = CallableBackend("binds", binds, frozenset({"f32"}), True, None, True)
+    keeper = Keeper({"binds": backend}, 1, confined=True)
+    with contextlib.closing(keeper), contextlib.closing(Workers(keeper, (10.0, 60.0))) as workers:
+        (outcome,) = judged(backend, "mm:f32:nn:9x16x8", "int-2", judge=Judge(workers=workers))
+    now = os.sched_getscheduler(0), [*os.sched_getaffinity(0)]
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    os.sched_setaffinity(0, cores)
+    assert (outcome.status, *now) == (Status.PASSED, os.SCHED_OTHER, cores)
 
 
 @pytest.mark.study
