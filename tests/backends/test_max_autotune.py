@@ -127,6 +127,17 @@ def test_a_product_that_inductor_writes_out_is_proved_by_its_kernel() -> None:
 
 
 @pytest.mark.slow
+def test_a_compile_for_other_weights_leaves_the_operand_that_is_written_over() -> None:
+    line = "mm:f32:nn:33x66x66:out.given+alias"
+    problem = Problem.parse(line)
+    with inductor_config.patch(max_autotune_gemm_backends="ATEN"):  # MKL packs the weight
+        prepared = MaxAutotuneBackend(threads=1).prepare(problem, tensors.make(problem, "int-2", 0))
+        other = tensors.make(problem, "rand", 1)
+        expected = other.a @ other.b
+        torch.testing.assert_close(prepared.run(other), expected)
+
+
+@pytest.mark.slow
 def test_all_are_benchmarked_against_one_another_and_other_weights_are_no_reason_to_do_so_again() -> None:
     line = "linear:f32:nt:17x49x65:bias:m.dynamic"  # oneDNN packs its weight: it cannot be bound again
     made = MaxAutotuneBackend(threads=1)
