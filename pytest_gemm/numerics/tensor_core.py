@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.dtypes import DTYPES
@@ -83,29 +83,19 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
 def widest(problem: Problem, device: str) -> tuple[Contract, ...]:
     """Contracts that bound what a kernel may state of which none is registered.
 
-    Sums in f32, of f64 in f64, in any order and slices, rounded anywhere; on CUDA also those of tensor cores.  Inputs
+    Sums in f32, in any order and slices, rounded anywhere; on CUDA also those of tensor cores.  Inputs
     lose what the problem allows: TF32 by its flag, half a unit in the last place of the half type under autocast, or of
     bf16 for a weight that is decoded.
     """
     from pytest_gemm.numerics.precision import as_allowed
 
     out, bf16 = problem.dtypes.out, DTYPES["bf16"]
+    sums = [as_allowed(Contract("f32", slices=max(1, problem.terms)), problem)]
     if device == "cuda":
-        sums = [contract(problem, library=library, promote_every=_LONGEST) for library in (True, False)]
-    else:
-        sums = [as_allowed(Contract("f64" if out.name == "f64" else "f32", slices=max(1, problem.terms)), problem)]
+        sums += [contract(problem, library=library, promote_every=_LONGEST) for library in (True, False)]
     half = out if problem.autocast else bf16 if problem.group_size else None
-    error = {} if half is None else {"input_error": half.unit_roundoff * (2.0 + half.unit_roundoff)}
-    bits = {} if half is None else {"input_bits": half.precision}
-    return tuple(
-        dataclasses.replace(
-            one,
-            **error,
-            **bits,
-            slices=one.slices if one.narrow_partials else max(one.slices, problem.terms),
-            epilogue="either",
-            deterministic=False,
-            or_scalar=True,
-        )
-        for one in sums
-    )
+    lost: dict[str, Any] = {"epilogue": "either", "deterministic": False, "or_scalar": True}
+    if half is not None:
+        lost |= {"input_error": half.unit_roundoff * (2.0 + half.unit_roundoff), "input_bits": half.precision}
+    slices = [one.slices if one.narrow_partials else max(one.slices, problem.terms) for one in sums]
+    return tuple(dataclasses.replace(one, slices=n, **lost) for one, n in zip(sums, slices, strict=True))

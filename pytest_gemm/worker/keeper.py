@@ -38,6 +38,7 @@ import psutil
 import pytest
 
 from pytest_gemm.machine import processor
+from pytest_gemm.worker import descendants
 from pytest_gemm.worker.confinement import confine
 
 if TYPE_CHECKING:
@@ -234,6 +235,9 @@ class Keeper:
         self._control.close()
         if self._keeper:
             with contextlib.suppress(OSError):
+                os.kill(self._keeper, signal.SIGTERM)
+                connection.wait([ended := os.pidfd_open(self._keeper)], 2 * GRACE)
+                os.close(ended)
                 os.kill(self._keeper, signal.SIGKILL)
                 os.waitpid(self._keeper, 0)
 
@@ -245,8 +249,8 @@ KEEPER: Final = pytest.StashKey[Keeper]()
 # -- in the keeper -------------------------------------------------------------------------------------------
 
 
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -255,9 +259,10 @@ def _keep(control: socket.socket, reached: socket.socket | None, told: Keeper) -
     """Start workers until the judge that has started this process closes its end."""
     try:
         judge = os.getppid()
-        _die_with(judge)
+        descendants.adopt()
+        signal.signal(signal.SIGTERM, _end)
+        _die_with(judge, signal.SIGTERM)
         os.setsid()  # out of reach of Ctrl-C
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that have ended need no wait
         faulthandler.disable()  # it would write to a file of the judge's
         null = os.open(os.devnull, os.O_RDWR)
@@ -277,12 +282,18 @@ def _keep(control: socket.socket, reached: socket.socket | None, told: Keeper) -
                 elif (received := _received(end)) is not None:
                     _serve(*received, told, ends)
                 elif end is control:
-                    os._exit(0)
+                    _end()
                 else:
                     ends.remove(end)
                     end.close()
     finally:  # no copy of pytest may go on
         os._exit(1)
+
+
+def _end(*_: object) -> NoReturn:
+    """End with all that workers have left behind; their parents end by themselves when the judge has."""
+    descendants.end(patience=1.0)
+    os._exit(0)
 
 
 def _connected(reached: socket.socket, judge: int) -> list[socket.socket]:
@@ -339,7 +350,9 @@ def _import(modules: Sequence[str]) -> None:
 
 def _watch(file: int, status: int, said: int, stack: int, *, told: Keeper, request: _Request) -> None:
     """Start a worker, wait for its end, and tell it."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    descendants.adopt()
     for number in (1, 2):
         os.dup2(said, number)
     folder = tempfile.mkdtemp(prefix="pytest-gemm-") if told.confined else ""
@@ -362,6 +375,7 @@ def _watch(file: int, status: int, said: int, stack: int, *, told: Keeper, reque
     with contextlib.suppress(OSError):
         os.killpg(worker, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    descendants.end()
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
     os.write(status, str(code).encode())
