@@ -463,7 +463,7 @@ def read(config: pytest.Config) -> GemmConfig:
             record=recording,
             force=texts["record"] == "force",
             # What a recording measured is kept, so that "pytest-gemm baseline accept" can store a slower case later.
-            samples=output / "samples" if output else (cache.last_recording() if recording else None),
+            samples=output / "samples" if output else (cache.own_recording() if recording else None),
             **speed,
             **settings["speed"],
         ),

@@ -80,6 +80,8 @@ def measure(config: GemmConfig, cases: Mapping[CaseId, str], project: Project, d
                     display.line(f"speed: {count} sessions on {device} in {made.seconds:.0f} s")
         except (SessionFailed, entry.BaselineError) as error:
             raise pytest.UsageError(f"speed: {error}") from None
+        except OSError as error:  # of a file of the sessions
+            raise pytest.UsageError(f"speed: {error.filename or scratch}: {error.strerror}") from None
     return found
 
 
@@ -122,6 +124,8 @@ class _Measurement:
         made, runner, speed = self.made, self._runner, self._runner.config.speed
         if made.mode != "against":  # a store that cannot be read is an error before anything is measured
             made.stored = self.store.load_all(dict.fromkeys(case.backend for case in self._cases))
+            if speed.record:
+                self.store.check()
         try:
             for group in self.groups:
                 runner.compile(group, self._cases)

@@ -15,12 +15,13 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.core.outcome import Reason, Status, Verdict
+from pytest_gemm.storage import files
 from pytest_gemm.storage.errors import FileError
 
 INTERLEAVED: Final = "-interleaved"
@@ -86,7 +87,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """
 
     case: CaseId
-    device: str
+    device: Annotated[str, msgspec.Meta(pattern="^(cpu|cuda)$")]
     status: Status
     reason: Reason | None = None
     subject: tuple[float, ...] = ()
@@ -320,7 +321,7 @@ def read_session(path: Path) -> Session:
     """
     remedy = "delete the file, or measure again"
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = files.content(path).splitlines(keepends=True)
     except OSError as error:
         raise SessionError(path, 0, f"cannot be read: {error.strerror}", remedy) from None
     head: Session | None = None

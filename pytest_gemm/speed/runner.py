@@ -110,13 +110,18 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.samples = self.config.speed.samples or self.scratch / f"samples-{self.device}"
-        if (speed := self.config.speed).record:
-            cache.begin_recording(self.samples)
-            sessions = speed.sessions or entry.SESSIONS
-            cache.keep_terms(baselines=str(speed.baselines.absolute()), sessions=sessions, force=speed.force)
-        self.samples.mkdir(parents=True, exist_ok=True)
-        for earlier in self.samples.glob(f"{self.device}-*.jsonl"):  # of another run
-            earlier.unlink()
+        speed, samples = self.config.speed, self.samples
+        try:
+            if speed.record:
+                sessions = speed.sessions or entry.SESSIONS
+                cache.keep_recording(
+                    cache.Recording(samples=samples, baselines=speed.baselines, sessions=sessions, force=speed.force)
+                )
+            samples.mkdir(parents=True, exist_ok=True)
+            for earlier in samples.glob(f"{self.device}-*.jsonl"):  # of another run
+                earlier.unlink()
+        except OSError as error:
+            self.lost[str(samples)] = error.strerror or str(error)
         self.commit = _commit(self.config.speed.root)
         self._count = itertools.count(1)
 
@@ -232,7 +237,7 @@ class Runner:
         """Keep the file of a session that has been read."""
         file = self.samples / f"{self.device}-{session.group}-{session.index:03}.jsonl"
         try:
-            file.write_text(session_text(session), encoding="utf-8")
+            files.replace(file, session_text(session).encode(), durable=False)
         except OSError as error:
             self.lost.setdefault(str(self.samples), error.strerror or str(error))
 

@@ -490,7 +490,10 @@ class _Plugin:
         """Answer the request."""
         config = session.config.stash[CONFIG]
         config = dataclasses.replace(config, threads=config.speed.threads, loading=self.request.project.loading)
-        answer(self.request, self.folder, config, session.config.stash.get(KEEPER, None))
+        try:
+            answer(self.request, self.folder, config, session.config.stash.get(KEEPER, None))
+        except OSError as error:  # of a file of the session, for instance on a full disk
+            raise pytest.UsageError(f"{error.filename or self.folder}: {error.strerror}") from None
         return True
 
     @pytest.hookimpl(tryfirst=True)

@@ -12,16 +12,18 @@ everything in a folder that is named by a hash.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
+
+import msgspec
 
 from pytest_gemm.storage import files
+from pytest_gemm.storage.errors import FileError
 
 _DAY: Final = 86400.0
 # Entries that have not been used for longer are removed.
@@ -37,34 +39,51 @@ def home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-gemm"
 
 
-def last_recording() -> Path:
-    """The samples of the last recording, for ``pytest-gemm baseline accept``: a folder, or a link to where they are."""
+def own_recording() -> Path:
+    """The folder of the samples of a recording that names none."""
     return home() / "last-recording"
 
 
-def begin_recording(samples: Path) -> None:
-    """Let :func:`last_recording` be this folder, whatever it was before."""
-    place = last_recording()
-    if place.is_symlink():
-        place.unlink()
-    if samples != place:
-        shutil.rmtree(place, ignore_errors=True)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(samples.absolute())
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """The last recording: ``pytest-gemm baseline accept`` records from its samples, on its terms.
+
+    Attributes:
+        samples: folder of its sessions.
+        baselines: the store.
+        sessions: how many a case needs.
+        force: see ``record.recordable``.
+    """
+
+    samples: Path
+    baselines: Path
+    sessions: Annotated[int, msgspec.Meta(ge=1)]
+    force: bool
 
 
-def keep_terms(**terms: object) -> None:
-    """Keep on which terms the last recording records: ``pytest-gemm baseline accept`` does the same."""
-    files.replace(home() / "last-recording.json", json.dumps(terms).encode())
+def keep_recording(one: Recording) -> None:
+    """Let it be the last one; then the samples of an earlier one that named no folder are removed."""
+    one = msgspec.structs.replace(one, samples=one.samples.absolute(), baselines=one.baselines.absolute())
+    files.replace(home() / "last-recording.json", msgspec.json.encode(one, enc_hook=str))
+    if (own := own_recording()).is_symlink():  # of an earlier version: to samples that stay
+        own.unlink()
+    elif own.resolve() != one.samples.resolve():
+        shutil.rmtree(own, ignore_errors=True)
 
 
-def kept_terms() -> dict[str, Any]:
-    """What :func:`keep_terms` was given; empty before any recording."""
+def last_recording() -> Recording | None:
+    """The last one; ``None`` before any.
+
+    Raises:
+        FileError: where its file is damaged.
+    """
+    path = home() / "last-recording.json"
     try:
-        terms: dict[str, Any] = json.loads((home() / "last-recording.json").read_bytes())
+        return msgspec.json.decode(files.content(path), type=Recording, dec_hook=lambda kind, text: kind(text))
     except FileNotFoundError:
-        return {}
-    return terms
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        remedy = "record again, or give --samples, --baselines and --sessions"
+        raise FileError(path, 0, f"is damaged: {error}", remedy) from None
 
 
 _shared: Final[dict[Path, int]] = {}

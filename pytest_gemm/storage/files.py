@@ -7,6 +7,7 @@ lock for readers and writers is an SQLite database, which forked children do not
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pickle
@@ -15,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 
 class LockTimeoutError(OSError):
@@ -109,6 +110,8 @@ def claimed(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+# Bytes that a person's file has at most.
+_MOST: Final = 256 << 20
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -124,6 +127,20 @@ def _holder(handle: int) -> str:
     """The process whose number stands in a lock file."""
     number = os.pread(handle, 32, 0).strip()
     return f"process {number.decode()}" if number.isdigit() else "another process"
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file that a person may have damaged.
+
+    Raises:
+        OSError: where it cannot be read, has no end, or has more than 256 MiB.
+    """
+    state = path.stat()
+    if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):  # reading a folder says what it is
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if state.st_size > _MOST:
+        raise OSError(errno.EFBIG, f"it has {state.st_size >> 20} MiB, and {_MOST >> 20} are read at most", str(path))
+    return path.read_bytes()
 
 
 def replace(path: Path, data: bytes, *, durable: bool = True) -> None:

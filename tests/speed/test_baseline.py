@@ -6,10 +6,12 @@ import dataclasses
 import os
 import random
 import re
+import resource
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from pytest_gemm.speed.baseline.store import Store
 from pytest_gemm.speed.data import Peaks, Sample, Session, session_text
 from pytest_gemm.speed.gate import estimates
 from pytest_gemm.speed.gate import policy as policy_module
+from pytest_gemm.storage import cache
 from pytest_gemm.tools import cli
 
 KEY = "amd-epyc-avx2-4c"
@@ -254,7 +257,7 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         (_replaced(LARGE, SMALL), f"cpp-{SMALL} stands on line 1 already .dates 2026-01-01.* keep one"),
         (_replaced('"spread"', '"sprad"'), "unknown field `sprad`.*newer pytest-gemm"),
         (_replaced('"spread"', '"problem": "x", "spread"'), "duplicate key 'problem'"),
-        (_replaced("99.0", "0"), r"Expected `float` > 0.0 - at `\$.subject_us\[2\]`"),
+        (_replaced("99.0", "0"), r"Expected `float` > 1e-300 - at `\$.subject_us\[2\]`"),
         (_replaced(", 99.0", ""), "subject_us and comparator_us have 3 and 4 sessions"),
         (
             _replaced('"median_us": 100.5', '"median_us": 90.5'),
@@ -281,15 +284,22 @@ def test_a_broken_line_is_named_and_never_written_over(store: Store, spoil: Call
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "is empty; restore it"), (b"{}\n\xff", "jsonl:2: is not UTF-8"), (None, "cannot be read: Is a directory")],
-    ids=["empty", "binary", "folder"],
+    [
+        (b"", "is empty; restore it"),
+        (b"{}\n\xff", "jsonl:2: is not UTF-8"),
+        (os.mkdir, "cannot be read: Is a directory"),
+        (os.mkfifo, "cannot be read: it is no regular file"),
+        (lambda path: os.symlink("/dev/zero", path), "cannot be read: it is no regular file"),
+        (lambda path: os.truncate(os.open(path, os.O_WRONLY | os.O_CREAT), 1 << 40), "it has 1048576 MiB, and 256 are"),
+    ],
+    ids=["empty", "binary", "folder", "pipe", "endless", "huge"],
 )
-def test_a_file_that_is_none_is_named(store: Store, content: bytes | None, words: str) -> None:
+def test_a_file_that_is_none_is_named(store: Store, content: bytes | Callable[[Path], None], words: str) -> None:
     store.place.mkdir(parents=True)
-    if content is None:
-        file_of(store).mkdir()
-    else:
+    if isinstance(content, bytes):
         file_of(store).write_bytes(content)
+    else:
+        content(file_of(store))
     with pytest.raises(BaselineError, match=words):
         record(store, entry())
 
@@ -642,3 +652,162 @@ def test_kept_sessions_of_a_cpu_and_a_gpu_are_recorded_each_in_its_own_store(
     said = run(capsys, "record", tmp_path / "samples", "--baselines", store.folder, "--sessions", 5)
     assert said.count(f"new cpp-{SMALL}: 10.0 us") == 2
     assert store_module.hardware_keys(store.folder) == keys
+
+
+# -- what kills, damages and fills ---------------------------------------------------------------------------------
+
+_WRITES = {f"os.{name}" for name in ("rename", "remove", "rmdir", "mkdir", "symlink", "truncate", "chmod")}
+
+
+def in_fork(prepared: Callable[[], object], *words: object) -> tuple[int, str]:
+    """Exit status of the command in a process that is changed first, negative for a signal; and what it says."""
+    said, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for number in (1, 2):
+            os.dup2(end, number)
+        status = 70  # a traceback
+        try:
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+            prepared()
+            status = cli.main(["baseline", *map(str, words)])
+        except SystemExit as error:
+            status = int(error.code or 0)
+        finally:
+            os._exit(status)
+    os.close(end)
+    with os.fdopen(said, encoding="utf-8") as file:
+        text = file.read()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text
+
+
+def killing(moment: int) -> Callable[[], None]:
+    """What has the process killed right before its so-manyth change of the file system or of a lock."""
+
+    def prepared() -> None:
+        left = iter(range(1, moment))
+
+        def look(event: str, given: tuple[Any, ...]) -> None:
+            flags = given[2] if event == "open" else 0
+            opens = isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+            if (opens or event in _WRITES or event == "fcntl.flock") and next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(look)
+
+    return prepared
+
+
+def recorded(store: Store, tmp_path: Path) -> tuple[Path, Path, dict[CaseId, Baseline]]:
+    """Samples of then, which are stored, and of now, of which one case is slower; and the baselines."""
+    for name, slower in (("then", 1.0), ("now", 1.5)):
+        kept_in(tmp_path / name, slower, count=5)
+    cli.main(["baseline", "record", str(tmp_path / "then"), f"--baselines={store.folder}", "--sessions=5"])
+    return tmp_path / "then", tmp_path / "now", store.load("cpp")
+
+
+def last_samples() -> Path:
+    known = cache.last_recording()
+    assert known is not None
+    return known.samples
+
+
+@pytest.mark.parametrize("moment", range(1, 11))
+@pytest.mark.parametrize(("task", "before"), [("record", 0), ("record", 3), ("accept", 0)])
+def test_whatever_moment_a_command_is_killed_at_nothing_is_lost(
+    store: Store, tmp_path: Path, task: str, before: int, moment: int
+) -> None:
+    then, now, old = recorded(store, tmp_path)
+    words: tuple[object, ...] = ("record", now, f"--baselines={store.folder}", "--sessions=5")
+    if task == "accept":
+        cli.main(["baseline", *map(str, words)])
+        old, words = store.load("cpp"), ("accept", "cpp-*", "--reason=tiles")
+    sessions_then = {path: path.read_bytes() for path in (*then.iterdir(), *now.iterdir())}
+    assert in_fork(killing(before + moment), *words) == (-signal.SIGKILL, "")
+    assert last_samples() in {then, now}
+    found = store.load("cpp")
+    assert found.keys() == old.keys()
+    is_stored = task == "accept" and found != old
+    assert {path: path.read_bytes() for path in sessions_then} == sessions_then
+    status, said = in_fork(lambda: None, *words)
+    assert status == (4 if is_stored else task == "record"), said
+    assert last_samples() == now
+    assert [path.name for path in store.place.iterdir()] == ["cpp.jsonl"]
+    assert store.load("cpp")[CaseId("cpp", SMALL)].reason == ("tiles" if task == "accept" else "")
+
+
+def limited(most: int) -> Callable[[], None]:
+    """What lets the process write files of so many bytes, as a disk that fills up."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+@pytest.mark.parametrize(
+    ("most", "why"), [(0, "cannot be locked: File too large"), (600, "cannot be written: File too")]
+)
+@pytest.mark.parametrize("task", ["record", "accept"])
+def test_where_no_file_can_be_written_one_line_says_so(
+    store: Store, tmp_path: Path, task: str, most: int, why: str
+) -> None:
+    _, now, old = recorded(store, tmp_path)
+    words: tuple[object, ...] = ("record", now, f"--baselines={store.folder}", "--sessions=5")
+    if task == "accept":
+        cli.main(["baseline", *map(str, words)])
+        old, words = store.load("cpp"), ("accept", "cpp-*", "--reason=tiles")
+    status, said = in_fork(limited(most), *words)
+    assert (status, said.count("error: ")) == (4, 1), said
+    assert why in said
+    assert store.load("cpp") == old
+    assert [path.name for path in store.place.iterdir()] == ["cpp.jsonl"]
+
+
+def test_a_store_that_is_read_only_stays_as_it_is(store: Store, tmp_path: Path) -> None:
+    _, now, old = recorded(store, tmp_path)
+
+    def another_user() -> None:
+        """Who may read all, and write to temporary files alone."""
+        os.umask(0)
+        tempfile.tempdir = str(tmp_path / "tmp")
+        os.mkdir(tempfile.tempdir, 0o777)
+        for path in (*store.place.rglob("*"), store.place):
+            path.chmod(0o555)
+        if os.getuid() == 0:
+            for path in (tmp_path, *tmp_path.parents[:2]):
+                path.chmod(0o755)
+            os.setuid(65534)
+
+    status, said = in_fork(another_user, "record", now, f"--baselines={store.folder}", "--sessions=5")
+    assert (status, said.count("error: ")) == (4, 1), said
+    assert f"{file_of(store)}: cannot be written: Permission denied; what stood there stays" in said
+    assert store.load("cpp") == old
+
+
+@pytest.mark.parametrize(
+    ("damaged", "how", "says"),
+    [
+        ("last-recording.json", lambda _: "[]", "is damaged: Expected `object`, got `array`; record again"),
+        ("last-recording.json", lambda text: text[:-9], "is damaged: Input data was truncated"),
+        ("last-recording.json", lambda text: text.replace('"sessions":5', '"sessions":0'), "Expected `int` >= 1"),
+        ("session", lambda text: text[:40] + "\n", "session:1: not a line of a session: JSON is malformed"),
+        ("session", lambda text: text.replace('"device":"cpu"', '"device":"x"'), "session:2: not a line of a session"),
+        ("session", lambda text: text.replace('"contract"', '"shape"'), "session:1: not a line of a session"),
+        ("session", lambda _: "", "session: the line about the session is missing"),
+        ("cpp.jsonl", lambda text: text.replace("[10.", "[5e-324, 10.", 1), "cpp.jsonl:1: Expected `float` > 1e-300"),
+    ],
+)
+def test_what_is_damaged_is_named_and_nothing_is_stored(
+    store: Store, tmp_path: Path, damaged: str, how: Callable[[str], str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    then, now, _ = recorded(store, tmp_path)
+    place = cache.home() / damaged if damaged.startswith("last") else file_of(store)
+    if damaged == "session":
+        place = sorted(then.iterdir())[0].rename(then / "session.jsonl")
+        says = says.replace("session", "session.jsonl", 1)
+    changed = how(place.read_text(encoding="utf-8"))
+    assert changed != place.read_text(encoding="utf-8")
+    place.write_text(changed, encoding="utf-8")
+    before = file_of(store).read_bytes()
+    words = ["record", *([str(now)] if damaged.startswith("cpp") else [])]
+    with pytest.raises(SystemExit, match="4"):
+        cli.main(["baseline", *words, f"--baselines={store.folder}"])
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert file_of(store).read_bytes() == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -374,6 +375,46 @@ def test_a_baseline_that_is_torn_is_said_before_anything_is_measured(project: py
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert "correct.jsonl:1: torn or broken" in result.stderr.str()
         assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+def test_a_store_that_cannot_be_written_is_said_before_anything_is_measured(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.path / "baselines").symlink_to("/sys/kernel")  # where no one makes a folder, not even root
+    monkeypatch.setattr(runner_module.Runner, "compile", pytest.fail)
+    result = run(project, "--gemm-backends=correct", "--gemm-record")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert re.search("ERROR: speed: .*baselines/.*: cannot be locked: .*; make it writable", result.stderr.str())
+
+
+@pytest.mark.slow
+def test_a_session_on_a_full_disk_ends_the_run_with_one_line(timing_project: pytest.Pytester) -> None:
+    full = "resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))"  # less than the first line of a session
+    with (timing_project.path / "conftest.py").open("a") as file:
+        file.write(f"\n        import resource, sys\n        sys.dont_write_bytecode = True\n        {full}\n")
+    result = run(timing_project, "--gemm-backends=correct", sessions=1)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: speed: *", "ERROR: *File too large"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+def test_a_request_that_cannot_be_written_ends_the_run_with_one_line(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "REQUEST", "none/request.json")
+    result = run(project, "--gemm-backends=correct", sessions=1)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: speed: */none/request.json: No such file or directory"])
+
+
+def test_a_recording_that_cannot_be_kept_for_accept_is_stored_and_said(project: pytest.Pytester) -> None:
+    (project.path / "home").write_text("a file has the name of the folder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(project.path / "home"))
+        result = run(project, "--gemm-backends=correct", "--gemm-record=force")
+    assert list((project.path / "baselines").glob("*/correct.jsonl"))
+    result.stdout.fnmatch_lines(["*/home/pytest-gemm/last-recording is not complete: Not a directory; the run is red*"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
 
 @pytest.mark.slow

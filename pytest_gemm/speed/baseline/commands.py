@@ -25,9 +25,9 @@ def _record(given: argparse.Namespace) -> list[str]:
     Raises:
         BaselineError: when a name is of no case that got slower.
     """
-    samples = given.samples or cache.last_recording()
+    terms = _terms(given)
+    samples, folder, count, force = terms.samples, terms.baselines, terms.sessions, terms.force
     whole, lines = _complete_sessions(samples)
-    folder, count, force = _terms(given)
     of_hardware: dict[str, list[Session]] = {}  # a run may time on the CPU and on a GPU
     for one in whole:
         of_hardware.setdefault(one.hardware, []).append(one)
@@ -59,20 +59,25 @@ def _record(given: argparse.Namespace) -> list[str]:
     return lines
 
 
-def _terms(given: argparse.Namespace) -> tuple[Path, int, bool]:
-    """The store, how many sessions, and whether by force: as given, or else as the last recording has it.
+def _terms(given: argparse.Namespace) -> cache.Recording:
+    """The samples, the store, how many sessions, and whether by force: as given, or else as the last recording has it.
 
     A recording becomes the last one, so that the command that it prints accepts from it.
     """
-    known = cache.kept_terms() if given.samples is None else {}
-    folder = given.baselines or Path(known.get("baselines", "baselines"))
-    count, force = given.sessions or known.get("sessions", SESSIONS), given.force or known.get("force", False)
+    known = cache.last_recording() if given.samples is None else None
+    known = known or cache.Recording(
+        samples=cache.own_recording(), baselines=Path("baselines"), sessions=SESSIONS, force=False
+    )
+    found = cache.Recording(
+        samples=given.samples or known.samples,
+        baselines=given.baselines or known.baselines,
+        sessions=given.sessions or known.sessions,
+        force=given.force or known.force,
+    )
     if not given.cases:
         with contextlib.suppress(OSError):
-            if given.samples is not None and given.samples.resolve() != cache.last_recording().resolve():
-                cache.begin_recording(given.samples)
-            cache.keep_terms(baselines=str(folder.absolute()), sessions=count, force=force)
-    return folder, count, force
+            cache.keep_recording(found)
+    return found
 
 
 def _complete_sessions(folder: Path) -> tuple[list[Session], list[str]]:

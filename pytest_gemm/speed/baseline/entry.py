@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from pytest_gemm.core.case_id import CaseId
 from pytest_gemm.problem.problem import canonical_line
+from pytest_gemm.storage import files
 from pytest_gemm.storage.errors import FileError
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class BaselineError(FileError):
     """A store that cannot be read or written."""
 
 
-_Time: TypeAlias = Annotated[float, msgspec.Meta(gt=0.0, le=sys.float_info.max)]
+# What is smaller is 0 in seconds, and has no logarithm.
+_Time: TypeAlias = Annotated[float, msgspec.Meta(gt=1e-300, le=sys.float_info.max)]
 
 
 class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -293,9 +295,9 @@ def parse(text: str, backend: str, path: Path | str) -> dict[CaseId, Kept]:
 def read_text(path: Path) -> str:
     """The text of a baseline file."""
     try:
-        return path.read_text(encoding="utf-8")
+        return files.content(path).decode()
     except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        line = error.object[: error.start].count(b"\n") + 1
         raise BaselineError(path, line, "is not UTF-8", RESTORE) from None
     except OSError as error:
         raise BaselineError(path, 0, f"cannot be read: {error.strerror}", "make it a readable file") from None

@@ -185,6 +185,15 @@ class Store:
         changes.sort(key=lambda one: (one.kind == "refused", one.kind != "new"))
         return changes
 
+    def check(self) -> None:
+        """See that a recording could be stored here now.
+
+        Raises:
+            BaselineError: when it could not.
+        """
+        with self._lock():
+            pass
+
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         """Hold the hardware key's folder alone, and remove what a killed recording left.
