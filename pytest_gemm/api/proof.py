@@ -42,6 +42,8 @@ class Generation:
         if set(self.compiled) != {self.asked}:
             seen = " and ".join(name or "no instruction set" for name in self.compiled) or "an unknown instruction set"
             return Reason("other-isa", f"{self.asked} was requested, the code was compiled for {seen}")
+        if unknown := {self.asked, self.level or self.asked} - set(ISAS):
+            return Reason("other-isa", f"no instruction set is called {min(unknown)}")
         if self.level and ISAS.index(self.level) > ISAS.index(self.asked):
             text = f"{self.asked} was requested, the machine code needs {self.level} (it has {self._units})"
             return Reason("other-isa", text)

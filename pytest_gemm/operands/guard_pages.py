@@ -115,6 +115,21 @@ class GuardPages:
             if there.data_ptr() != here.untyped_storage().data_ptr() and there.numel()
         ]
 
+    def beside(self, placed: Operands) -> list[tuple[str, torch.Tensor]]:
+        """What operands leave of their pages, and where that lies."""
+        places = []
+        for one in placed.buffers:
+            begin = one.storage.data_ptr()
+            end, name = begin + one.storage.nbytes, one.name
+            if self.side == "end":
+                first, last, where = begin - begin % mmap.PAGESIZE, begin, f"{name} (before its first element)"
+            else:
+                first, last, where = end, end + -end % mmap.PAGESIZE, f"{name} (behind its last element)"
+            if self.wants(name) and last > first:
+                memory = (ctypes.c_uint8 * (last - first)).from_address(first)
+                places.append((where, torch.frombuffer(memory, dtype=torch.uint8)))
+        return places
+
     def _placed(self, old: Guarded) -> Guarded:
         return old.over(_copied(old.whole, self.side, 1), old.whole.storage_offset())
 

@@ -183,8 +183,9 @@ class Inline:
             proof = dataclasses.replace(_proof(prepared), profiled=None if names is None else tuple(names))
             with asking():
                 contract = _of_type(prepared.contract, Contract, "the attribute contract is")
+            objection = proof.objection()
         kept = given.out is None and sum(one.numel() * one.element_size() for one in own) < KEPT_BYTES
-        return Ran(copies, proof, contract, (lambda: own) if kept else None)
+        return Ran(copies, proof, contract, (lambda: own) if kept else None, objection)
 
     def eager(self, problem: Problem, given: Operands) -> tuple[torch.Tensor, ...]:
         """As :meth:`Worker.eager`."""

@@ -6,28 +6,40 @@ data whose types are checked (msgspec), and bytes.
 
 from __future__ import annotations
 
+import fcntl
 import io
+import math
 import mmap
 import os
 import pickle
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import psutil
 import torch
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import described
+from pytest_gemm.core.units import plural
+from pytest_gemm.operands.memory import Margins, first_difference
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.worker.calls import has_bits
 from pytest_gemm.worker.device import Block, Pool, bytes_at
 
 # Where a storage begins in shared memory: as far as PyTorch aligns those that it allocates, on a device most of all.
 _ALIGNED: Final = 512
+# Bytes before, between and behind storages, where nothing may be written.
+_MARGIN: Final = 4096
+# Of memory that a kernel sees too: it cannot take pages away, on which this process would die (SIGBUS).
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # The first words of a message: how many bytes follow, and how many of them are the first part.
 _HEAD: Final = 16
+# Bytes that the first part has at most; of a larger second part there has to be as much memory.
+_MOST: Final = 1 << 28
 
 
 # -- messages ----------------------------------------------------------------------------------------
@@ -42,26 +54,40 @@ def send(end: socket.socket, first: bytes, rest: Sequence[memoryview | bytes] = 
         end.sendall(part)
 
 
-def receive(end: socket.socket) -> tuple[bytes, bytearray, list[int]]:
+def receive(end: socket.socket, limit: float = 0.0, files: int = 0) -> tuple[bytes, bytearray, list[int]]:
     """A message as :func:`send` sent it.
+
+    Args:
+        end: of the socket.
+        limit: seconds until all of it has to be there; 0: none.
+        files: how many open files may come along; further ones are closed.
 
     Raises:
         EOFError: when the other end is closed.
-        TimeoutError: when the socket's limit runs out.
+        TimeoutError: when the limit runs out.
+        ValueError: for a size that no message has.
     """
-    head, files, _, _ = socket.recv_fds(end, _HEAD, 16)
-    while len(head) < _HEAD:
-        if not (more := end.recv(_HEAD - len(head))):
-            raise EOFError
-        head += more
-    data = bytearray(int.from_bytes(head[:8], "little"))
-    view, done = memoryview(data), 0
-    while done < len(data):
-        if not (count := end.recv_into(view[done:])):
-            raise EOFError
-        done += count
-    first = int.from_bytes(head[8:], "little")
-    return bytes(view[:first]), data[first:], files
+    until = time.monotonic() + limit
+
+    def filled(data: bytearray, done: int) -> bytearray:
+        while done < len(data):
+            if limit and (left := until - time.monotonic()) <= 0:
+                raise TimeoutError
+            end.settimeout(left if limit else None)
+            if not (count := end.recv_into(memoryview(data)[done:])):
+                raise EOFError
+            done += count
+        return data
+
+    end.settimeout(limit or None)
+    begin, opened, _, _ = socket.recv_fds(end, _HEAD, files)
+    head = filled(bytearray(begin.ljust(_HEAD, b"\0")), len(begin))
+    size, first = (int.from_bytes(one, "little") for one in (head[:8], head[8:]))
+    rest = size - first
+    if rest < 0 or first > _MOST or (rest > _MOST and rest > psutil.virtual_memory().available):
+        raise ValueError(f"a message of {size} bytes, the first {first} of them words")
+    data = filled(bytearray(size), 0)
+    return bytes(data[:first]), data[first:], opened
 
 
 # -- operands ------------------------------------------------------------------------------------------
@@ -153,27 +179,43 @@ class Arena:
         self.skeleton = file.getvalue()
         self._originals = pickler.storages
         self.places: list[Place] = []
-        ends = {True: 0, False: 0}
-        for one in self._originals:
+        ends, last = {True: 0, False: 0}, dict[bool, int]()
+        # Margins on the device and elsewhere: of each the storages before and behind it, and where it lies.
+        gaps: dict[bool, list[tuple[int, int, Place]]] = {True: [], False: []}
+        for number, one in enumerate(self._originals):
             on_device = "staged" if pool is None else "device"
             where = on_device if one.is_cuda else "host"
             shared = where == "device"
-            self.places.append((where, ends[shared], one.numel()))
-            ends[shared] += -(-one.numel() // _ALIGNED) * _ALIGNED
+            begin = -(-(ends[shared] + _MARGIN) // _ALIGNED) * _ALIGNED
+            gaps[shared].append((last.get(shared, number), number, (where, ends[shared], begin - ends[shared])))
+            self.places.append((where, begin, one.numel()))
+            ends[shared], last[shared] = begin + one.numel(), number
+        for shared, number in last.items():
+            gaps[shared].append((number, number, (self.places[number][0], ends[shared], _MARGIN)))
+            ends[shared] += _MARGIN
         self.size = max(ends[False], 1)
         self.block: Block | None = None
         self._pool = pool
         self.before = next((one for one in before if one._is_of(self._originals)), None)
         if self.before is None:
-            self.file = os.memfd_create("operands", os.MFD_CLOEXEC)
+            self.file = os.memfd_create("operands", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.file, self.size)
+            fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
             if ends[True] and pool is not None:
                 self.block = pool.take(ends[True])
-            self._copies = mapped(self.file, self.size, self.places, 0 if self.block is None else self.block.address)
+            further = [place for ones in gaps.values() for *_, place in ones]
+            address = 0 if self.block is None else self.block.address
+            parts = mapped(self.file, self.size, [*self.places, *further], address)
+            self._copies, parts = parts[: len(self.places)], parts[len(self.places) :]
+            count = len(gaps[True])
+            self._margins = [
+                (Margins(ones), gaps[x]) for x, ones in ((True, parts[:count]), (False, parts[count:])) if ones
+            ]
         else:
-            self.file, self._copies = os.dup(self.before.file), self.before._copies
-        names = {one.storage.untyped_storage().data_ptr(): one.name for one in given.buffers}
-        self._names = [names.get(one.untyped_storage().data_ptr(), "an operand") for one in self._originals]
+            self.file, self._copies, self._margins = os.dup(self.before.file), self.before._copies, self.before._margins
+        buffers = {one.storage.untyped_storage().data_ptr(): one for one in given.buffers}
+        self._buffers = [buffers.get(one.untyped_storage().data_ptr()) for one in self._originals]
+        self._names = ["an operand" if one is None else one.name for one in self._buffers]
 
     def _is_of(self, storages: Sequence[torch.Tensor]) -> bool:
         """Whether these are the storages that it has copies of."""
@@ -184,17 +226,39 @@ class Arena:
         """Copy what the operands are now."""
         for copy, original in zip(self._copies, self._originals, strict=True):
             copy.copy_(original)
+        for margins, _ in self._margins:
+            margins.fill()
         if any(one.is_cuda for one in self._originals):
             torch.cuda.synchronize()
 
     def written(self) -> tuple[str, ...]:
-        """Names of the operands whose copies are not what they were; a given result may be."""
-        storages = zip(self._names, self._copies, self._originals, strict=True)
-        return tuple(
-            name
-            for name, copy, original in storages
-            if name != "out" and not torch.equal(copy, original.to(copy.device))
-        )
+        """Names of the operands whose copies, or what lies beside them, are not what they were, with the first byte.
+
+        A given result may be, not what lies beside it.
+        """
+        places = []
+        for number, (copy, original) in enumerate(zip(self._copies, self._originals, strict=True)):
+            if self._names[number] != "out" and not torch.equal(copy, original.to(copy.device)):
+                places.append((number, first_difference(copy, original.to(copy.device)) or 0))
+        for margins, gaps in self._margins:
+            if (place := margins.written()) is not None:
+                before, behind, (_, begin, count) = gaps[place[0]]
+                number = before if place[1] < count // 2 else behind
+                places.append((number, begin + place[1] - self.places[number][1]))
+        return tuple(f"{self._names[number]} ({self._position(number, byte)})" for number, byte in places)
+
+    def _position(self, number: int, byte: int) -> str:
+        """Where a byte lies that is counted from the begin of a storage."""
+        buffer, begin, count = self._buffers[number], 0, self.places[number][2]
+        if buffer is not None:
+            x, size = buffer.view, buffer.view.element_size()
+            begin = x.storage_offset() * size
+            count = (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))) * size if x.numel() else 0
+        if byte < begin:
+            return f"{plural(begin - byte, 'byte')} before its first element"
+        if byte >= begin + count:
+            return f"{plural(byte - begin - count + 1, 'byte')} behind its last element"
+        return f"byte {byte - begin} of {count}"
 
     def beside_out_intact(self) -> bool:
         """Whether all that lies around the elements of a given result is as it was."""
@@ -221,6 +285,8 @@ Place = tuple[str, int, int]
 
 def mapped(file: int, size: int, places: Sequence[Place], block: int = 0) -> list[torch.Tensor]:
     """The storages in shared memory, as bytes; ``block`` is the address of the memory on the device."""
+    if fcntl.fcntl(file, fcntl.F_GET_SEALS) != _SEALS or os.fstat(file).st_size != size:
+        raise ValueError("memory of operands that is not sealed, or of another size")
     memory = mmap.mmap(file, size)
     found = []
     for where, first, count in places:
@@ -259,6 +325,14 @@ class Form(msgspec.Struct, frozen=True):
     device: str
     bits: bool
 
+    @property
+    def size(self) -> int:
+        """How many bytes follow; raises ``ValueError`` where there is no such type."""
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype) or any(n < 0 for n in self.shape):
+            raise ValueError(f"no shape or type: {self.shape} of {self.dtype}")
+        return math.prod(self.shape) * dtype.itemsize if self.bits else 0
+
 
 def forms(results: Sequence[torch.Tensor]) -> tuple[list[Form], list[torch.Tensor]]:
     """What results are, and the bytes of those that have any."""
@@ -288,28 +362,17 @@ def results_of(found: Sequence[Form], data: torch.Tensor) -> tuple[torch.Tensor,
     Raises:
         ValueError: where the bytes are not those of the forms.
     """
-    made, begin = [], 0
-    for one in found:
-        dtype = getattr(torch, one.dtype, None)
-        if not isinstance(dtype, torch.dtype) or any(n < 0 for n in one.shape):
-            raise ValueError(f"no such tensor: {one}")
-        if not one.bits:
-            made.append(_without_bits(one, dtype))
-            continue
-        x = torch.empty(one.shape, dtype=dtype, device=one.device)
-        size = x.numel() * x.element_size()
-        if begin + size > len(data):
-            raise ValueError("bytes of a result are missing")
-        if size:
-            x.view(-1).view(torch.uint8).copy_(data[begin:][:size])
+    sizes = [one.size for one in found]
+    if sum(sizes) != len(data):
+        raise ValueError(f"{len(data)} bytes, and {sum(sizes)} announced")
+    made = []
+    for one, part in zip(found, data.split(sizes), strict=True):
+        is_meta = not one.bits and one.layout == "strided"
+        layout, device = getattr(torch, one.layout), "meta" if is_meta else one.device if one.bits else "cpu"
+        x = torch.empty(one.shape, dtype=getattr(torch, one.dtype), layout=layout, device=device)
+        if one.bits != has_bits(x):  # its elements would be whatever this process had there
+            raise ValueError(f"no {one.layout} tensor on {one.device}")
+        if one.size:
+            x.view(-1).view(torch.uint8).copy_(part)
         made.append(x)
-        begin += size
     return tuple(made)
-
-
-def _without_bits(one: Form, dtype: torch.dtype) -> torch.Tensor:
-    if one.layout == "sparse_coo":
-        return torch.zeros(one.shape, dtype=dtype).to_sparse()
-    if one.layout != "strided":
-        return torch.empty(one.shape, dtype=dtype, layout=getattr(torch, one.layout))
-    return torch.empty(one.shape, dtype=dtype, device="meta")

@@ -94,6 +94,7 @@ class Ran:
     Attributes:
         results: copies of the results, made as soon as the call had returned; of large ones see ``calls.taken``.
         proof: what was executed.
+        objection: of the proof, as the process that computed compares its patterns.
         contract: the arithmetic that the compiled problem promises.
         now: reads the same results from the kernel's own memory; ``None`` where that is not kept.
     """
@@ -102,6 +103,7 @@ class Ran:
     proof: Proof
     contract: Contract
     now: Callable[[], tuple[torch.Tensor, ...]] | None = None
+    objection: Reason | None = None
 
 
 class Thrown(Exception):

@@ -211,8 +211,8 @@ class Process:
             raise self._too_late(worker) from None
         except (BrokenPipeError, ConnectionResetError):
             raise self._dead(worker, said) from None
-        except (ValueError, MemoryError, OverflowError) as error:
-            raise self._misled(described(error)) from None
+        except ValueError as error:
+            raise self._misled(str(error)) from None
         except KeyboardInterrupt:
             self._gone()
             raise

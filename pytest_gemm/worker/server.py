@@ -15,6 +15,7 @@ import torch
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.core.outcome import Misconduct, Pruned, Unsupported
+from pytest_gemm.operands.memory import Margins
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.worker import faults, memory
@@ -45,7 +46,7 @@ def serve(
     worker, encoder = _Server(backends, calls), msgspec.msgpack.Encoder(enc_hook=str)
     while True:
         try:
-            first, _, files = memory.receive(end)
+            first, _, files = memory.receive(end, files=16)
         except (EOFError, OSError):
             return
         data: list[memoryview] = []
@@ -74,6 +75,7 @@ class _Server:
         self._opened = Opened()
         self._shares = False  # memory on the device
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []  # where it is computed, and in shared memory
+        self._margins: list[tuple[Margins, list[str]]] = []  # what is left of pages, and beside which operands
         self._left: list[torch.Tensor] = []  # bytes of results that wait to be fetched
 
     def answer(self, first: bytes, files: Sequence[int]) -> tuple[Answer, list[memoryview]]:
@@ -88,9 +90,14 @@ class _Server:
         given = [] if load is None else [self._loaded(load, files)]
         for there, here in self._staged if given else ():
             there.copy_(here)
+        for margins, _ in self._margins if given else ():
+            margins.fill()
         found = getattr(self, f"_{question}")(*more, *given)
         for there, here in self._staged if given else ():
             here.copy_(there)
+        for margins, places in self._margins if given else ():
+            if (place := margins.written()) is not None:
+                raise Misconduct("inputs-written", f"the backend wrote to its inputs: {places[place[0]]}")
         return found if isinstance(found, tuple) else (found or Answer(), [])
 
     def _loaded(self, load: tuple[Any, ...], files: Sequence[int]) -> Operands:
@@ -106,6 +113,9 @@ class _Server:
             if (pages := self._inline.pages) is not None:
                 placed = pages.place(operands)
                 self._staged += pages.copies(operands, placed)
+                if beside := pages.beside(placed):
+                    places, parts = zip(*beside, strict=True)
+                    self._margins.append((Margins(parts), list(places)))
                 operands = placed
             self._operands[key] = operands, storages
         return self._operands[key][0]
@@ -165,7 +175,8 @@ class _Server:
         if ran.now is not None:
             kept = len(self._results) + 1
             self._results[kept] = ran.now
-        return self._returned(ran.results, number=kept, proof=ran.proof, contract=ran.contract)
+        more = {"proof": ran.proof, "contract": ran.contract, "objection": ran.objection}
+        return self._returned(ran.results, number=kept, **more)
 
     def _returned(self, results: Sequence[torch.Tensor], **more: Any) -> tuple[Answer, list[memoryview]]:
         """Results as the judge gets them: large ones on the device where it has sent operands so, else as bytes."""
@@ -189,6 +200,7 @@ class _Server:
     def _clear(self) -> None:
         self._operands.clear()
         self._staged.clear()
+        self._margins.clear()
         self._opened.close_large()
 
     def _forget(self, number: int) -> None:
