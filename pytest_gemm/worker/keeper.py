@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG: Final = 1
 # Seconds that a process has to end when it was told to.
 GRACE: Final = 5.0
+# How often the keeper is waited for so long, imports included.
+TRIES: Final = 60
 # Bytes before a request that say how many follow.
 _HEAD: Final = 8
 
@@ -128,7 +130,9 @@ class Started:
         with contextlib.suppress(OSError):
             said = self.status.recv(64)
         self.status.close()
-        return int(said) if said else None
+        with contextlib.suppress(ValueError):  # none, or what no parent says
+            return int(said)
+        return None
 
 
 class Keeper:
@@ -165,11 +169,12 @@ class Keeper:
         self.confined, self.address, self.passive = confined, address, passive
         self._lock = threading.Lock()
         self._first: Started | None = None
-        self._keeper = 0
+        self._keeper, self._is_own = 0, False
         if address:
             self._control = socket.socket(socket.AF_UNIX)
             with contextlib.suppress(OSError):  # a kernel has ended it
                 self._control.connect(address)
+                self._keeper = _other_end(self._control)
                 return
             self._control.close()
         self._control, there = socket.socketpair()
@@ -181,7 +186,7 @@ class Keeper:
             reached.listen()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python 3.12 warns when there are threads; none of them is needed there
-            self._keeper = os.fork()
+            self._keeper, self._is_own = os.fork(), True
         if self._keeper == 0:
             self._control.close()
             _keep(there, reached, self)
@@ -202,7 +207,15 @@ class Keeper:
         """A new worker; ``None`` where the keeper is gone."""
         with self._lock:
             begun, self._first = self._first or self._begun(), None
+        for _ in range(TRIES):
+            self._signal(signal.SIGCONT)  # a kernel may have stopped it
+            if begun.has_ended(GRACE):  # or begun: the first thing that it tells
+                break
+        else:
+            self._signal(signal.SIGKILL)
+            self._control.close()
         pid = b""
+        begun.status.settimeout(GRACE)
         with contextlib.suppress(OSError):
             pid = begun.status.recv(64)
         if pid:
@@ -222,6 +235,11 @@ class Keeper:
         told.close()
         return Started(0, here, status, said, stack)
 
+    def _signal(self, number: int) -> None:
+        if self._keeper:  # 0 is one of another container, and to the system all of this group
+            with contextlib.suppress(OSError):
+                os.kill(self._keeper, number)
+
     def _tell(self, request: _Request, files: Sequence[int]) -> None:
         data = msgspec.msgpack.encode(request)
         with contextlib.suppress(OSError):  # the keeper is gone: there will be no worker
@@ -233,13 +251,16 @@ class Keeper:
         if self._first is not None:
             self._first.close()
         self._control.close()
-        if self._keeper:
+        if self._is_own:
+            self._signal(signal.SIGTERM)
+            self._signal(signal.SIGCONT)
             with contextlib.suppress(OSError):
-                os.kill(self._keeper, signal.SIGTERM)
                 connection.wait([ended := os.pidfd_open(self._keeper)], 2 * GRACE)
                 os.close(ended)
-                os.kill(self._keeper, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
+            with contextlib.suppress(OSError):
                 os.waitpid(self._keeper, 0)
+            self._is_own = False
 
 
 KEEPER: Final = pytest.StashKey[Keeper]()
@@ -274,6 +295,7 @@ def _keep(control: socket.socket, reached: socket.socket | None, told: Keeper) -
             processor.wait_passively()
         if reached is not None:
             os.environ.setdefault(*ALONE)
+            reached.listen()  # again, so that a judge that calls learns the id of this process
         while True:
             for end in connection.wait(ends):
                 assert isinstance(end, socket.socket)
@@ -290,6 +312,11 @@ def _keep(control: socket.socket, reached: socket.socket | None, told: Keeper) -
         os._exit(1)
 
 
+def _other_end(end: socket.socket) -> int:
+    """The process at the other end of a connection."""
+    return int.from_bytes(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+
+
 def _end(*_: object) -> NoReturn:
     """End with all that workers have left behind; their parents end by themselves when the judge has."""
     descendants.end(patience=1.0)
@@ -299,9 +326,8 @@ def _end(*_: object) -> NoReturn:
 def _connected(reached: socket.socket, judge: int) -> list[socket.socket]:
     """The end of another judge that has called: a process that the first one has started, and no kernel."""
     end, _ = reached.accept()
-    caller = int.from_bytes(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
     with contextlib.suppress(psutil.Error):
-        if psutil.Process(caller).ppid() == judge:
+        if psutil.Process(_other_end(end)).ppid() == judge:
             return [end]
     end.close()
     return []
