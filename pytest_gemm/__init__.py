@@ -26,8 +26,9 @@ def check(function: Callable[..., Any], **options: Any) -> Any:
         function: of A and B, perhaps of a bias, and of a result to write to.
         options: those of the command: ``op``, ``dtypes`` (names), ``device``, ``problem`` (a line or a shapes file),
             ``seed``, ``limit`` (seconds of a call), ``budget`` (seconds after which no further problem is begun; by
-            default all are judged, and no clock decides), and what says what it takes: ``multiple_of``, ``square``,
-            ``sizes``, ``a``, ``beta``, ``accumulate``, ``epilogue``, ``flushes`` and ``deterministic``.
+            default all are judged, and no clock decides), ``confined`` (its process has no rights outside of a folder
+            of its own), and what says what it takes: ``multiple_of``, ``square``, ``sizes``, ``a``, ``beta``,
+            ``accumulate``, ``epilogue``, ``flushes`` and ``deterministic``.
 
     Returns:
         What is known of it: true where it is right; ``ok``, ``verdict``, ``text`` (its repr, the screen), ``findings``

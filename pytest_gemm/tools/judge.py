@@ -46,6 +46,7 @@ from pytest_gemm.tools.design import Design, distributions
 from pytest_gemm.tools.first_calls import CALLS, DEATHS, FirstCalls, Said
 from pytest_gemm.tools.judgement import Judgement, Speed
 from pytest_gemm.tools.kernel import Kernel, KernelBackend, check_name
+from pytest_gemm.worker.confinement import lacks
 from pytest_gemm.worker.inline import Inline
 from pytest_gemm.worker.keeper import Keeper, cuda_has_started
 from pytest_gemm.worker.process import Process
@@ -88,7 +89,7 @@ def run(given: argparse.Namespace) -> int:
     check_name(given.kernel)
     kernel, started = Kernel(given.kernel, signature=given.signature), psutil.Process().create_time()
     options = {"problem": given.problem, "seed": given.seed, "limit": given.time_limit, "budget": _budget(given.budget)}
-    judging = _Judging(kernel, _said(vars(given)), **options, started=started)
+    judging = _Judging(kernel, _said(vars(given)), **options, confined=given.confined, started=started)
     torch.set_num_threads(1)  # this process waits for the kernel's in turns, and its own sums are small
     with progress.shown(judging.doing):
         judgement = judging.judgement()
@@ -101,7 +102,7 @@ def check(function: Callable[..., Any], **options: Any) -> Judgement:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__name__)
     kernel, said = Kernel(":".join(filter(None, (module, name))), function=function), _said(options)
     others = {"budget": math.inf} | {key: value for key, value in options.items() if not hasattr(said, key)}
-    own = ("problem", "seed", "limit", "budget")
+    own = ("problem", "seed", "limit", "budget", "confined")
     if unknown := [key for key in others if key not in own]:
         names = [*own, *(field.name for field in dataclasses.fields(Said))]
         hint = did_you_mean(unknown[0], names)
@@ -154,12 +155,13 @@ class _Judging:
         budget: seconds after which no further problem is begun; ``None``: :data:`BUDGET`, or :data:`COMPILING`.
         limit: seconds of a call, after which the worker is ended; ``None``: 10, and 15 of a first call, or 90 where
             it may compile.
+        confined: its process has no rights outside of a folder of its own, see ``worker.confinement``.
         started: since when seconds count, by ``time.time()``.
         worker: the process of the kernel.
         pytorch: that of PyTorch's own product, which a kernel's module cannot patch.
 
     Raises:
-        ValueError: for a limit that is not above 0, or a line that is no problem.
+        ValueError: for a limit that is not above 0, a line that is no problem, and where no process can be confined.
     """
 
     kernel: Kernel
@@ -168,6 +170,7 @@ class _Judging:
     seed: int = 0
     limit: float | None = None
     budget: float | None = None
+    confined: bool = False
     started: float = dataclasses.field(default_factory=time.time)
     worker: Process | Inline = dataclasses.field(init=False)
     pytorch: Process | Inline = dataclasses.field(init=False)
@@ -177,6 +180,8 @@ class _Judging:
         for option, seconds in (("--time-limit", self.limit), ("--budget", self.budget)):
             if seconds is not None and not seconds > 0:
                 raise ValueError(f"{option}={seconds:g}: give seconds above 0")
+        if self.confined and (lacking := lacks()):
+            raise ValueError(f"--confined: {lacking}")
         self._asked = _problems(self.problem) if self.problem else []
         self._pace, self._count, self._now = 0.0, 0, "first calls"
         self._start: Callable[[], Process] | None = None
@@ -193,10 +198,15 @@ class _Judging:
         Raises:
             ValueError: when its first calls do not show what it takes.
         """
+        if inline and self.confined:
+            remedy = (
+                "give one that another process finds by its module and name, on Linux, before CUDA has started here"
+            )
+            raise ValueError(f"confined=True: this function is called in this process; {remedy}")
         if inline:
             self.worker = self.pytorch = Inline(CALLS)
             return self._judged()
-        with contextlib.closing(Keeper({}, cores(), (), CALLS, passive=False)) as keeper:
+        with contextlib.closing(Keeper({}, cores(), (), CALLS, confined=self.confined, passive=False)) as keeper:
             first = 90.0 if self.kernel.may_compile else 15.0
             self._start = functools.partial(Process, keeper, (self.limit or LIMIT, self.limit or first))
             self.worker, self.pytorch = self._start(), self._start()
@@ -208,6 +218,7 @@ class _Judging:
             calls = FirstCalls(self.kernel, self.said, self.worker)
             first = calls.best()
             judgement, said = calls.takes(first)
+        judgement.options = [*judgement.options, *["--confined"] * self.confined]
         kernel = dataclasses.replace(self.kernel, form=first.form)
         name, own = kernel.short.replace(".", "-"), [dtype.partition("-")[0] for dtype in judgement.dtypes]
         backend = KernelBackend(name, kernel, own, devices=(first.device,), **self.said.arithmetic)

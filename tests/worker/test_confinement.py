@@ -16,9 +16,11 @@ import pytest
 import torch
 from oracle import judged
 
+import pytest_gemm
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.core.outcome import Status
 from pytest_gemm.judging.judge import Judge
+from pytest_gemm.tools import cli
 from pytest_gemm.worker import confinement
 from pytest_gemm.worker.keeper import Keeper
 from pytest_gemm.worker.process import Workers
@@ -134,6 +136,31 @@ def test_a_confined_kernel_binds_its_own_thread_alone() -> None:
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.sched_setaffinity(0, cores)
     assert (outcome.status, *now) == (Status.PASSED, os.SCHED_OTHER, cores)
+
+
+def writes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    with contextlib.suppress(PermissionError):
+        TARGET.write_text("x")
+    return a @ b
+
+
+def test_the_command_and_check_confine_a_kernel_where_they_are_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)  # for the pickled function
+    one = {"problem": "mm:f32:nn:17x65x127", "dtypes": ["f32"]}
+    assert pytest_gemm.check(writes, confined=True, **one).ok
+    assert not TARGET.exists()
+    with pytest.raises(ValueError, match="confined=True: this function is called in this process"):
+        pytest_gemm.check(lambda a, b: a @ b, confined=True, **one)
+    (tmp_path / "mine.py").write_text(f"def matmul(a, b):\n    open({str(TARGET)!r}, 'w')\n    return a @ b\n")
+    command = ["judge", f"{tmp_path}/mine.py:matmul", "--problem=mm:f32:nn:17x65x127", "--dtypes=f32"]
+    assert cli.main(command) == 0
+    TARGET.unlink()
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--confined"])
+    assert "PermissionError" in capsys.readouterr().err
+    assert not TARGET.exists()
 
 
 @pytest.mark.study
