@@ -29,7 +29,7 @@ class AtenBackend:
 
     name = "aten"
     devices = ("cpu", "cuda")
-    capabilities = frozenset({Capability.MODE})
+    capabilities = frozenset({Capability.MODE, Capability.THREADS})
 
     @functools.cached_property
     def compiled(self) -> CompiledAten:

@@ -87,3 +87,8 @@ def same_operands(level: str) -> tuple[Problem, ...]:
 def races(level: str, device: str = "") -> tuple[Problem, ...]:
     """Called many times under load."""
     return family("races", level, device=device)
+
+
+def called_by_threads(level: str) -> tuple[Problem, ...]:
+    """Called by another thread, and by two at once."""
+    return family("races", level, "threads")

@@ -15,6 +15,7 @@ import functools
 import importlib
 import inspect
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -22,7 +23,7 @@ from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.own_calls import OwnCalls, name_of
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import DEVICES, TYPES, Availability, Candidates, Part, Recipe, no_device
-from pytest_gemm.api.request import DEFAULT, BuildRequest
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
 from pytest_gemm.core.outcome import Outcome, Unsupported
 from pytest_gemm.core.text import described, did_you_mean
 from pytest_gemm.machine import software
@@ -90,6 +91,12 @@ class CallableBackend:
     library: bool = False
     multiple_of: int | tuple[int, int, int] = 1
     square: bool = False
+    concurrent: bool = False
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What the registration claims beyond the product."""
+        return frozenset({Capability.THREADS} if self.concurrent else ())
 
     def __post_init__(self) -> None:
         """Check the arguments, which a user writes."""
@@ -118,7 +125,7 @@ class CallableBackend:
         self._steps = steps if isinstance(steps, (tuple, list)) else (steps,) * 3
         is_right = len(self._steps) == 3 and all(isinstance(step, int) and step > 0 for step in self._steps)
         self._expect("multiple_of", is_right, "a number above 0, or three of M, N and K: (128, 128, 16)")
-        for flag in ("batched", "deterministic", "flushes", "library", "square"):
+        for flag in ("batched", "deterministic", "flushes", "library", "square", "concurrent"):
             self._expect(flag, isinstance(getattr(self, flag), bool), "True or False")
         for names, example in _LISTS.items():
             several: Any = getattr(self, names)
@@ -379,7 +386,7 @@ class CallablePrepared(EagerPrepared):
     def __init__(self, backend: CallableBackend, problem: Problem, candidate: str = "") -> None:
         self._backend, self._candidate = backend, candidate
         self._named = {"candidate": candidate} if candidate else {}
-        self._pack = backend.pack
+        self._thread = threading.local()
         self._calls, self._name, self._is_timed = OwnCalls(), name_of(backend.matmul), False
         self._matmul = functools.partial(backend.matmul, **self._named) if candidate else backend.matmul
         product = self._of_packed if backend.pack else self._matmul
@@ -395,8 +402,7 @@ class CallablePrepared(EagerPrepared):
         return product(a, b)
 
     def _of_packed(self, a: torch.Tensor, b: torch.Tensor) -> Any:
-        assert self._pack is not None
-        return self._matmul(a, self._pack(b))
+        return self._matmul(a, self._thread.pack(b))
 
     def bind(self, operands: Operands) -> Callable[[], torch.Tensor]:
         """The kernel's own call, or the program around its product, whose first call packs the B of each product.
@@ -426,7 +432,7 @@ class CallablePrepared(EagerPrepared):
 
         def packed_once() -> torch.Tensor:
             given = iter(packs)  # each call has the same products in the same order
-            self._pack = (lambda _: next(given)) if packs else first
+            self._thread.pack = (lambda _: next(given)) if packs else first
             return call()
 
         return packed_once

@@ -97,6 +97,7 @@ class Registry:
         library: bool = False,
         multiple_of: int | tuple[int, int, int] = 1,
         square: bool = False,
+        concurrent: bool = False,
     ) -> None:
         """Register a function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch, or by ``bind``.
 
@@ -147,6 +148,8 @@ class Registry:
             library: with ``devices=("cuda",)``, whether it may call cuBLAS, which may slice K or take no tensor core.
             multiple_of: what M, N and K have to be multiples of: one number, or ``(128, 128, 16)``.
             square: whether M, N and K have to be equal.
+            concurrent: whether other threads than the one that prepared it may call it, and several at once; where it
+                is, level full has a case of that.
 
         Raises:
             RegistryError: when the name is taken or malformed, or an argument is not of its kind.
@@ -156,7 +159,7 @@ class Registry:
         given: Any = dtypes, batched, accumulate, deterministic, distributions, flushes, pack, imports
         given += linear, activations, bind, candidates or None, epilogue, devices, library, multiple_of, square
         try:
-            made = CallableBackend(name, matmul, *given)
+            made = CallableBackend(name, matmul, *given, concurrent)
         except ValueError as error:
             raise RegistryError(str(error)) from None
         self.add(made)

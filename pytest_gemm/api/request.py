@@ -26,6 +26,8 @@ class Capability(str, enum.Enum):
     MACHINE = "machine"
     USER_CACHES = "user_caches"
     """``test_caches.py`` runs: a problem is prepared twice, the second time with other values in the same memory."""
+    THREADS = "threads"
+    """No field: what is prepared may be called by other threads than the one that prepares, and by several at once."""
 
 
 @dataclasses.dataclass(frozen=True)

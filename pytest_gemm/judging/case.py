@@ -34,6 +34,7 @@ class Case:
         isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
         machine, user_caches: see :class:`BuildRequest`.
         calls: how often one distribution is run once more; several calls run beside other load, see ``How``.
+        callers: how many threads make each of these calls at once, see ``How``.
         alone: where it is judged once more as compiled alone, what a failure of it then says; else "".
     """
 
@@ -50,6 +51,7 @@ class Case:
     user_caches: str = ""
     run_threads: int = 0
     calls: int = 1
+    callers: int = 0
     alone: str = ""
 
     def request(self, candidate: str = "") -> BuildRequest:

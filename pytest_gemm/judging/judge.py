@@ -395,6 +395,7 @@ class Judge:
         *,
         profiled: bool = False,
         calls: int = 1,
+        callers: int = 0,
     ) -> tuple[Returned, Contract]:
         """Run, and prove that the backend did it; what runs again has proved it.
 
@@ -403,7 +404,7 @@ class Judge:
         """
         case, given = attempt.case, truth.operands
         with attempt.phase(phase):
-            how = How(phase, profiled, self.stream, calls)
+            how = How(phase, profiled, self.stream, calls, callers=callers)
             ran = self._worker.run(attempt.built.number, given, how) if timed is None else timed(given)
             attempt.proved(ran.proof)
             objection = None if phase is Phase.RUN_AGAIN else ran.proof.objection() or ran.objection
@@ -456,23 +457,24 @@ class Judge:
             return
         first = next((run for run in runs if run.truth.operands.quantum == 0.0), runs[0])
         attempt.turn_to(first.truth.operands.distribution, first.truth)
-        calls = attempt.case.calls
-        second, contract = self._run(attempt, first.truth, Phase.RUN_AGAIN, calls=calls)
+        calls, callers = attempt.case.calls, attempt.case.callers
+        second, contract = self._run(attempt, first.truth, Phase.RUN_AGAIN, calls=calls, callers=callers)
         when = "the second time" if calls == 1 else f"in one of {calls} calls under load"
+        when += {0: "", 1: " of another thread"}.get(callers, f" of {callers} threads at once")
         wrong: Reason | None = None
         cause = ""
         with attempt.phase(Phase.REFERENCE):
             rewritten = any(run.returned.rewritten() for run in runs if run.returned is not None)
         if rewritten:
             wrong = Reason("result-rewritten", "a result that was handed out changed when the next one was computed")
-        elif difference := first.differs(second):
+        elif difference := first.differs(second):  # which a kernel may divide otherwise where threads share the cores
             mismatch = self._mismatch(attempt, first.truth, second, contract)
             text = f"the same call gave other bits {when}{difference}"
             if mismatch is not None:  # other bits have to be right ones too
                 code = "not-deterministic" if contract.deterministic else mismatch.code
                 wrong = Reason(code, f"{text}, wrong ones: {mismatch.summary()}")
                 cause = mismatch.name if mismatch.name in repeated.NAMES else repeated.RACE.name
-            elif contract.deterministic:
+            elif contract.deterministic and not callers:
                 wrong = Reason("not-deterministic", f"{text}; a backend that uses atomics declares deterministic=False")
         if wrong is not None:
             yield Judged(attempt.end(Status.INCORRECT, wrong, cause=cause))

@@ -102,12 +102,20 @@ class GemmCheck:
 
         Each call starts with empty caches.  Ends the test as *unsupported* for a backend that keeps none.
         """
-        if honours(case.backend, Capability.USER_CACHES):
-            self._warm = "here"
-            return dataclasses.replace(case, user_caches=uuid.uuid4().hex, candidates=CandidateSelection())
-        reason = Reason("no-caches", "cache tests need a backend that compiles")
-        self.finish(case, [Outcome(case.id(), "", case.seed, Status.UNSUPPORTED, reason)])
-        raise AssertionError("an unsupported case ends its test")
+        self._claims(case, Capability.USER_CACHES, "no-caches", "cache tests need a backend that compiles")
+        self._warm = "here"
+        return dataclasses.replace(case, user_caches=uuid.uuid4().hex, candidates=CandidateSelection())
+
+    def by_threads(self, case: Case) -> Case:
+        """The case of a backend that claims ``Capability.THREADS``; ends the test as *unsupported* for another one."""
+        text = f"{case.backend.name} does not claim that several threads may call it"
+        self._claims(case, Capability.THREADS, "no-threads", text)
+        return case
+
+    def _claims(self, case: Case, capability: Capability, code: str, text: str) -> None:
+        if not honours(case.backend, capability):
+            self.finish(case, [Outcome(case.id(), "", case.seed, Status.UNSUPPORTED, Reason(code, text))])
+            raise AssertionError("an unsupported case ends its test")
 
     def run_in_worker(self, case: Case) -> None:
         """Compile and run a case in a process of its own, for what it leaves in caches on disk.

@@ -78,6 +78,7 @@ class How:
         stream: ``default``, or ``side`` for a CUDA stream of its own, see ``streams``.
         calls: how often; of several, which run beside other load, results with other bits than most are returned.
         fill: byte that fresh memory is filled with; 0: NaN lies where the result may be.
+        callers: how many new threads make each call at once, as it is timed; 0: the thread that has compiled makes it.
     """
 
     phase: Phase = Phase.RUN
@@ -85,6 +86,7 @@ class How:
     stream: str = "default"
     calls: int = 1
     fill: int = 0
+    callers: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from oracle import computed, interval, judged
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
-from pytest_gemm.api.request import BuildRequest
+from pytest_gemm.api.request import BuildRequest, Capability, honours
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor.compilation import CompileSpec
 from pytest_gemm.backends.inductor.compiled import constant_tensors
@@ -112,6 +114,74 @@ def test_blocks_that_no_thread_computes_are_found_with_fewer_threads_than_it_was
     outcomes = judged(Blocks(in_turn), MM.line, "int-2", "rand", threads=compiled, run_threads=run)
     assert {outcome.status for outcome in outcomes} == {Status(status)}, outcomes
     assert torch.get_num_threads() == before
+
+
+def of_first_thread(_: int) -> Callable[..., torch.Tensor]:
+    """Keeps something in the thread that calls it first, which others do not have."""
+    kept = threading.local()
+    kept.factor = 1.0
+    return lambda a, b: (a @ b) * getattr(kept, "factor", 0.5)
+
+
+def of_one_workspace(callers: int) -> Callable[..., torch.Tensor]:
+    """Is wrong while another thread is in it, for whom it waits where there is one."""
+    free, other = threading.Lock(), threading.Event()
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if not free.acquire(blocking=False):
+            other.set()
+            return 2 * (a @ b)
+        if callers == 2 and threading.active_count() > 2:
+            other.wait(10.0)
+        free.release()
+        return a @ b
+
+    return matmul
+
+
+def of_its_thread(_: int) -> Callable[..., torch.Tensor]:
+    own = threading.get_ident()
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if threading.get_ident() != own:
+            raise RuntimeError("made in another thread")
+        return a @ b
+
+    return matmul
+
+
+def right(_: int) -> Callable[..., torch.Tensor]:
+    return torch.matmul
+
+
+@pytest.mark.parametrize(
+    ("made", "callers", "status", "says"),
+    [
+        (
+            of_first_thread,
+            1,
+            "incorrect",
+            "other bits in one of 3 calls under load of another thread (72 of 72 elements)",
+        ),
+        (of_first_thread, 2, "incorrect", "other bits in one of 3 calls under load of 2 threads at once"),
+        (of_one_workspace, 1, "passed", ""),
+        (of_one_workspace, 2, "incorrect", "other bits in one of 3 calls under load of 2 threads at once"),
+        (of_its_thread, 1, "crashed", "RuntimeError in run again: made in another thread"),
+        (right, 1, "passed", ""),
+        (right, 2, "passed", ""),
+    ],
+)
+@pytest.mark.parametrize("packs", [False, True])
+def test_other_threads_that_call_a_kernel_get_what_the_first_one_does(
+    made: Callable[[int], Callable[..., torch.Tensor]], callers: int, status: str, says: str, packs: bool
+) -> None:
+    pack = torch.clone if packs else None
+    mine = CallableBackend("mine", made(callers), frozenset({"f32"}), pack=pack, concurrent=True)
+    assert honours(mine, Capability.THREADS)
+    outcomes = judged(mine, MM.line, "rand", calls=3, callers=callers)
+    last = outcomes[-1]
+    assert last.status is Status(status), outcomes
+    assert says in str(last.reason)
 
 
 def statuses_of_cpp(line: str, compiled: int, run: int) -> set[Status]:
