@@ -144,6 +144,6 @@ def _filter(*, kills: bool) -> Iterator[bytes]:
     if kills:
         yield from unless(_KILLS, ((0, _ALL, os.getpid()),), denied)
         for calls, requests in _OWNERS.items():
-            yield step(equal, *numbers(calls), 0, 2 * len(requests) + 2) + step(load, 24)
+            yield step(equal, numbers(calls)[0], 0, 2 * len(requests) + 2) + step(load, 24)
             yield b"".join(step(equal, one, 0, 1) + denied for one in requests) + number
     yield allowed

@@ -376,8 +376,8 @@ def _import(modules: Sequence[str]) -> None:
 
 def _watch(file: int, status: int, said: int, stack: int, *, told: Keeper, request: _Request) -> None:
     """Start a worker, wait for its end, and tell it."""
-    for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    for own in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(own, signal.SIG_DFL)
     descendants.adopt()
     for number in (1, 2):
         os.dup2(said, number)

@@ -74,7 +74,7 @@ TRIES: dict[str, Callable[[], object]] = {
     "priority of the user": lambda: os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_PROCESS, 0)),
     "a socket of others": _connect,
     "a socket without connections": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).close(),
-    "a pair of these": lambda: [one.close() for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)],
+    "a pair of these": lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM),
     "shared memory": lambda: _called("shmget", 0, 4096, 0o600),
     "semaphores": lambda: _called("semget", 0, 1, 0o600),
     "a queue": lambda: _called("msgget", 0, 0o600),
