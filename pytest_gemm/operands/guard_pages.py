@@ -119,15 +119,12 @@ class GuardPages:
         """What operands leave of their pages, and where that lies."""
         places = []
         for one in placed.buffers:
-            begin = one.storage.data_ptr()
-            end, name = begin + one.storage.nbytes, one.name
-            if self.side == "end":
-                first, last, where = begin - begin % mmap.PAGESIZE, begin, f"{name} (before its first element)"
-            else:
-                first, last, where = end, end + -end % mmap.PAGESIZE, f"{name} (behind its last element)"
-            if self.wants(name) and last > first:
-                memory = (ctypes.c_uint8 * (last - first)).from_address(first)
-                places.append((where, torch.frombuffer(memory, dtype=torch.uint8)))
+            begin, end = one.storage.data_ptr(), one.storage.data_ptr() + one.storage.nbytes
+            where, first = ("before", begin - begin % mmap.PAGESIZE) if self.side == "end" else ("behind", end)
+            count = (begin if self.side == "end" else -end) % mmap.PAGESIZE
+            if count and self.wants(one.name):
+                memory = (ctypes.c_uint8 * count).from_address(first)
+                places.append((f"{one.name} ({where} its elements)", torch.frombuffer(memory, dtype=torch.uint8)))
         return places
 
     def _placed(self, old: Guarded) -> Guarded:

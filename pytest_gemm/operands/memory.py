@@ -112,32 +112,23 @@ class Margins:
     """Memory beside operands that belongs to none: filled before a call, looked at after it.
 
     Args:
-        parts: its bytes, on one device.
+        parts: its bytes, on one device, the same number in each.
     """
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
-        self._parts, self._sizes = list(parts), [one.numel() for one in parts]
-        self._patterns = list(_patterns(str(parts[0].device), sum(self._sizes)))
+        self._parts = parts
+        self._patterns = list(_patterns(str(parts[0].device), sum(map(len, parts))))
 
     def fill(self) -> None:
         """Write the other pattern."""
         self._patterns.reverse()
-        for part, pattern in zip(self._parts, self._patterns[0].split(self._sizes), strict=True):
+        for part, pattern in zip(self._parts, self._patterns[0].split(len(self._parts[0])), strict=True):
             part.copy_(pattern)
 
-    def written(self) -> tuple[int, int] | None:
-        """The first part that was written to, by its number, and the first such byte of it; ``None`` for none."""
-        if torch.equal(torch.cat(self._parts), self._patterns[0]):
-            return None
-        pairs = zip(self._parts, self._patterns[0].split(self._sizes), strict=True)
-        places = ((number, first_difference(*pair)) for number, pair in enumerate(pairs))
-        return next(((number, byte) for number, byte in places if byte is not None), None)
-
-
-def first_difference(one: Tensor, other: Tensor) -> int | None:
-    """The number of the first element that differs; ``None`` where none does."""
-    differing = (one != other).nonzero()
-    return int(differing[0]) if len(differing) else None
+    def written(self) -> int | None:
+        """The first byte that was written to, counted through all parts; ``None`` for none."""
+        now = torch.cat(tuple(self._parts))
+        return None if torch.equal(now, self._patterns[0]) else int((now != self._patterns[0]).byte().argmax())
 
 
 def digest(flat: Tensor) -> str:

@@ -7,6 +7,7 @@ and nothing but another process gets the device back.  Such errors also come lat
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import re
@@ -16,6 +17,7 @@ import torch
 
 from pytest_gemm.core.outcome import Reason
 from pytest_gemm.core.text import causes, first_line, message
+from pytest_gemm.storage import cache
 
 # Messages of allocators without memory, whose exceptions have no type of their own.
 _NO_MEMORY = (
@@ -25,8 +27,12 @@ _NO_MEMORY = (
     "Triton Error [CUDA]: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
+# What no compiler can do anything about, and what shows that the cache folder is none.
+_NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)))
+_NO_FOLDER = NotADirectoryError, FileExistsError, PermissionError
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_ROOM = "make room there, or let XDG_CACHE_HOME or TORCHINDUCTOR_CACHE_DIR name another folder"
 _CUDA_ERROR = re.compile(r"(?:CUDA error|CUDA driver error|Triton Error \[CUDA\]): ([^\n]+)")
 
 
@@ -55,6 +61,19 @@ def out_of_memory(error: BaseException, phase: str, device: str) -> Reason | Non
         words = f"out of memory in {phase}: {', '.join(filter(None, (size, facts)))}"
         sharing = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1
         return Reason("out-of-memory", words, "test processes share the memory: use fewer with -n" if sharing else "")
+    return None
+
+
+def no_room(error: BaseException) -> Reason | None:
+    """The reason ``no-room``, where files cannot be written; ``None`` for any other exception."""
+    folders = [*filter(None, (str(cache.home()), os.environ.get("TORCHINDUCTOR_CACHE_DIR")))]
+    for part in causes(error):
+        text = message(part, 1 << 16)  # a compiler's has its command first
+        line = next((line for line in text.splitlines() if any(words in line for words in _NO_ROOM)), "")
+        if isinstance(part, _NO_FOLDER) and str(part.filename).startswith(tuple(folders)):
+            line = text
+        if line:
+            return Reason("no-room", f"files cannot be written (caches: {', '.join(folders)}): {line}", _ROOM)
     return None
 
 

@@ -24,8 +24,7 @@ import torch
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import described
-from pytest_gemm.core.units import plural
-from pytest_gemm.operands.memory import Margins, first_difference
+from pytest_gemm.operands.memory import Margins
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.worker.calls import has_bits
 from pytest_gemm.worker.device import Block, Pool, bytes_at
@@ -68,25 +67,23 @@ def receive(end: socket.socket, limit: float = 0.0, files: int = 0) -> tuple[byt
         ValueError: for a size that no message has.
     """
     until = time.monotonic() + limit
-
-    def filled(data: bytearray, done: int) -> bytearray:
-        while done < len(data):
-            if limit and (left := until - time.monotonic()) <= 0:
-                raise TimeoutError
-            end.settimeout(left if limit else None)
-            if not (count := end.recv_into(memoryview(data)[done:])):
-                raise EOFError
-            done += count
-        return data
-
     end.settimeout(limit or None)
-    begin, opened, _, _ = socket.recv_fds(end, _HEAD, files)
-    head = filled(bytearray(begin.ljust(_HEAD, b"\0")), len(begin))
+    head, opened, _, _ = socket.recv_fds(end, _HEAD, files)  # as a whole, as it was sent
     size, first = (int.from_bytes(one, "little") for one in (head[:8], head[8:]))
     rest = size - first
-    if rest < 0 or first > _MOST or (rest > _MOST and rest > psutil.virtual_memory().available):
+    if not head:
+        raise EOFError
+    too_large = first > _MOST or (rest > _MOST and rest > psutil.virtual_memory().available)
+    if len(head) < _HEAD or rest < 0 or too_large:
         raise ValueError(f"a message of {size} bytes, the first {first} of them words")
-    data = filled(bytearray(size), 0)
+    data, done = bytearray(size), 0
+    while done < size:
+        if limit and (left := until - time.monotonic()) <= 0:
+            raise TimeoutError
+        end.settimeout(left if limit else None)
+        if not (count := end.recv_into(memoryview(data)[done:])):
+            raise EOFError
+        done += count
     return bytes(data[:first]), data[first:], opened
 
 
@@ -179,20 +176,14 @@ class Arena:
         self.skeleton = file.getvalue()
         self._originals = pickler.storages
         self.places: list[Place] = []
-        ends, last = {True: 0, False: 0}, dict[bool, int]()
-        # Margins on the device and elsewhere: of each the storages before and behind it, and where it lies.
-        gaps: dict[bool, list[tuple[int, int, Place]]] = {True: [], False: []}
-        for number, one in enumerate(self._originals):
+        ends = {True: 0, False: 0}
+        for one in self._originals:
             on_device = "staged" if pool is None else "device"
             where = on_device if one.is_cuda else "host"
             shared = where == "device"
             begin = -(-(ends[shared] + _MARGIN) // _ALIGNED) * _ALIGNED
-            gaps[shared].append((last.get(shared, number), number, (where, ends[shared], begin - ends[shared])))
             self.places.append((where, begin, one.numel()))
-            ends[shared], last[shared] = begin + one.numel(), number
-        for shared, number in last.items():
-            gaps[shared].append((number, number, (self.places[number][0], ends[shared], _MARGIN)))
-            ends[shared] += _MARGIN
+            ends[shared] = begin + one.numel() + _MARGIN
         self.size = max(ends[False], 1)
         self.block: Block | None = None
         self._pool = pool
@@ -203,19 +194,22 @@ class Arena:
             fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
             if ends[True] and pool is not None:
                 self.block = pool.take(ends[True])
-            further = [place for ones in gaps.values() for *_, place in ones]
             address = 0 if self.block is None else self.block.address
-            parts = mapped(self.file, self.size, [*self.places, *further], address)
-            self._copies, parts = parts[: len(self.places)], parts[len(self.places) :]
-            count = len(gaps[True])
-            self._margins = [
-                (Margins(ones), gaps[x]) for x, ones in ((True, parts[:count]), (False, parts[count:])) if ones
-            ]
+            self._copies = mapped(self.file, self.size, self.places, address)
+            # Of each storage what lies before it and behind it; apart for the two kinds of memory.
+            self._margins = []
+            for shared in (True, False):
+                numbers = [i for i, (where, *_) in enumerate(self.places) if (where == "device") is shared]
+                own = [self.places[i] for i in numbers]
+                beside = [(w, place, _MARGIN) for w, begin, n in own for place in (begin - _MARGIN, begin + n)]
+                if beside:
+                    self._margins.append((numbers, Margins(mapped(self.file, self.size, beside, address))))
         else:
             self.file, self._copies, self._margins = os.dup(self.before.file), self.before._copies, self.before._margins
         buffers = {one.storage.untyped_storage().data_ptr(): one for one in given.buffers}
-        self._buffers = [buffers.get(one.untyped_storage().data_ptr()) for one in self._originals]
-        self._names = ["an operand" if one is None else one.name for one in self._buffers]
+        known = [buffers.get(one.untyped_storage().data_ptr()) for one in self._originals]
+        self._names = ["an operand" if one is None else one.name for one in known]
+        self._begins = [0 if one is None else one.view.storage_offset() * one.view.element_size() for one in known]
 
     def _is_of(self, storages: Sequence[torch.Tensor]) -> bool:
         """Whether these are the storages that it has copies of."""
@@ -226,7 +220,7 @@ class Arena:
         """Copy what the operands are now."""
         for copy, original in zip(self._copies, self._originals, strict=True):
             copy.copy_(original)
-        for margins, _ in self._margins:
+        for _, margins in self._margins:
             margins.fill()
         if any(one.is_cuda for one in self._originals):
             torch.cuda.synchronize()
@@ -238,27 +232,15 @@ class Arena:
         """
         places = []
         for number, (copy, original) in enumerate(zip(self._copies, self._originals, strict=True)):
-            if self._names[number] != "out" and not torch.equal(copy, original.to(copy.device)):
-                places.append((number, first_difference(copy, original.to(copy.device)) or 0))
-        for margins, gaps in self._margins:
-            if (place := margins.written()) is not None:
-                before, behind, (_, begin, count) = gaps[place[0]]
-                number = before if place[1] < count // 2 else behind
-                places.append((number, begin + place[1] - self.places[number][1]))
-        return tuple(f"{self._names[number]} ({self._position(number, byte)})" for number, byte in places)
-
-    def _position(self, number: int, byte: int) -> str:
-        """Where a byte lies that is counted from the begin of a storage."""
-        buffer, begin, count = self._buffers[number], 0, self.places[number][2]
-        if buffer is not None:
-            x, size = buffer.view, buffer.view.element_size()
-            begin = x.storage_offset() * size
-            count = (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))) * size if x.numel() else 0
-        if byte < begin:
-            return f"{plural(begin - byte, 'byte')} before its first element"
-        if byte >= begin + count:
-            return f"{plural(byte - begin - count + 1, 'byte')} behind its last element"
-        return f"byte {byte - begin} of {count}"
+            if self._names[number] != "out" and not torch.equal(copy, there := original.to(copy.device)):
+                places.append((number, int((copy != there).byte().argmax())))
+        for numbers, margins in self._margins:
+            if (byte := margins.written()) is not None:
+                part, byte = divmod(byte, _MARGIN)
+                number = numbers[part // 2]
+                places.append((number, byte + (self.places[number][2] if part % 2 else -_MARGIN)))
+        text = "{} (byte {} from its first element)"
+        return tuple(text.format(self._names[number], byte - self._begins[number]) for number, byte in places)
 
     def beside_out_intact(self) -> bool:
         """Whether all that lies around the elements of a given result is as it was."""

@@ -209,7 +209,7 @@ class Process:
             first, rest = self._answered(worker, said)
         except TimeoutError:
             raise self._too_late(worker) from None
-        except (BrokenPipeError, ConnectionResetError):
+        except (EOFError, ConnectionError):
             raise self._dead(worker, said) from None
         except ValueError as error:
             raise self._misled(str(error)) from None
@@ -278,19 +278,12 @@ class Process:
         if not spoken:
             raise self._too_late(worker)
         left = max(0.0, until - time.monotonic()) + GRACE
-        try:
-            first, rest, _ = memory.receive(worker.end, left if self._limit else 0.0)
-        except TimeoutError:
-            raise
-        except (EOFError, OSError):
-            raise self._dead(worker, said) from None
+        first, rest, _ = memory.receive(worker.end, left if self._limit else 0.0)
         return first, rest
 
     def _results(self, ran: RanForm, data: bytearray) -> tuple[torch.Tensor, ...]:
         try:
             if ran.left and self._pool is not None:
-                if ran.left != sum(one.size for one in ran.forms):
-                    raise ValueError("results of another size")
                 return self._fetched(ran, self._pool)
             return memory.results_of(ran.forms, torch.frombuffer(data, dtype=torch.uint8) if data else _NOTHING)
         except (torch.OutOfMemoryError, Died, Thrown):
@@ -300,10 +293,11 @@ class Process:
 
     def _fetched(self, ran: RanForm, pool: Pool) -> tuple[torch.Tensor, ...]:
         """Copies of the results that the worker has on the device."""
-        block = pool.take(ran.left)
+        size = sum(one.size for one in ran.forms)
+        block = pool.take(size)
         try:
             self._ask("fetch", *block.ticket)
-            return memory.results_of(ran.forms, bytes_at(block.address, ran.left))
+            return memory.results_of(ran.forms, bytes_at(block.address, size))
         finally:
             torch.cuda.synchronize()
             pool.give(block)

@@ -75,7 +75,7 @@ class _Server:
         self._opened = Opened()
         self._shares = False  # memory on the device
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []  # where it is computed, and in shared memory
-        self._margins: list[tuple[Margins, list[str]]] = []  # what is left of pages, and beside which operands
+        self._margins: list[tuple[str, Margins]] = []  # what operands at pages leave of these
         self._left: list[torch.Tensor] = []  # bytes of results that wait to be fetched
 
     def answer(self, first: bytes, files: Sequence[int]) -> tuple[Answer, list[memoryview]]:
@@ -90,14 +90,14 @@ class _Server:
         given = [] if load is None else [self._loaded(load, files)]
         for there, here in self._staged if given else ():
             there.copy_(here)
-        for margins, _ in self._margins if given else ():
+        for _, margins in self._margins if given else ():
             margins.fill()
         found = getattr(self, f"_{question}")(*more, *given)
         for there, here in self._staged if given else ():
             here.copy_(there)
-        for margins, places in self._margins if given else ():
-            if (place := margins.written()) is not None:
-                raise Misconduct("inputs-written", f"the backend wrote to its inputs: {places[place[0]]}")
+        for where, margins in self._margins if given else ():
+            if margins.written() is not None:
+                raise Misconduct("inputs-written", f"the backend wrote to its inputs: {where}")
         return found if isinstance(found, tuple) else (found or Answer(), [])
 
     def _loaded(self, load: tuple[Any, ...], files: Sequence[int]) -> Operands:
@@ -113,9 +113,7 @@ class _Server:
             if (pages := self._inline.pages) is not None:
                 placed = pages.place(operands)
                 self._staged += pages.copies(operands, placed)
-                if beside := pages.beside(placed):
-                    places, parts = zip(*beside, strict=True)
-                    self._margins.append((Margins(parts), list(places)))
+                self._margins += [(where, Margins([part])) for where, part in pages.beside(placed)]
                 operands = placed
             self._operands[key] = operands, storages
         return self._operands[key][0]
