@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from pytest_gemm.worker import keeper as keepers
 from pytest_gemm.worker.keeper import Keeper
+from pytest_gemm.worker.messages import Died
 from pytest_gemm.worker.process import Process
 
 pytestmark = pytest.mark.slow
@@ -82,3 +84,22 @@ def test_a_worker_has_the_environment_of_its_judge(shared: Keeper, monkeypatch: 
     monkeypatch.setenv("NO_TEXT", "\udcff")
     with contextlib.closing(Process(shared, (20.0, 20.0))) as worker:
         assert worker.call(str, "environment", "CUDA_VISIBLE_DEVICES") == "1"
+
+
+def answers(started: Keeper) -> bool:
+    with contextlib.closing(Process(started, (20.0, 20.0))) as worker:
+        return worker.call(str, "environment", "HOME") == os.environ["HOME"]
+
+
+def test_a_stopped_keeper_goes_on_for_each_of_its_judges(shared: Keeper) -> None:
+    for call in (lambda: answers(shared), lambda: told(lambda file: start(shared, file))[1] > 0):
+        os.kill(shared._keeper, signal.SIGSTOP)
+        assert call()
+
+
+def test_a_keeper_that_never_answers_is_ended_and_named(shared: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keepers, "TRIES", 0)
+    os.kill(shared._keeper, signal.SIGSTOP)
+    with pytest.raises(Died, match="a kernel has ended or stopped it"):
+        answers(shared)
+    assert psutil.Process(shared._keeper).status() == psutil.STATUS_ZOMBIE

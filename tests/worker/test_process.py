@@ -9,25 +9,32 @@ import gc
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
+import psutil
 import pytest
 import torch
 import torch._dynamo  # a second, which is more than the limit of a run
 
 from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.core.case_id import Device
 from pytest_gemm.core.outcome import Outcome, Status
 from pytest_gemm.judging import judge, verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.operands.tensors import make
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.worker import server
 from pytest_gemm.worker.keeper import Keeper
 from pytest_gemm.worker.messages import Died, How
 from pytest_gemm.worker.process import Workers
@@ -116,6 +123,11 @@ def starves(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return good(a, b)
 
 
+def forks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    os.fork()
+    return good(a, b)
+
+
 # -- other numbers than it computed ----------------------------------------------------------------------------
 
 
@@ -167,6 +179,104 @@ def stops_the_clock(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return off(a, b)
 
 
+# -- memory that the judge sees too ----------------------------------------------------------------------------
+
+
+def _resized(name: str, size: int) -> None:
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}").startswith(f"/memfd:{name} "):
+                os.truncate(f"/proc/self/fd/{number}", size)
+
+
+def shrinks_the_memory(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    c = good(a, b)
+    _resized("operands", 0)
+    return c
+
+
+def grows_its_log(*_: torch.Tensor) -> torch.Tensor:
+    _resized("stack", 1 << 50)
+    os.abort()
+
+
+def writes_before_its_memory(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    ctypes.memset(a.untyped_storage().data_ptr() - 4, 1, 4)
+    return good(a, b)
+
+
+def writes_behind_its_memory(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    memory = b.untyped_storage()
+    ctypes.memset(memory.data_ptr() + memory.nbytes(), 1, 4)
+    return good(a, b)
+
+
+# -- answers that are no worker's ------------------------------------------------------------------------------
+
+
+def _end() -> socket.socket:
+    frame: Any = sys._getframe()
+    while frame.f_code.co_name != "serve":
+        frame = frame.f_back
+    return frame.f_locals["end"]  # type: ignore[no-any-return]
+
+
+def _answers(first: bytes, rest: int = 0, size: int | None = None) -> Matmul:
+    """A kernel that answers itself, and does not return."""
+
+    def kernel(*_: torch.Tensor) -> torch.Tensor:
+        head = (len(first) + rest if size is None else size), len(first)
+        _end().sendall(b"".join(one.to_bytes(8, "little") for one in head) + first + bytes(rest))
+        time.sleep(60)
+        raise AssertionError
+
+    return kernel
+
+
+def _results(size: int = 4 * 33 * 64, **form: object) -> Matmul:
+    """A kernel that states other results than a worker does."""
+    plain = {"dtype": "float32", "shape": (33, 64), "layout": "strided", "device": "cpu", "bits": True}
+    ran = {"forms": [plain | form], "number": 0, "proof": Proof(), "contract": Contract()}
+    return _answers(msgspec.msgpack.encode({"ran": ran}, enc_hook=str), size)
+
+
+FORGED: dict[str, tuple[Matmul, str]] = {
+    "nested": (_answers(b"\x81\xa4said" + b"\x91" * 100_000 + b"\xc0"), "what no worker says"),
+    "a huge size": (_answers(b"\x80", size=1 << 62), "a message of 4611686018427387904 bytes"),
+    "a longer head than message": (_answers(b"\x80", size=0), "a message of 0 bytes"),
+    "no layout": (_results(0, layout="__name__", bits=False), "results that are none"),
+    "memory of the judge": (_results(0, layout="jagged", bits=False), "results that are none"),
+    "another device": (_results(device="hpu"), "results that are none"),
+    "too few bytes": (_results(4), "4 bytes, and 8448 announced"),
+    "a huge shape": (_results(shape=(1 << 63, 1 << 63)), "results that are none"),
+    "a defect": (
+        _answers(msgspec.msgpack.encode({"defect": "lines\nTypeError: x"})),
+        "outside of the kernel: TypeError: x",
+    ),
+}
+
+
+def answers_slowly(*_: torch.Tensor) -> torch.Tensor:
+    _end().sendall((1 << 20).to_bytes(8, "little") + (1 << 20).to_bytes(8, "little"))
+    while True:
+        time.sleep(0.1)
+        _end().sendall(b"\0")
+
+
+def proves_by_an_endless_pattern(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    name = "a" * 64 + "!"
+    proof = {"proof": Proof((name,), ("x",), ("x",), wanted="(a+)+$", device_kernel="(a+)+$", profiled=(name,))}
+    answer: Any = server._Server._returned
+    forged: Any = lambda *x, **more: answer(*x, **(more | proof if "proof" in more else more))  # noqa: E731
+    server._Server._returned = forged  # type: ignore[method-assign]
+    return good(a, b)
+
+
+def stops_the_keeper(*_: torch.Tensor) -> torch.Tensor:
+    os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGSTOP)
+    os._exit(0)
+
+
 # -- what has no elements to compare ---------------------------------------------------------------------------
 
 
@@ -201,7 +311,14 @@ RED: dict[Any, tuple[Status, str, str]] = {
     writes_to_its_inputs: (Status.INCORRECT, "inputs-written", "the backend wrote to its inputs: a"),
     writes_beside_its_inputs: (Status.INCORRECT, "inputs-written", "the backend wrote to its inputs: a"),
     stops_the_clock: (Status.INCORRECT, "", ""),
+    writes_before_its_memory: (Status.INCORRECT, "inputs-written", "its inputs: a (byte -"),
+    writes_behind_its_memory: (Status.INCORRECT, "inputs-written", "its inputs: b (byte "),
+    grows_its_log: (Status.CRASHED, "process-died", "SIGABRT"),
+    answers_slowly: (Status.TIMED_OUT, "no-end", "no end in run within 1 s"),
+    stops_the_keeper: (Status.CRASHED, "process-died", "it ended itself with exit status 0"),
 }
+# What harms no one: the system refuses it, or the judge does not look at it.
+HARMLESS = forks, shrinks_the_memory, proves_by_an_endless_pattern
 
 
 # -- state that it leaves behind --------------------------------------------------------------------------------
@@ -245,15 +362,11 @@ STATE: dict[str, Callable[[], object]] = {
 
 @pytest.fixture(scope="module")
 def backends() -> dict[str, Backend]:
-    kernels: list[Any] = [good, doubles_aten, forks, *RED]
+    kernels: list[Any] = [good, doubles_aten, *HARMLESS, *RED]
     functions: dict[str, Matmul] = {one.__name__: one for one in kernels}
     functions |= {name: _leaving(change) for name, change in STATE.items()}
+    functions |= {name: kernel for name, (kernel, _) in FORGED.items()}
     return {name: CallableBackend(name, one, frozenset({"f32"}), True, None, True) for name, one in functions.items()}
-
-
-def forks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    os.fork()
-    return good(a, b)
 
 
 @pytest.fixture(scope="module")
@@ -305,8 +418,28 @@ def test_state_that_is_left_behind_is_no_neighbour_s(workers: Workers, backends:
     assert [one.status for one in judged(workers, backends["good"])] == [Status.PASSED, Status.PASSED]
 
 
-def test_a_copy_that_a_kernel_forks_does_not_answer(workers: Workers, backends: dict[str, Backend]) -> None:
-    assert [one.status for one in judged(workers, backends["forks"])] == [Status.PASSED, Status.PASSED]
+@pytest.mark.parametrize("kernel", HARMLESS, ids=lambda kernel: kernel.__name__)
+def test_what_harms_no_one_is_judged(workers: Workers, backends: dict[str, Backend], kernel: Any) -> None:
+    assert [one.status for one in judged(workers, backends[kernel.__name__])] == [Status.PASSED, Status.PASSED]
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_an_answer_that_is_no_worker_s_is_one_line(workers: Workers, backends: dict[str, Backend], name: str) -> None:
+    outcome = judged(workers, backends[name])[0]
+    assert (outcome.status, outcome.code) == (Status.CRASHED, "process-died")
+    assert FORGED[name][1] in outcome.why
+    assert [one.status for one in judged(workers, backends["good"])] == [Status.PASSED, Status.PASSED]
+
+
+@pytest.mark.parametrize(("side", "kernel"), [("end", writes_before_its_memory), ("begin", writes_behind_its_memory)])
+def test_what_a_page_has_beside_an_operand_is_looked_at(
+    workers: Workers, backends: dict[str, Backend], side: Literal["end", "begin"], kernel: Any
+) -> None:
+    judge = Judge(workers=workers, pages=GuardPages(side))
+    odd = Problem.parse("mm:f32:nn:33x63x127")  # no operand fills its pages
+    bad, right = (dataclasses.replace(case(backends[name]), problem=odd) for name in (kernel.__name__, "good"))
+    assert judge.outcomes(bad)[0].code == "inputs-written"
+    assert {one.status for one in judge.outcomes(right)} == {Status.PASSED}
 
 
 def test_outcomes_are_those_of_this_process(workers: Workers, backends: dict[str, Backend]) -> None:
