@@ -67,7 +67,7 @@ def thrown(error: Exception, phase: Phase, device: str) -> Thrown:
     frames = [frame for frame in traceback.extract_tb(raised.__traceback__) if not _is_own(frame.filename)]
     where = "".join(traceback.format_list(frames[-_FRAMES:])).rstrip()
     kind = kind_of(raised)
-    memory = faults.out_of_memory(error, phase, device)
+    memory = faults.out_of_memory(error, phase, device) or faults.no_room(error)
     last = faults.device_error(device) if memory is None else None
     lost = None if last is None else faults.lost(error, last, phase)
     return Thrown(kind, first_line(raised), f"{where}\n{kind}: {message(raised)[:_DETAILS]}", memory, lost)
