@@ -64,6 +64,13 @@ PLANTED = """
     def starve_in_python():
         raise MemoryError
 
+    def fill_the_cache():
+        raise RuntimeError(f"g++ failed\\nfatal error: error writing to x.o: {os.strerror(28)}")
+
+    def write_to_the_cache():
+        from pytest_gemm.storage import cache
+        os.makedirs(cache.home() / "inductor")
+
     PLAN = {%s}
 
 
@@ -253,6 +260,22 @@ def test_the_other_choices_of_the_problem_are_judged_behind_the_fault(pytester: 
         [
             "*  candidate second",
             "*  rerun: pytest *--gemm-problem=mm:f32:nn:8x16x32 *--gemm-candidates=second",
+        ]
+    )
+
+
+@pytest.mark.slow
+def test_a_cache_that_cannot_be_written_is_named(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was the compiler's exception, as if the backend had failed."""
+    file = pytester.makefile(".txt", cache="")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    project(pytester, '8: ("compile", fill_the_cache), 16: ("compile", write_to_the_cache)', range(8, 17, 8))
+    result, outcomes = run(pytester)
+    assert [(m, code) for m, _, code, _ in failures(outcomes)] == [("8", "no-room"), ("16", "no-room")]
+    result.stdout.fnmatch_lines(
+        [
+            f"*files cannot be written (caches: {file}/pytest-gemm*): *error writing to x.o: No space left on device",
+            f"*files cannot be written (caches: {file}/pytest-gemm*): [[]Errno 20[]] Not a directory: *",
         ]
     )
 
