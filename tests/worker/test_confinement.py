@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -136,6 +137,24 @@ def test_a_confined_kernel_binds_its_own_thread_alone() -> None:
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.sched_setaffinity(0, cores)
     assert (outcome.status, *now) == (Status.PASSED, os.SCHED_OTHER, cores)
+
+
+def test_its_folder_goes_with_a_judge_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    judge = os.fork()
+    if judge == 0:
+        with contextlib.suppress(BaseException):
+            backend = CallableBackend("right", torch.matmul, frozenset({"f32"}), True, None, True)
+            workers = Workers(Keeper({"right": backend}, 1, confined=True), (10.0, 60.0))
+            judged(backend, "mm:f32:nn:9x16x8", "int-2", judge=Judge(workers=workers))
+            (tmp_path / "seen").write_text(" ".join(os.listdir(tmp_path)))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(judge, 0)
+    assert "pytest-gemm-" in (tmp_path / "seen").read_text()
+    until = time.monotonic() + 20.0
+    while len(os.listdir(tmp_path)) > 1 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert os.listdir(tmp_path) == ["seen"]
 
 
 def writes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
