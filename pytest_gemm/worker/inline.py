@@ -12,9 +12,11 @@ import dataclasses
 import functools
 import math
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -178,8 +180,8 @@ class Inline:
                 if how.phase is not Phase.RUN_AGAIN:
                     _prime_allocator(job.problem, device, how.fill)
                 with device_kernels.profile() if profiled else contextlib.nullcontext() as names:
-                    call = functools.partial(_called, job, prepared, streamed, is_timed=how.phase is Phase.TIME)
-                    own, copies = call() if how.calls == 1 else _odd(call, how.calls, job)
+                    call = functools.partial(_called, job, prepared, streamed, how)
+                    own, copies = call()[0] if how.calls == 1 else _odd(call, how.calls, job)
             proof = dataclasses.replace(_proof(prepared), profiled=None if names is None else tuple(names))
             with asking():
                 contract = _of_type(prepared.contract, Contract, "the attribute contract is")
@@ -216,17 +218,20 @@ class Inline:
         """Nothing runs."""
 
 
-def _odd(call: Callable[[], _Called], count: int, job: Job) -> _Called:
+def _odd(call: Callable[[], list[_Called]], count: int, job: Job) -> _Called:
     """Of so many calls under load one whose results have other bits than those of most; without one, the first."""
     with loaded(job.request.device):
-        first = odd = call()
+        made = call()
+        first = odd = made[0]
         differing = 0
-        for _ in range(1, count):
-            _prime_allocator(job.problem, job.request.device)
-            found = call()
-            if not all(map(_equal, found[1], first[1])):
-                differing, odd = differing + 1, found
-    return first if 2 * differing > count else odd
+        for last in range(count - 1, -1, -1):
+            for found in made:
+                if not all(map(_equal, found[1], first[1])):
+                    differing, odd = differing + 1, found
+            if last:
+                _prime_allocator(job.problem, job.request.device)
+                made = call()
+    return first if 2 * differing > count * len(made) else odd
 
 
 def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -236,18 +241,33 @@ def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
     return torch.equal(*(one.contiguous().flatten().view(torch.uint8) for one in (x, y)))
 
 
-def _called(job: Job, prepared: Prepared, given: Operands, *, is_timed: bool) -> _Called:
-    """What one call gives."""
-    device = job.request.device
+def _called(job: Job, prepared: Prepared, given: Operands, how: How) -> list[_Called]:
+    """What a call gives, or one call each of several threads at once; these would write to the same given result."""
+    device, callers = job.request.device, 0 if given.out is not None else how.callers
+    is_plain = how.phase is Phase.TIME or callers
     with cpu_threads(job.request.run_threads), handing(given) as handed:
-        with timed(prepared, handed) if is_timed else contextlib.nullcontext(lambda: prepared.run(handed)) as call:
+        with timed(prepared, handed) if is_plain else contextlib.nullcontext(lambda: prepared.run(handed)) as call:
             given.reset_out()  # what is timed has been called before
-            made = as_tuple(call())
+            made = _in_threads(call, callers, job.problem) if callers else [call()]
         wait_for(device)
-        own, copies = taken(made)
+        found = [taken(as_tuple(one)) for one in made]
         wait_for(device)  # for the copies, which may be on a stream of the block's
-    check_place(own, given)
-    return own, copies
+    for own, _ in found:
+        check_place(own, given)
+    return found
+
+
+def _in_threads(call: Callable[[], Any], count: int, problem: Problem) -> list[Any]:
+    """What a call gives in each of so many new threads, which begin it together."""
+    begin = threading.Barrier(count)
+
+    def called() -> Any:
+        with settings(problem), torch.no_grad():  # which a new thread does not have
+            begin.wait()
+            return call()
+
+    with ThreadPoolExecutor(count) as threads:
+        return [one.result() for one in [threads.submit(called) for _ in range(count)]]
 
 
 def as_tuple(made: Any) -> tuple[torch.Tensor, ...]:
