@@ -92,7 +92,8 @@ def answers(started: Keeper) -> bool:
 
 
 def test_a_stopped_keeper_goes_on_for_each_of_its_judges(shared: Keeper) -> None:
-    for call in (lambda: answers(shared), lambda: told(lambda file: start(shared, file))[1] > 0):
+    calls: list[Callable[[], bool]] = [lambda: answers(shared), lambda: told(lambda file: start(shared, file))[1] > 0]
+    for call in calls:
         os.kill(shared._keeper, signal.SIGSTOP)
         assert call()
 
