@@ -144,8 +144,7 @@ class Contract:
             the first field of ``other`` that is wider or that no arithmetic has (0 slices, NaN); "" for none.
         """
         own, sums, cuts = self.sums, other.sums, other.alignment_bits >= self.alignment_bits > 0
-        is_either = self.epilogue == "either"
-        steps = other.promote_every
+        is_either, steps = self.epilogue == "either", other.promote_every
         fits = {
             "accumulate": sums.u <= own.u and sums.smallest <= own.smallest and sums.largest >= own.largest,
             "epilogue": is_either or other.epilogue == self.epilogue,

@@ -10,12 +10,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 _SET_CHILD_SUBREAPER: Final = 36
 # Seconds in which they are ended: longer only for what runs under another user's id.
 _LIMIT: Final = 5.0
-_PAUSE: Final = 0.001
 
 
 def adopt() -> None:
@@ -29,19 +26,12 @@ def end(patience: float = 0.0) -> None:
     Args:
         patience: seconds in which they may end by themselves.
     """
-    begun = time.monotonic()
-    with contextlib.suppress(ChildProcessError):  # there is none
+    begun, listed = time.monotonic(), Path(f"/proc/self/task/{os.getpid()}/children")
+    with contextlib.suppress(ChildProcessError, FileNotFoundError):  # there is none; the system does not list them
         while (spent := time.monotonic() - begun) < patience + _LIMIT:
             os.waitpid(-1, os.WNOHANG)
             if spent < patience:
-                time.sleep(_PAUSE)
-                continue
-            for child in _children():
-                with contextlib.suppress(OSError):
-                    os.kill(child, signal.SIGKILL)
-
-
-def _children() -> list[int]:
-    with contextlib.suppress(OSError):  # quicker, so that a process that forks on and on does not get away
-        return [*map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())]
-    return [one.pid for one in psutil.Process().children()]
+                time.sleep(0.001)
+            for child in listed.read_text().split() if spent >= patience else ():
+                with contextlib.suppress(PermissionError, ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
