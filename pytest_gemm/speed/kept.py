@@ -137,15 +137,16 @@ class Kept:
         self.worker.call(type(None), "drop", self.number)
 
 
-def beside(readings: paired.Readings, own: tuple[float, float]) -> paired.Readings:
+def beside(readings: paired.Readings, own: tuple[float, float], least: float) -> paired.Readings:
     """A window of a kernel, disturbed where its comparator took another time than in a process that no kernel reaches.
 
     Args:
         readings: of the window.
         own: seconds of a call of the comparator in its own process, before the window and behind it.
+        least: of all such times of the session; the others may have met a load.
     """
     took = statistics.median(readings.comparator)
-    if min(own) / _MOVED <= took <= max(own) * _MOVED:
+    if least / _MOVED <= took <= max(own) * _MOVED:
         return readings
     text = f"the comparator took {seconds_text(took)} beside it, and {seconds_text(min(own))} in a process of its own"
     return dataclasses.replace(readings, disturbed="; ".join(filter(None, (readings.disturbed, text))))

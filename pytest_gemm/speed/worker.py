@@ -18,7 +18,6 @@ import itertools
 import math
 import os
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -102,6 +101,8 @@ _REPLACED: Final = "a conftest or a plugin has replaced functions that time: {}"
 # Seconds in which threads of OpenMP go to sleep behind a call, and between two looks at them.
 _SPIN: Final = 0.25
 _LOOK: Final = 0.001
+# Rounds of windows between two times of the comparator in its own process, which cost half of a window each.
+_ROUNDS: Final = 8
 _FEWEST_WINDOWS: Final = 3
 _MOST_WINDOWS: Final = 1000
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
@@ -344,7 +345,8 @@ class Meter:
 
         with self._interleaving.round():
             for window in range(self.windows):
-                self._time_alone()
+                if window % _ROUNDS == 0:
+                    self._time_alone()
                 for work in sorted(self._works, key=lambda work: place(work, window)):
                     if len(work.windows) < _FEWEST_WINDOWS or work.phases["time"] < self.plan.max_seconds:
                         with self._interleaving.window(), self._at_work(work.case):
@@ -360,12 +362,12 @@ class Meter:
         self._alone.clear()
 
     def _time_alone(self) -> None:
-        """Time the comparator in its own process, before and behind each round of windows."""
+        """Time the comparator in its own process, before and behind some rounds of windows."""
         for problem, (alone, seconds) in list(self._alone.items()):
             with self._interleaving.window():
                 self._settle(alone.worker)
                 try:
-                    seconds.append(statistics.median(alone.window(BRIEF, is_looked_at=False).subject))
+                    seconds.append(min(alone.window(BRIEF, is_looked_at=False).subject))
                 except _FAULTS:
                     del self._alone[problem]
 
@@ -415,7 +417,8 @@ class Meter:
         if outcome.status is Status.PASSED and work.windows:
             alone, seconds = self._alone.get(work.case.problem, (work.kept, []))
             if alone.worker is not work.kept.worker:
-                work.windows = list(map(beside, work.windows, itertools.pairwise(seconds)))
+                around = list(itertools.pairwise(seconds))
+                work.windows = [beside(one, around[n // _ROUNDS], min(seconds)) for n, one in enumerate(work.windows)]
             units = roofline.units(work.case.device)
             measured = {
                 **vars(paired.merged(work.windows)),
