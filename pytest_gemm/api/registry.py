@@ -157,9 +157,10 @@ class Registry:
         from pytest_gemm.api.callable import CallableBackend
 
         given: Any = dtypes, batched, accumulate, deterministic, distributions, flushes, pack, imports
-        given += linear, activations, bind, candidates or None, epilogue, devices, library, multiple_of, square
+        given += linear, activations, bind, candidates or None, epilogue, devices
+        given += library, multiple_of, square, concurrent
         try:
-            made = CallableBackend(name, matmul, *given, concurrent)
+            made = CallableBackend(name, matmul, *given)
         except ValueError as error:
             raise RegistryError(str(error)) from None
         self.add(made)
