@@ -24,7 +24,7 @@ import torch
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.core.outcome import Unsupported
 from pytest_gemm.core.text import described
-from pytest_gemm.operands.memory import Margins
+from pytest_gemm.operands.memory import Margins, same_bytes
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.worker.calls import has_bits
 from pytest_gemm.worker.device import Block, Pool, bytes_at
@@ -232,7 +232,7 @@ class Arena:
         """
         places = []
         for number, (copy, original) in enumerate(zip(self._copies, self._originals, strict=True)):
-            if self._names[number] != "out" and not torch.equal(copy, there := original.to(copy.device)):
+            if self._names[number] != "out" and not same_bytes(copy, there := original.to(copy.device)):
                 places.append((number, int((copy != there).byte().argmax())))
         for numbers, margins in self._margins:
             if (byte := margins.written()) is not None:
