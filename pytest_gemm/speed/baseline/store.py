@@ -193,6 +193,9 @@ class Store:
         """
         with self._lock():
             pass
+        with contextlib.suppress(OSError):  # they stay where they hold something
+            self.place.rmdir()
+            self.folder.rmdir()
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
