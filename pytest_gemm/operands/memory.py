@@ -122,7 +122,7 @@ class Margins:
     """
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
-        self._parts = parts
+        self._parts = list(parts)
         self._patterns = list(_patterns(str(parts[0].device), sum(map(len, parts))))
 
     def fill(self) -> None:
@@ -132,7 +132,7 @@ class Margins:
 
     def written(self) -> int | None:
         """The first byte that was written to, counted through all parts; ``None`` for none."""
-        now = torch.cat(tuple(self._parts))
+        now = torch.cat(self._parts)
         return None if same_bytes(now, self._patterns[0]) else int((now != self._patterns[0]).byte().argmax())
 
 
