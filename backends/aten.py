@@ -119,8 +119,7 @@ def compiled_contract(problem: Problem, device: str, *, written_out: bool = Fals
     eager = AtenPrepared(problem, device).contract
     if not (problem.autocast and (written_out or decomposed(problem, device))):
         return eager
-    half, u = problem.dtypes.out, problem.dtypes.out.unit_roundoff
-    return dataclasses.replace(eager, input_error=u * (2.0 + u), input_bits=half.precision)
+    return eager.unconverted(problem.dtypes.out)
 
 
 def _cutlass_groups(problem: Problem) -> bool:

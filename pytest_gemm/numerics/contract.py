@@ -131,6 +131,11 @@ class Contract:
         theta = self.truncated(k) + (self.slices - 1 + extra_terms) * 2.0**-24
         return (max(theta, scalar) if self.or_scalar else theta) + rest
 
+    def unconverted(self, half: DType) -> Contract:
+        """The contract where A and B need not be converted to a half type: off by u each, together by 2u + u^2."""
+        u = half.unit_roundoff
+        return dataclasses.replace(self, input_error=u * (2.0 + u), input_bits=half.precision)
+
     def truncated(self, k: int) -> float:
         """What a tensor core cuts off a sum of ``k`` products, as a part of :meth:`theta`."""
         cut = 2.0**-self.alignment_bits

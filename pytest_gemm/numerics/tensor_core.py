@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.dtypes import DTYPES
@@ -83,9 +83,8 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
 def widest(problem: Problem, device: str) -> tuple[Contract, ...]:
     """Contracts that bound what a kernel may state of which none is registered.
 
-    Sums in f32, in any order and slices, rounded anywhere; on CUDA also those of tensor cores.  Inputs
-    lose what the problem allows: TF32 by its flag, half a unit in the last place of the half type under autocast, or of
-    bf16 for a weight that is decoded.
+    Sums in f32, in any order and slices, rounded anywhere; on CUDA also those of tensor cores.  Inputs lose what the
+    problem allows: TF32 by its flag, conversions to the half type under autocast, to bf16 of a weight that is decoded.
     """
     from pytest_gemm.numerics.precision import as_allowed
 
@@ -94,8 +93,9 @@ def widest(problem: Problem, device: str) -> tuple[Contract, ...]:
     if device == "cuda":
         sums += [contract(problem, library=library, promote_every=_LONGEST) for library in (True, False)]
     half = out if problem.autocast else bf16 if problem.group_size else None
-    lost: dict[str, Any] = {"epilogue": "either", "deterministic": False, "or_scalar": True}
-    if half is not None:
-        lost |= {"input_error": half.unit_roundoff * (2.0 + half.unit_roundoff), "input_bits": half.precision}
-    slices = [one.slices if one.narrow_partials else max(one.slices, problem.terms) for one in sums]
-    return tuple(dataclasses.replace(one, slices=n, **lost) for one, n in zip(sums, slices, strict=True))
+    bounds = []
+    for stated in sums:
+        slices = stated.slices if stated.narrow_partials else max(stated.slices, problem.terms)
+        bound = dataclasses.replace(stated, slices=slices, epilogue="either", deterministic=False, or_scalar=True)
+        bounds.append(bound if half is None else bound.unconverted(half))
+    return tuple(bounds)
