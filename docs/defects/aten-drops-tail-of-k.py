@@ -22,11 +22,11 @@ def short(k, dtype):
 
 try:
     lengths = [17928, *range(1032, WHOLE, 64), *range(1040, WHOLE, 256)]
-    found = [(k, dtype, n) for dtype in (torch.float16, torch.bfloat16) for k in lengths if (n := short(k, dtype))]
+    cut = [(k, dtype, n) for dtype in (torch.float16, torch.bfloat16) for k in lengths if (n := short(k, dtype))]
 except Exception:
     traceback.print_exc()
     sys.exit(2)
-for k, dtype, n in found[:20]:
+for k, dtype, n in cut[:20]:
     print(f"8x16x{k} in {dtype}: the last {n} of {k % 64} products behind whole steps are missing")
-print(f"{len(found)} of {2 * len(lengths)} products are wrong")
-sys.exit(int(bool(found)))
+print(f"{len(cut)} of {2 * len(lengths)} products are wrong")
+sys.exit(int(bool(cut)))

@@ -11,9 +11,9 @@ import torch
 try:
     a = torch.empty(16, 0, dtype=torch.float8_e4m3fn, device="cuda")
     b = torch.empty(32, 0, dtype=torch.float8_e4m3fn, device="cuda").t()
-    one = torch.ones((), device="cuda")
+    unit = torch.ones((), device="cuda")
     bias = torch.full((32,), 0.5, dtype=torch.bfloat16, device="cuda")
-    c = torch._scaled_mm(a, b, scale_a=one, scale_b=one, bias=bias, out_dtype=torch.bfloat16)
+    c = torch._scaled_mm(a, b, scale_a=unit, scale_b=unit, bias=bias, out_dtype=torch.bfloat16)
     wrong = int((c != bias).sum())
 except Exception:
     traceback.print_exc()

@@ -181,8 +181,10 @@ class CallableBackend:
         from pytest_gemm.numerics.precision import as_allowed
 
         takes = (False, True) if self.bind or self.linear else (False,)
-        found = (as_allowed(self.contract(problem, own=own), problem) for own in takes)
-        return tuple(dataclasses.replace(one, epilogue="either") if request.mode.is_compiled else one for one in found)
+        stated = [as_allowed(self.contract(problem, own=own), problem) for own in takes]
+        if request.mode.is_compiled:
+            stated = [dataclasses.replace(contract, epilogue="either") for contract in stated]
+        return tuple(stated)
 
     def promised_parts(self) -> tuple[Part, ...]:
         """The arguments of the registration that name types, devices or functions."""

@@ -60,13 +60,14 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     force: bool
 
 
-def keep_recording(one: Recording) -> None:
+def keep_recording(recording: Recording) -> None:
     """Let it be the last one; then the samples of an earlier one that named no folder are removed."""
-    one = msgspec.structs.replace(one, samples=one.samples.absolute(), baselines=one.baselines.absolute())
-    files.replace(home() / "last-recording.json", msgspec.json.encode(one, enc_hook=str))
+    samples, baselines = recording.samples.absolute(), recording.baselines.absolute()
+    recording = msgspec.structs.replace(recording, samples=samples, baselines=baselines)
+    files.replace(home() / "last-recording.json", msgspec.json.encode(recording, enc_hook=str))
     if (own := own_recording()).is_symlink():  # of an earlier version: to samples that stay
         own.unlink()
-    elif own.resolve() != one.samples.resolve():
+    elif own.resolve() != samples.resolve():
         shutil.rmtree(own, ignore_errors=True)
 
 

@@ -68,7 +68,7 @@ def _terms(given: argparse.Namespace) -> cache.Recording:
     known = known or cache.Recording(
         samples=cache.own_recording(), baselines=Path("baselines"), sessions=SESSIONS, force=False
     )
-    found = cache.Recording(
+    terms = cache.Recording(
         samples=given.samples or known.samples,
         baselines=given.baselines or known.baselines,
         sessions=given.sessions or known.sessions,
@@ -76,8 +76,8 @@ def _terms(given: argparse.Namespace) -> cache.Recording:
     )
     if not given.cases:
         with contextlib.suppress(OSError):
-            cache.keep_recording(found)
-    return found
+            cache.keep_recording(terms)
+    return terms
 
 
 def _complete_sessions(folder: Path) -> tuple[list[Session], list[str]]:
